@@ -1,7 +1,7 @@
-"""Sessions: `nox -s train` and `nox -s conformance` are where to start; `nox -l` lists all.
+"""nox sessions. Start with `nox -s train` or `nox -s conformance`; `nox -l` lists all.
 
-Every session installs what it needs. `constraints.txt` holds the versions that CI uses; where a GPU is found, JAX is
-installed with CUDA (torch's plain wheel has it already).
+Every session installs what it needs. `constraints.txt` pins the versions that CI uses. If there is a GPU, JAX is
+installed with CUDA (torch's default wheel includes it).
 """
 
 import argparse
@@ -23,12 +23,12 @@ nox.options.error_on_missing_interpreters = True
 CONSTRAINTS = ("-c", "constraints.txt")
 BACKENDS = ("numpy", "jax", "torch")
 NEWEST = "3.13"
-"""The newest Python that is tested; torch has no small wheel for it, so that it runs JAX alone."""
+"""The newest Python tested. torch has no small wheel for it, so only JAX runs there."""
 PEERS = tomllib.loads(Path("conformance/peers/peers.toml").read_text())
 REPORTS = Path("build/conformance")
 EXAMPLE = "docs/examples/my_routers"
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads of torch that wait without spinning: on a busy machine small models run ten times as fast."""
+"""Makes torch's threads wait without spinning: on a busy machine, small models run ten times as fast."""
 
 
 def _extra(backend: str) -> str:
@@ -45,7 +45,7 @@ def _install(session: nox.Session, *extras: str, editable: tuple[str, ...] = ())
 
 
 def _options(session: nox.Session, **defaults: str) -> tuple[argparse.Namespace, list[str]]:
-    """The values of `--name VALUE` or `--name=VALUE` among the session's arguments, and its other arguments."""
+    """The values of `--name VALUE` or `--name=VALUE` in the session's arguments, and the remaining arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", default=default)
@@ -64,18 +64,18 @@ def train(session: nox.Session) -> None:
     session.log(f"the command is {command}; next: {command} predict RUN FOLDER --html new.html, or docs/quickstart.md")
 
 
-# What XLA compiled once is kept, for the other processes and the next run.
+# Keep XLA's compilation cache for other processes and the next run.
 CACHE = {
     "JAX_COMPILATION_CACHE_DIR": str(Path("build/cache/jax").resolve()),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# And what Inductor generated.
+# Keep Inductor's cache, too.
 INDUCTOR = {"TORCHINDUCTOR_CACHE_DIR": str(Path("build/cache/torch").resolve())}
-# Nearly all of JAX's time goes into compiling small programs that run once: this flag and that of `_with_flags` more than halve it.
+# JAX spends nearly all its time compiling small programs that run once: this flag and `_with_flags` more than halve it.
 QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-# Mode, dtypes, environment and options of each run (see docs/conformance.md). What users run is compiled in full in float32.
-# The options hold for a run without arguments; `nox -s full` runs all cases in all dtypes.
+# Mode, dtypes, environment and options of each run (see docs/conformance.md). Code that users run is fully compiled in
+# float32. The options apply to a run without arguments. `nox -s full` runs all cases in all dtypes.
 Run = tuple[str, str, dict[str, str], tuple[str, ...]]
 RUNS: dict[str, tuple[Run, ...]] = {
     "numpy": (("eager", "f64,f32,bf16", {}, ()),),
@@ -92,7 +92,7 @@ RUNS: dict[str, tuple[Run, ...]] = {
 
 
 def _with_flags(session: nox.Session, environment: dict[str, str]) -> dict[str, str]:
-    """`environment`, with another flag of XLA where JAX is older than 0.11: later versions abort at it."""
+    """`environment` with an extra XLA flag for JAX before 0.11. Later versions abort on it."""
     if "XLA_FLAGS" not in environment:
         return environment
     look = "import importlib.metadata as m; print(*[d.version for d in m.distributions(name='jax')])"
@@ -107,8 +107,8 @@ def _with_flags(session: nox.Session, environment: dict[str, str]) -> dict[str, 
 def conformance(session: nox.Session, backend: str) -> None:
     """Check every backend against the golden vectors, each in an environment without the other framework.
 
-    As called and compiled; `-- --dtype f64,f32,bf16` all cases in every dtype, and
-    `-- --mode compiled --dtype f32 --algorithm soft_moe` only that.
+    Runs eager and compiled. `-- --dtype f64,f32,bf16` runs all cases in every dtype, and
+    `-- --mode compiled --dtype f32 --algorithm soft_moe` only that selection.
     """
     _install(session, _extra(backend), "conformance")
     given, arguments = _options(session, mode="eager,compiled", dtype="")
@@ -126,16 +126,16 @@ def conformance(session: nox.Session, backend: str) -> None:
 
 
 def _in(dtypes: str, runs: Sequence[Run]) -> list[Run]:
-    """One run of all cases in each mode, in these dtypes."""
+    """One run of all cases per mode, in these dtypes."""
     return [(mode, dtypes, environment, ()) for mode, environment in {m: e for m, _, e, _ in reversed(runs)}.items()]
 
 
 def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *arguments: str) -> None:
-    """The suite on a backend, with a report for each run; reports of earlier runs in these modes go."""
+    """Run the suite on a backend and write a report for each run. Earlier reports in these modes are deleted."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     for old in (path for mode, *_ in runs for path in REPORTS.glob(f"{backend}-{mode}*.json")):
         old.unlink()
-    # On a GPU one process: each would take its memory.
+    # One process on a GPU: each would reserve its memory.
     processes = () if shutil.which("nvidia-smi") else ("-n", str(os.cpu_count() or 1))
     for mode, dtypes, environment, options in runs:
         session.run(
@@ -148,7 +148,7 @@ def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *argumen
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """A page and a badge of what `conformance` found last: `build/conformance/index.html` and `badge.svg`."""
+    """Write a page and a badge from the last `conformance` run: `build/conformance/index.html` and `badge.svg`."""
     reports = sorted(str(path) for path in REPORTS.glob("*.json"))
     if not reports:
         session.error(f"{REPORTS} has no report yet: run `nox -s conformance` first")
@@ -161,9 +161,9 @@ def report(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Make the site, `build/site`; every example on it runs. `-- --serve` serves it when it is made.
+    """Build the site, `build/site`, and run every example on it. `-- --serve` then serves it.
 
-    The rows of the matrix are those that `conformance` found last. Without any the NumPy backend is checked in float64.
+    The matrix shows the last `conformance` run. Without one, the NumPy backend is checked in float64.
     """
     _install(session, "docs", "jax", "torch", "flax", "equinox", "dev", "huggingface", "text")
     session.install("--no-deps", EXAMPLE)
@@ -184,30 +184,30 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def variants(session: nox.Session) -> None:
-    """Run known variants of the algorithms: each must fail a vector."""
+    """Run the suite on the known variants: each must fail a vector."""
     _install(session, "conformance")
     session.run("python", "-m", "moespec.conformance", "variants", *session.posargs)
 
 
 @nox.session
 def golden(session: nox.Session) -> None:
-    """Make the golden vectors from the specification; `-- --check` compares with the committed ones instead."""
+    """Generate the golden vectors from the specification; `-- --check` compares them with the committed ones instead."""
     _install(session, "conformance")
     session.run("python", "-m", "moespec.conformance", "golden", *session.posargs)
 
 
 @nox.session
 def vectors(session: nox.Session) -> None:
-    """With a release: the archive of the vectors for programs in any language, `build/vectors-VERSION.tar.gz`."""
+    """For a release: archive the vectors for programs in any language, `build/vectors-VERSION.tar.gz`."""
     _install(session)
     session.run("python", "-m", "moespec.conformance.archive", "build")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The project's own tests, with both frameworks installed; those marked `full` are in that session."""
+    """Run the project's tests with both frameworks installed. Tests marked `full` run in the session `full`."""
     _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface", "text")
-    # A file stays in one process, so that its tests share what they compile.
+    # A test file stays in one process, so that its tests share compiled programs.
     session.run(
         "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", "--ignore", "tests/kernels",
         "--ignore", "tests/environments", *session.posargs, env=QUIET,
@@ -215,7 +215,7 @@ def tests(session: nox.Session) -> None:
 
 
 def _interpreter(version: str) -> str | None:
-    """A Python of this version, from PATH or of pyenv, whose shims on PATH may be of versions that are not in use."""
+    """A Python of this version from PATH or pyenv, whose shims on PATH may name inactive versions."""
     installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
     for python in (shutil.which(f"python{version}"), *map(str, installed)):
         if python and subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0:
@@ -225,8 +225,8 @@ def _interpreter(version: str) -> str | None:
 
 @nox.session
 def environments(session: nox.Session) -> None:
-    """Short runs in other environments, each ended and resumed: python -O, closed streams, several compiled processes, and
-    the newest Python where it is installed; `-- -k torch` chooses."""
+    """Run, interrupt and resume short trainings in other environments: python -O, closed streams, several compiled
+    processes and, if installed, the newest Python. `-- -k torch` selects."""
     _install(session, "jax", *(("torch",) if sys.version_info < (3, 12) else ()), "dev")
     variables = {**QUIET, **INDUCTOR}
     if python := _interpreter(NEWEST):
@@ -240,13 +240,13 @@ def environments(session: nox.Session) -> None:
 
 @nox.session
 def integrations(session: nox.Session) -> None:
-    """The layer for torch in models of timm and transformers: the blocks of docs/torch-layer.md."""
+    """Run the code blocks of docs/torch-layer.md: the torch layer in models of timm and transformers."""
     _install(session, "torch", "dev", "export")
     session.install(*CONSTRAINTS, "timm", "transformers", "accelerate", "lightning")
     session.run("pytest", "-n", "auto", "tests/integrations", env=QUIET)
 
 
-# Sessions that need both frameworks, or little; and what all of them need: CI installs it once.
+# Sessions that need both frameworks or few packages, and their common dependencies, which CI installs once.
 CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests", "environments")
 EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface", "text")
 PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning")
@@ -259,7 +259,7 @@ def _install_everything(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def checks(session: nox.Session) -> None:
-    """What CI runs besides conformance, in one environment: lint, types, golden --check, docs, tpu, cuda, integrations, tests and
+    """Run CI's other checks in one environment: lint, types, golden --check, docs, tpu, cuda, integrations, tests and
     environments."""
     _install_everything(session)
     for name in session.posargs or CHECKS:
@@ -269,8 +269,8 @@ def checks(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
-    """What a default run spares, before a release and at night: tests marked `full`, every backend in every dtype and mode,
-    and all variants. It takes hours on two cores; `-- tests`, `-- conformance` or `-- variants` runs a part."""
+    """Run the slow checks, before a release and nightly: tests marked `full`, every backend in every dtype and mode,
+    and all variants. Takes hours on two cores; `-- tests`, `-- conformance` or `-- variants` runs one part."""
     _install_everything(session)
     parts = session.posargs or ("tests", "conformance", "variants")
     if "tests" in parts:
@@ -284,7 +284,7 @@ def full(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Before a release: count the statements of each room that tests cover, `benchmarks/results/coverage.json`."""
+    """Before a release: measure statement coverage per room, `benchmarks/results/coverage.json`."""
     _install(session, "jax", "torch", "flax", "equinox", "dev")
     session.install(*CONSTRAINTS, "coverage")
     session.run("python", "benchmarks/covered.py", *session.posargs, env=QUIET)
@@ -301,13 +301,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy, strict for the specification."""
+    """Run mypy, strict for the specification."""
     _install(session, "jax", "torch", "dev", "docs", "huggingface", "text")
     packages = ("moespec", "generator")
     session.run("mypy", *(word for package in packages for word in ("-p", package)), env={"MYPYPATH": "docs"})
 
 
-# What `study` compares besides the routers: see `moespec study --help`. BASE balances 16 images together.
+# Extra entries that `study` compares: see `moespec study --help`. BASE balances 16 images together.
 ENTRIES = (
     *("dense", "softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice"),
     *("sparsity_constrained_expert_choice", "soft_moe", "importance_score", "dselect_k", "noisy_top_k", "switch"),
@@ -320,7 +320,7 @@ ENTRIES = (
 def study(session: nox.Session) -> None:
     """Compare routers on Fashion-MNIST, `benchmarks/study`, and write the table of docs/evaluation.md.
 
-    `-- --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`; `--config digits` compares on the digits.
+    `-- --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`; `--config digits` uses the digits.
     """
     given, arguments = _options(session, backend="jax", config="benchmarks/study.toml")
     _install(session, "train", _extra(given.backend))
@@ -334,9 +334,9 @@ def study(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("backend", ["jax", "torch"])
 def bench(session: nox.Session, backend: str) -> None:
-    """Time layers and models on one core, beside other projects: `benchmarks/results`, docs/speed.md.
+    """Time layers and models on one core against other projects: `benchmarks/results`, docs/speed.md.
 
-    `-- --vmoe FOLDER:FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
+    `-- --vmoe FOLDER:FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, for JAX.
     """
     given, arguments = _options(session, vmoe="")
     _install(session, "train", backend)
@@ -344,7 +344,7 @@ def bench(session: nox.Session, backend: str) -> None:
     larger = ("--groups", "4", "--tokens", "784", "--experts", "32", "--rounds", "3", "--name", f"layers-32-{backend}")
     routers = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "hash")
     runs = [("layers", ()), ("steps", ()), ("layers", (*larger, "--routers", *routers))]
-    for name, more in 2 * runs:  # the second confirms the first
+    for name, more in 2 * runs:  # the second run confirms the first
         command = (f"benchmarks/{name}.py", "--backend", backend, *more, *arguments)
         session.run("python", *command, env={**QUIET, "PYTHONPATH": given.vmoe})
     session.run("python", "benchmarks/growth.py", "--backend", backend, env=QUIET)
@@ -354,10 +354,10 @@ def bench(session: nox.Session, backend: str) -> None:
 @nox.session
 @nox.parametrize("backend", ["torch", "jax"])
 def gpu(session: nox.Session, backend: str) -> None:
-    """Check a backend on this machine's GPU in every dtype, and time a training step of a ViT on it.
+    """Check a backend on this machine's GPU in every dtype and time a ViT training step.
 
-    Writes `conformance/reports/gpu-*.json` and `benchmarks/results/gpu-*.json`. Options are those of `benchmarks/gpu.py`;
-    with small sizes it runs on a CPU too, to try it.
+    Writes `conformance/reports/gpu-*.json` and `benchmarks/results/gpu-*.json`. Takes the options of
+    `benchmarks/gpu.py`. To try it on a CPU, pass small sizes.
     """
     folder = Path("conformance/reports") if shutil.which("nvidia-smi") else REPORTS
     folder.mkdir(parents=True, exist_ok=True)
@@ -371,10 +371,10 @@ def gpu(session: nox.Session, backend: str) -> None:
 
 @nox.session
 def tpu(session: nox.Session) -> None:
-    """Compile a layer of every router ahead of time, without a TPU, and compare FLOPs, bytes and memory; and steps for
-    several TPUs, of which the collectives are compared.
+    """Compile a layer of every router ahead of time, without a TPU, and compare FLOPs, bytes and memory. Also compile
+    steps for several TPUs and compare their collectives.
 
-    `-- NAME`: only some routers. `python benchmarks/tpu_layers.py` and `tpu_mesh.py` write what they are compared with.
+    `-- NAME` selects routers. `python benchmarks/tpu_layers.py` and `tpu_mesh.py` write the reference figures.
     """
     if sys.version_info >= (3, 12):
         session.skip("the committed figures are those of JAX 0.10, which constraints.txt has for Python 3.11")
@@ -386,7 +386,7 @@ def tpu(session: nox.Session) -> None:
 
 @nox.session
 def cuda(session: nox.Session) -> None:
-    """Check the Triton kernels of the torch backend without a GPU: compiled for one, and interpreted, by the whole suite too."""
+    """Check the torch backend's Triton kernels without a GPU: compile them for one, and run the suite on them interpreted."""
     _install(session, "torch", "dev")
     session.install(*CONSTRAINTS, "triton")
     cache = {"TRITON_CACHE_DIR": str(Path("build/cache/triton").resolve())}
@@ -402,7 +402,7 @@ def cuda(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("peer", list(dict.fromkeys(needs["package"] for needs in PEERS.values())))
 def peers(session: nox.Session, peer: str) -> None:
-    """Run the suite on a package of the registry, in an environment of its own, and write the table `docs/peers.md`."""
+    """Run the suite on a third-party package in a separate environment and write the table `docs/peers.md`."""
     names = [name for name, needs in PEERS.items() if needs["package"] == peer]
     needs = PEERS[names[0]]
     session.install(*CONSTRAINTS, "-e", ".[conformance]", *needs["requires"])

@@ -1,7 +1,7 @@
-"""Layers and training steps compiled ahead of time, without the devices. To be imported before JAX, which reads these
-variables then.
+"""Compile layers and training steps ahead of time, without the devices. Import this module before JAX, which reads the
+environment variables set here at import.
 
-The compiler is that of `pip install 'moespec[jax]' libtpu`. What it says goes to a file of `benchmarks/results`, where other rows stay.
+The compiler comes from `pip install 'moespec[jax]' libtpu`. Its figures replace matching rows of a file in `benchmarks/results`.
 """
 
 import json
@@ -40,13 +40,13 @@ from moespec.version import version  # noqa: E402
 
 
 def devices(name: str) -> Any:
-    """The devices of a topology, for models of any size: nothing is allocated."""
+    """The devices of a topology. Models can have any size because nothing is allocated."""
     memory.of_machine = lambda: float("inf")
     return topologies.get_topology_desc(name, platform="tpu").devices
 
 
 def on(device: Any, tree: Any) -> Any:
-    """The shapes of arrays, on one device."""
+    """The shapes of a pytree of arrays, placed on one device."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
@@ -60,8 +60,8 @@ def lowered_step(
     config: Run = Run(),  # noqa: B008
     random: bool = True,
 ) -> Any:
-    """A training step, ready to be compiled. where: a device, or `OnMesh`. config: of a run that is settled, with its objective, loss,
-    parts of a batch and recomputation. random: False for one without noise and dropout."""
+    """A training step, ready to compile. where: a device or `OnMesh`. config: resolved configuration of a run
+    (objective, loss, gradient accumulation, recomputation). random: False turns noise and dropout off."""
     config = replace(config, training=replace(config.training, batch=images))
     objective = objective_of(config)
     size, shapes = model.image_size, shapes_of(config, model)
@@ -92,7 +92,7 @@ def lowered_step(
 
 
 def compiled(lowered: Any) -> tuple[Any, dict[str, Any]]:
-    """The program, and what every row has of it."""
+    """The compiled program and the figures that every row records."""
     start = time.perf_counter()
     program = lowered.compile()
     seconds = round(time.perf_counter() - start, 1)
@@ -105,19 +105,19 @@ def mib(size: float) -> float:
 
 
 def recorded(name: str, part: str = "rows") -> Any:
-    """The rows of a file of results."""
+    """The rows of a result file."""
     return json.loads((RESULTS / f"{name}.json").read_text())[part]
 
 
 def add(name: str, row: dict[str, Any], of: tuple[str, ...]) -> None:
-    """Prints a row and puts it into the list of a file, in place of the one that has the same values of the keys `of`."""
+    """Print a row and store it in a file's list, replacing the row with equal values for the keys `of`."""
     print(json.dumps(row), flush=True)
     rows = {json.dumps([one[key] for key in of]): one for one in [*recorded(name), row]}
     write(name, {"rows": list(rows.values())})
 
 
 def write(name: str, figures: dict[str, Any]) -> None:
-    """Writes a file of results, with what made it."""
+    """Write a result file with the versions and command that produced it."""
     report = {
         "command": f"python benchmarks/{Path(sys.argv[0]).name}",
         "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],

@@ -1,8 +1,8 @@
-"""Run tests and record how many statements of each room they cover: `nox -s coverage`, `benchmarks/results/coverage.json`.
+"""Run tests and record statement coverage per room (top-level folder) in `benchmarks/results/coverage.json`: `nox -s coverage`.
 
     python benchmarks/covered.py [PYTEST ARGUMENT ...]
 
-The default arguments are `-m fast`. Code that runs in other processes is not counted.
+The default arguments are `-m fast`. Code that runs in subprocesses is not counted.
 """
 
 import json
@@ -22,7 +22,7 @@ FILE = {"COVERAGE_FILE": str(FOLDER / "data")}
 
 
 def counted() -> dict[str, dict[str, int]]:
-    """The statements of each room, and how many of them the run covered."""
+    """The number of statements in each room and how many the run covered."""
     result = FOLDER / "result.json"
     subprocess.run([*COVERAGE, "json", "-q", "-o", str(result)], cwd=ROOT, env={**os.environ, **FILE}, check=True)
     statements: Counter[str] = Counter()

@@ -1,22 +1,22 @@
-"""How the time of a layer grows with the experts, at as many slots in all, and with the tokens of a group, on one core.
+"""Measure how a layer's time grows with the number of experts (at a constant total of slots) and with the tokens per group, on one core.
 
     python benchmarks/growth.py --backend torch
 
-Forward and backward, over the dense perceptron of the same tokens, as in `layers.py`. With the experts, the slots of each become
-fewer, so that the work of the experts stays; the experts are narrow, so that 2 048 of them fit into memory, and routing shows.
+Times cover forward and backward and are divided by the dense MLP's on the same tokens, as in `layers.py`. More experts have fewer slots
+each, so the experts' total work is constant. The experts are narrow: 2 048 of them fit into memory, and the cost of routing shows.
 """
 
 import argparse
 import importlib
 
-from layers import measure, passes  # isort: skip  # first: it sees to one core
+from layers import measure, passes  # isort: skip  # first: it pins the process to one core
 import record
 
 ROUTERS = ["softmax_token_choice", "softmax_expert_choice", "soft_moe"]
 WIDTH, HIDDEN = 64, 256
 SIZES = [(2048, experts) for experts in (8, 32, 128, 512, 2048)]
 SIZES += [(tokens, 32) for tokens in (128, 512, 2048, 8192)]
-"""Tokens and experts."""
+"""(tokens, experts) of each measurement."""
 
 
 def main() -> None:

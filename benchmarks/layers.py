@@ -1,15 +1,15 @@
-"""A MoE layer of every router, forward and backward, beside the dense perceptron and beside other projects, in one process.
+"""Time a MoE layer of every router, forward and backward, against the dense MLP and other projects, in one process.
 
     python benchmarks/layers.py --backend torch
     python benchmarks/layers.py --backend jax
 
-On one core, with the gradients of all parameters and of the tokens, in turn; each has the least processor time of its rounds,
-and with it the spread, the median over the least. `times_dense` is that over the dense perceptron's; `work` is the rows that
-the experts have for each token: a layer that costs nothing but its experts is at `work`. Denormal numbers are zeros with torch,
-as they are with XLA, and its memory is in large pages, as `moespec train` sets it.
+Passes run in turn on one core and compute the gradients of all parameters and of the tokens. Each layer reports its
+minimum CPU time over the rounds and the spread, median over minimum. `times_dense` is that time divided by the dense
+MLP's. `work` is the number of expert rows per token, so a layer whose only cost is its experts has `times_dense` equal
+to `work`. torch flushes denormals to zero, as XLA does, and uses huge pages, as under `moespec train`.
 
-Other projects, where they can be imported: soft-moe-pytorch and st-moe-pytorch beside torch; beside JAX google-research/vmoe, of which
-and of google-research/vision_transformer PYTHONPATH names checkouts; they need flax.
+Other projects, if importable: soft-moe-pytorch and st-moe-pytorch with torch; google-research/vmoe with JAX. vmoe needs
+flax and checkouts of google-research/vmoe and google-research/vision_transformer on PYTHONPATH.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from routed_layers import perceptron, routed, vmoe_layers  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 Pass = Callable[[], Any]
-"""One forward and backward pass, to its end."""
+"""Runs one forward and backward pass and waits for it."""
 
 
 def main() -> None:
@@ -55,15 +55,15 @@ def main() -> None:
 
 
 def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
-    """The least processor time of each, and the median over it; what cannot be run has the error in its place."""
+    """The minimum CPU time of each pass and the ratio of median to minimum, or the error of a pass that fails."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(True)
     seconds: dict[str, list[float]] = {name: [] for name in each}
-    for one in each.values():  # to compile it
+    for one in each.values():  # compiles it
         one()
         one()
     for _ in tqdm(range(rounds), desc="rounds"):
-        for name, one in each.items():  # in turn, so that a drift of the machine's speed meets all of them
+        for name, one in each.items():  # in turn, so that drift in the machine's speed affects all alike
             start = time.process_time()
             one()
             seconds[name].append(time.process_time() - start)
@@ -74,7 +74,7 @@ def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
-    """Name -> a pass, and its work."""
+    """Yield (name, (pass, work))."""
     random = np.random.default_rng(0)
     groups, count, width, hidden = options.groups, options.tokens, options.width, options.hidden
     tokens = random.standard_normal((groups, count, width)).astype(np.float32)
@@ -109,7 +109,7 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
 
 
 def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str = "tokens") -> Pass:
-    """A compiled loss with JAX, op by op with torch, and its gradients by `params`; waits for it, and for the gradient of one."""
+    """A loss and its gradients by `params`, compiled with JAX and op by op with torch. Waits for the loss and one gradient."""
     run = B.value_and_grad(loss)
     if B.name == "jax":
         run = B.compile(run)
@@ -135,7 +135,7 @@ def of_jax(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tupl
 
 
 def of_torch(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
-    """The layers of soft-moe-pytorch and st-moe-pytorch, where they are installed, with as many slots."""
+    """The layers of soft-moe-pytorch and st-moe-pytorch, if installed, with an equal number of slots."""
     import torch
 
     slots = round(options.tokens / options.experts)

@@ -1,4 +1,4 @@
-"""Tables of pages in docs/. Each stands between two marks, `<!-- NAME: made by benchmarks/SCRIPT -->` and `<!-- end of NAME -->`."""
+"""Tables of pages in docs/. Each is between two markers, `<!-- NAME: made by benchmarks/SCRIPT -->` and `<!-- end of NAME -->`."""
 
 import re
 import sys
@@ -9,13 +9,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, whose columns are numbers but for the first."""
+    """A Markdown table; all columns but the first are right-aligned numbers."""
     align = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, align, *rows])
 
 
 def rewrite(path: Path, tables: Mapping[str, str]) -> None:
-    """Put tables between their marks on a page. Raises SystemExit if a mark is not there once."""
+    """Write tables between their markers on a page. Raises SystemExit unless each marker occurs exactly once."""
     text = path.read_text()
     for name, content in tables.items():
         begin, end = f"<!-- {name}: made by benchmarks/{Path(sys.argv[0]).name} -->", f"<!-- end of {name} -->"

@@ -1,15 +1,15 @@
-"""What `moespec plan` says of the memory of a training step, beside what the TPU's compiler says of it.
+"""Compare the training-step memory that `moespec plan` predicts with the TPU compiler's figure.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/plan_check.py [PART OF A NAME ...]
 
-Each `case` of the file, `benchmarks/results/plan.json`, is a model, a mesh and a topology of TPUs, without having them; a device has
-the images of `images`. To compile another step, write its `case` there. The compiler's arguments are parameters, what the optimiser
-keeps and the batch; its temporary memory is gradients and activations, and so are what the plan has besides. `ratio` is the plan's sum
-over the compiler's, and should be slightly above 1 (LEAST, MOST). `links` compares the plan's bytes with the bytes that the compiled
-collectives return. An all-to-all also returns the part that stays on the device, and that part is counted.
+Each `case` of the file, `benchmarks/results/plan.json`, names a model, a mesh, a TPU topology (no TPU is needed) and the images per device,
+`images`. To compile another step, add its `case` there. The compiler's arguments are parameters, optimiser state and the batch; its
+temporary memory and the plan's remaining entries are gradients and activations. `ratio` is the plan's total divided by the compiler's and
+should be slightly above 1 (LEAST, MOST). `links` compares the plan's bytes with the bytes that the compiled collectives return. An
+all-to-all also returns the part that stays on the device, and that part is counted.
 
-`tests/training/planning/test_plan.py` holds the plan to the figures. The exit status is 1 if a ratio is not within LEAST and MOST.
+`tests/training/planning/test_plan.py` checks the plan against these figures. The exit status is 1 if a ratio is outside LEAST to MOST.
 """
 
 import json
@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-import ahead  # isort: skip  # first: it sets which compiler is used
+import ahead  # isort: skip  # first: it selects the compiler
 import record
 import tpu_mesh
 
@@ -60,7 +60,7 @@ def configured(case: dict[str, Any]) -> tuple[Config, MeshSizes]:
 
 
 def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
-    """Bytes of the compiled step of a case."""
+    """Memory in bytes of a case's compiled step."""
     config, sizes = configured(case)
     training, mesh = config.training, OnMesh(sizes, ahead.devices(case["topology"]))
     program, _ = ahead.compiled(
@@ -79,7 +79,7 @@ def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(case: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """What the plan says of a case, beside what the compiler said."""
+    """The plan's figures for a case next to the compiler's."""
     config, sizes = configured(case)
     planned = plan(config, sizes, CHIPS[case["topology"].partition(":")[0]])
     return {

@@ -1,4 +1,4 @@
-"""One result file: the figures of one run with the machine, the versions and the command that made them."""
+"""One result file: the figures of a run with its machine, versions and command."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "to
 
 
 def parser(text: str | None, *, backends: bool = False, **defaults: Any) -> argparse.ArgumentParser:
-    """The parser of a benchmark with this docstring. backends: whether it has a --backend. defaults: of its other options."""
+    """The argument parser of a benchmark with this docstring. backends: whether to add --backend. defaults: its other options."""
     options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     if backends:
         options.add_argument("--backend", choices=("jax", "torch"), required=True)
@@ -30,11 +30,11 @@ def parser(text: str | None, *, backends: bool = False, **defaults: Any) -> argp
 
 
 def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path:
-    """Write `benchmarks/results/<name>-<device>.json` and return its path: the device is the GPU's name, else `cpu`.
+    """Write `benchmarks/results/<name>-<device>.json` and return its path. The device is the GPU's name or `cpu`.
 
-    The figures that it had of the same command, machine and versions are kept as `before`: a second run beside the first.
+    Earlier figures from the same command, machine and versions are kept as `before`, so two runs can be compared.
 
-    of_device: False for figures that are the same on every machine, whose file is `<name>.json`.
+    of_device: False for machine-independent figures, written to `<name>.json`.
     """
     device = (_gpu() or "cpu").lower().replace(" ", "-")
     result = {
@@ -57,14 +57,14 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
 
 
 def save(path: Path, result: dict[str, Any]) -> Path:
-    """Write a result as JSON, and return its path."""
+    """Write a result as JSON and return its path."""
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 
 
 @cache
 def _earlier(path: Path) -> dict[str, Any]:
-    """What a file had before this run first wrote it; nothing of one that is not there."""
+    """The file's content before this run first wrote it; empty if there was no file."""
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return result
 

@@ -1,4 +1,4 @@
-"""The MoE layers that are compiled and timed: of a router, and those of google-research/vmoe beside them."""
+"""The MoE layers that the benchmarks compile and time: one per router, and google-research/vmoe's."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,8 +12,8 @@ import numpy as np
 class Routed(NamedTuple):
     """A router on tokens `(groups, tokens, width)`.
 
-    params: its parameters under "router". batch: what it is given: ids, noise, state, tables in place of parameters.
-    route: from these and tokens to its output. shape: how many groups it makes of how many tokens.
+    params: its parameters under "router". batch: its other inputs: ids, noise, state, or tables instead of parameters.
+    route: maps these and tokens to the router's output. shape: (groups, tokens per group).
     """
 
     params: dict[str, Any]
@@ -33,8 +33,8 @@ def routed(
     experts: int,
     **options: Any,
 ) -> Routed:
-    """The router `name` with these options. Random are its noise and initial values."""
-    shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE deals the tokens of all groups evenly
+    """The router `name` with these options, random noise and random initial values."""
+    shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE balances over the tokens of all groups
     router = B.ROUTERS[name]
     ids = router.needs == "ids"
     more = {"ids": shape[1]} if ids else {}
@@ -59,19 +59,19 @@ def routed(
 
 
 def drawn(random: np.random.Generator, noise: Any) -> Any:
-    """Noise as a router describes it."""
+    """Random noise as the router specifies it."""
     low, high = noise.interval or (0.0, 0.0)
     values = random.standard_normal(noise.shape) if noise.interval is None else random.uniform(low, high, noise.shape)
     return values.astype(np.float32)
 
 
 def perceptron(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a perceptron."""
+    """The parameter shapes of an MLP."""
     return {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}
 
 
 def vmoe_layers(tokens: int, hidden: int, experts: int, dtype: Any) -> Iterator[tuple[str, int, Any]]:
-    """Name, choices and module of google-research/vmoe's layers; none if it cannot be imported."""
+    """Yield (name, choices, module) for google-research/vmoe's layers, or nothing if vmoe is not importable."""
     if not find_spec("vmoe"):
         return
     vit_moe = import_module("vmoe.nn.vit_moe")

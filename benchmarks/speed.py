@@ -1,6 +1,6 @@
-"""Write the tables of docs/speed.md and its picture from what the benchmarks measured last, `benchmarks/results/*.json`.
+"""Write the tables and the figure of docs/speed.md from the latest results, `benchmarks/results/*.json`.
 
-python benchmarks/speed.py            # rewrites what stands between the marks there, and docs/_static/speed.png
+python benchmarks/speed.py            # rewrites the text between the page's markers, and docs/_static/speed.png
 """
 
 import json
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def read(name: str) -> Any:
-    """A committed result, without the layers and models of other projects on which two runs do not agree within 10 %."""
+    """A committed result, without other projects' layers and models whose two runs differ by more than 10 %."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         raise SystemExit(f"{path}: no such file; the benchmark that writes it is named in docs/speed.md")
@@ -59,7 +59,7 @@ def read(name: str) -> Any:
 
 
 def of_layers(results: dict[str, Any], part: str = "layers") -> str:
-    """The table of layers, or of models, whose `part` is "steps"; and what they were."""
+    """The table of layers (or of models, if `part` is "steps") with a caption describing the run."""
     figures = {name: result["figures"][part] for name, result in results.items()}
     rows = []
     for name in dict.fromkeys(name for one in figures.values() for name in one):

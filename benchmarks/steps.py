@@ -1,11 +1,11 @@
-"""The loss of a ViT and its gradients, dense and with experts, beside other projects' ViT, in one process.
+"""Time a ViT's loss and gradients, dense and with experts, against other projects' ViTs, in one process.
 
     python benchmarks/steps.py --backend torch
     python benchmarks/steps.py --backend jax
 
-ViT-S/16 at 224 pixels with 8 images by default, float32, on one core, in turn; each has the least processor time of its rounds.
-`times_dense` is that over our dense model's. Models with experts have 8 of them in every second block. With torch, a ViT
-of torch's own modules (`nn.TransformerEncoder`) is timed too; with JAX, the ViT of google-research/vmoe if it can be imported (layers.py).
+By default: ViT-S/16 at 224 pixels with 8 images in float32. Models run in turn on one core, and each reports its minimum CPU time over
+the rounds. `times_dense` is that time divided by our dense model's. MoE models have 8 experts in every second block. torch also times a
+ViT built from its own modules (`nn.TransformerEncoder`), and JAX google-research/vmoe's ViT if importable (see layers.py).
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from layers import Pass, measure, one_pass  # isort: skip  # first: it sees to one core
+from layers import Pass, measure, one_pass  # isort: skip  # first: it pins the process to one core
 import record
 import vits
 
@@ -88,7 +88,7 @@ def of_vmoe(config: vit.VitConfig, router: Any, experts: int, images: Any, targe
 
 
 def of_torch(config: vit.VitConfig, images: Any, targets: Any) -> Pass:
-    """A ViT of torch's own modules."""
+    """A ViT built from torch's modules."""
     import torch
     from torch import nn
 

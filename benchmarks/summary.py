@@ -1,4 +1,4 @@
-"""The section "In short" of docs/speed.md: ours beside others, and beside the dense model, from the committed results."""
+"""The section "In short" of docs/speed.md: our layers against other projects' and the dense model, from the committed results."""
 
 from collections.abc import Iterator
 from math import inf
@@ -12,7 +12,7 @@ BLOCKS = "XLA on a CPU multiplies blocks of 256 rows more slowly than all rows a
 
 
 def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
-    """A row for each comparison; the arguments are results by backend."""
+    """Yield a row for each comparison. The arguments are results by backend."""
 
     def times(result: Any, name: str, part: str = "layers") -> float:
         value: float = result["figures"][part].get(name, {"times_dense": inf})["times_dense"]
@@ -49,7 +49,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
 
 
 def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
-    """Bytes of a step of ViT-S/16 over the dense one's, and of a layer beside vmoe's."""
+    """Yield rows with the bytes of a ViT-S/16 step relative to the dense step, and of a layer relative to vmoe's."""
     of_model = [row for row in steps["rows"] if row["of"]["model"] == "vit_s16"]
     dense = next(row for row in of_model if row["of"]["case"] == "dense")
     for row in of_model[2:]:

@@ -1,6 +1,6 @@
-"""Put the table of a study into docs/evaluation.md: what `moespec study --out benchmarks/study` found.
+"""Write the results of `moespec study --out benchmarks/study` as a table into docs/evaluation.md.
 
-python benchmarks/table.py            # rewrites what stands between the two marks there
+python benchmarks/table.py            # rewrites the text between the page's markers
 """
 
 import json
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The table as markdown, a row for each entry, the best first, and what can be told apart."""
+    """The Markdown table, one row per entry, best first, and which entries differ significantly."""
     (_, *head), *body = rows(results)
     lines = page.table(["entry", *head], [[f"`{name}`", *cells] for name, *cells in body])
     first = next(iter(next(iter(results["runs"].values())).values()))

@@ -1,16 +1,16 @@
-"""Compile a MoE layer of every router, forward and backward, for a TPU, ahead of time, without one.
+"""Compile a MoE layer of every router, forward and backward, ahead of time for a TPU. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_layers.py [--check] [ROUTER ...]
 
-Layers in bfloat16 on float32 parameters, compiled by the TPU's own compiler, which says FLOPs, bytes and memory. The count by
-hand is three times the forward products of experts, router and (Soft MoE) mixing; docs/speed.md says what else is in it, and in `passes`.
-Of Soft MoE's logits, three bfloat16 products, the second and third are among the passes, and not among the FLOPs over the count.
+The layers compute in bfloat16 on float32 parameters. The TPU compiler reports FLOPs, bytes and memory. The manual count is three times the
+forward products of experts, router and (Soft MoE) mixing; docs/speed.md lists what else it and `passes` include. Soft MoE's logits are
+three bfloat16 products. The second and third count as passes, not as FLOPs above the count.
 
-Without names, google-research/vmoe's layers are compiled in the same way where it can be imported, as in layers.py.
+Without ROUTER arguments, google-research/vmoe's layers are also compiled if vmoe is importable, as in layers.py.
 
-The figures are written to `benchmarks/results/layers-tpu.json`. With --check nothing is written: it fails if FLOPs are above
-1.05 times the count, or if FLOPs, passes, bytes or memory are above 1.05 times those in the file.
+The figures are written to `benchmarks/results/layers-tpu.json`. With --check nothing is written. The check fails if
+FLOPs exceed 1.05 times the count, or if FLOPs, passes, bytes or memory exceed 1.05 times the file's figures.
 """
 
 import json
@@ -35,7 +35,7 @@ from moespec.models import layers
 GROUPS, TOKENS, WIDTH, HIDDEN, EXPERTS = 32, 196, 384, 1536, 8
 LIMIT = 1.05
 PASSES = {"HIGHEST": 6, "HIGH": 3}
-"""Products in bfloat16 that one of float32 is, by precision."""
+"""Number of bfloat16 products that replace one float32 product, by precision."""
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax_token_choice, k = 2": ("softmax_token_choice", {"choices": 2}),
     "softmax_expert_choice, 24 slots": ("softmax_expert_choice", {"slots_per_expert": 24}),
@@ -45,7 +45,7 @@ CASES = {**{name: (name, {}) for name in B.ROUTERS}, **MORE}
 
 
 def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, dict[str, Any], Any]:
-    """The compiled gradient of a layer, its figures, and its jaxpr; the tokens are scaled before, so that they need one, too."""
+    """The compiled gradient of a layer, its figures and its jaxpr. The tokens are scaled first, so they also need a gradient."""
     params = {**params, "scale": np.ones(WIDTH, np.float32)}
     batch = {**batch, "x": jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)}
 
@@ -61,7 +61,7 @@ def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, 
 
 
 def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, Any]:
-    """The figures of the layer of a router, or of the dense perceptron."""
+    """The figures of a router's layer, or of the dense MLP."""
     compute, shapes = layers.compute_dtype(B, "bfloat16"), perceptron(WIDTH, HIDDEN)
 
     def zeros(*leading: int) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
         slots = int(np.prod(routing.dispatch.shape[-2:]))
         parts = 2 * WIDTH * TOKENS * 2 * slots * GROUPS
         return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=parts)
-    if mostly_empty(routing):  # then rows are multiplied, in whole tiles
+    if mostly_empty(routing):  # then rows are multiplied in complete tiles
         slots = -(-routing.slot.size // megablox.TILE) * megablox.TILE / GROUPS
     else:
         slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
-    if "w1" in own:  # a predictor, whose first product needs no gradient of its constant tokens: two products of three
+    if "w1" in own:  # a predictor: its first map needs no gradient by its constant tokens, so two products of three
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH
@@ -102,7 +102,7 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     tokens = jax.ShapeDtypeStruct((*of.shape, WIDTH), jnp.bfloat16)
     if not mostly_empty(routing) and one_hot.pays(tokens, routing.token):
         single = routing.slot is not None and routing.slot.shape[2] == 1
-        # There, back, and the gradients of both; back is three products where a token has several slots.
+        # Dispatch, combine and their gradients; combine is three products if a token has several slots.
         others += slots * TOKENS * (4 if single else 6) / 3
     return over_count(row, flops, jaxpr, slots=slots, others=others)
 
@@ -110,10 +110,10 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
 def over_count(
     row: dict[str, Any], flops: float, jaxpr: Any, *, slots: float, others: float, parts: int = 0
 ) -> dict[str, Any]:
-    """The row with the FLOPs beside the count by hand.
+    """The row with FLOPs and the manual count.
 
-    slots: rows of a group that the experts have. others: products of a group besides theirs, over the width. parts: FLOPs of Soft
-    MoE's logits that are passes.
+    slots: expert rows per group. others: a group's other products, divided by the width. parts: FLOPs of Soft MoE's
+    logits that count as passes.
     """
     count_by_hand = 2 * WIDTH * (2 * slots * HIDDEN + others) * GROUPS * 3
     extra = sum(extra_passes(jaxpr))
@@ -125,7 +125,7 @@ def over_count(
 
 
 def compile_vmoe(device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and figures of vmoe's layers."""
+    """Yield names and figures of vmoe's layers."""
     x = jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)
     for name, _, module in vmoe_layers(TOKENS, HIDDEN, EXPERTS, jnp.bfloat16):
 
@@ -138,7 +138,7 @@ def compile_vmoe(device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def extra_passes(jaxpr: Any) -> Iterator[float]:
-    """The FLOPs of each product at a higher precision, times the passes that it has beyond one."""
+    """Yield, for each product at a higher precision, its FLOPs times the passes beyond the first."""
     for equation in jaxpr.eqns:
         inner = list(jaxprs_in_params(equation.params))
         if platforms := equation.params.get("branches_platforms"):
@@ -154,7 +154,7 @@ def extra_passes(jaxpr: Any) -> Iterator[float]:
 
 
 def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
-    """What is above its limit."""
+    """Yield a message for each figure above its limit."""
     for name, row in rows.items():
         if row.get("flops_over_count", 0) > LIMIT:
             yield f"{name}: {row['flops_over_count']} times the FLOPs counted"
@@ -164,7 +164,7 @@ def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Compile each layer and print its figures as JSON; 1 if --check finds one above its limit."""
+    """Compile each layer and print its figures as JSON. Returns 1 if --check finds a figure above its limit."""
     parser = record.parser(__doc__, topology="v5e:2x2")
     known = ("dense", *CASES)
     parser.add_argument("names", nargs="*", choices=[[], *known], metavar="ROUTER", help=f"of: {', '.join(known)}")

@@ -1,14 +1,14 @@
-"""What devices tell each other in a training step, read from the program that the TPU's compiler makes for several that need not
-be there.
+"""Count the communication between devices in a training step, read from the program that the TPU compiler produces for
+several TPUs. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_mesh.py [--check] [ROUTER ...]
 
-The model, and what must be received (`bound`), are in docs/speed.md, which collectives there must be in docs/devices.md. Counted are
-the collectives of a step, and the bytes that a device receives in them, where each that is reduced travels twice, as in a ring.
+docs/speed.md describes the model and the bytes that a device must receive (`bound`); docs/devices.md lists the collectives required. The
+figures are a step's collectives and the bytes that a device receives in them. Reduced bytes count twice, as in a ring.
 
-The figures are written to `benchmarks/results/mesh-tpu.json`. With --check nothing is written: it fails if there is another
-number of collectives than in the file, or if bytes are above 1.02 times those in it.
+The figures are written to `benchmarks/results/mesh-tpu.json`. With --check nothing is written. The check fails if the
+number of collectives differs from the file's, or if bytes exceed 1.02 times the file's.
 """
 
 import json
@@ -17,7 +17,7 @@ import re
 import sys
 from typing import Any
 
-import ahead  # isort: skip  # first: it sets which compiler is used
+import ahead  # isort: skip  # first: it selects the compiler
 import record
 
 from moespec.backends.jax.mesh import OnMesh
@@ -34,7 +34,7 @@ MESHES = {
     "v5e:2x4": (MeshSizes(8), MeshSizes(2, 1, 4), MeshSizes(1, 1, 8), MeshSizes(2, 2, 2)),
 }
 ALL_MESHES = "softmax_token_choice"
-"""The router that is compiled for all meshes; the others for the one with data and experts split."""
+"""The router compiled for all meshes. The others are compiled only for the mesh that splits data and experts."""
 IMAGES, BLOCKS = 16, 1
 LIMIT = 1.02
 KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:
-    """The collectives of a step."""
+    """The figures of a step's collectives."""
     moe = {"router": router, "moe": "every_2", "experts": 8}
     config = vit.named("vit_s16", depth=2 * BLOCKS, dtype="bfloat16", **moe)
     optimizer = OptimizerConfig(clip=1.0, weight_decay=0.1)
@@ -79,7 +79,7 @@ def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:
 
 
 def collectives(text: str) -> Any:
-    """The collectives of a compiled program, with the bytes that a device receives."""
+    """Yield the collectives of a compiled program with the bytes that a device receives."""
     for line in text.splitlines():
         match = re.search(rf" ({'|'.join(KINDS)})(-start)?\(", line)
         if not match:
@@ -89,13 +89,13 @@ def collectives(text: str) -> Any:
         listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
         counted = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
         together = len(listed[1].split(",")) if listed else int(counted[1]) if counted else 2
-        # What is returned is the whole, but for a part of each of the others where it is scattered.
+        # The collective returns the complete array, except for a scatter, which returns one part.
         received = {"all-reduce": 2 * (together - 1) / together, "reduce-scatter": together - 1.0}
         yield match[1], size * received.get(match[1], (together - 1) / together)
 
 
 def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
-    """Bytes that a device must receive in a step: slots of experts elsewhere, and gradients."""
+    """Bytes that a device must receive in a step: slots of remote experts, and gradients."""
     slots: Any = vit.router_config(config)
     per_image = config.experts * slots.capacity(train=True) * config.width * 2
     total = 4 * BLOCKS * IMAGES * per_image * (1 - 1 / sizes.expert)
@@ -110,7 +110,7 @@ def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
 
 
 def compare(rows: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Ends the program with a status of 1 where a step tells more than it did."""
+    """Exit with status 1 if a step communicates more than the committed figures."""
     wrong = []
     for name, row in rows.items():
         before = committed[name]

@@ -1,18 +1,17 @@
-"""Compile a training step of the package's recipes for one TPU core, ahead of time, without one.
+"""Compile a training step of the package's recipes ahead of time for one TPU core. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]
 
-The whole step: loss of its objective, backward pass, clip and optimiser, with the recipe's model and `--images` images. A row has
-what the compiler says of it: FLOPs over those that `moespec count` has of so many images, memory, seconds to
-compile; or its message, for a step that a core has no memory for. They are written to `benchmarks/results/recipes-tpu.json`, where
-rows of other recipes and topologies stay.
+The step is complete: objective loss, backward pass, clipping and optimiser, with the recipe's model and `--images` images. A row has the
+compiler's figures: FLOPs divided by `moespec count`'s for the same number of images, memory, and seconds to compile; or its error if the
+step exceeds a core's memory. Rows are written to `benchmarks/results/recipes-tpu.json`, which keeps rows of other recipes and topologies.
 """
 
 from dataclasses import replace
 from typing import Any
 
-import ahead  # isort: skip  # first: it sets which compiler is used
+import ahead  # isort: skip  # first: it selects the compiler
 import jax
 import record
 
@@ -26,7 +25,7 @@ LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 
 
 def compile_step(model: families.Config, config: Config, device: Any) -> dict[str, Any]:
-    """The figures of a training step of a settled configuration, as of `ahead.lowered_step`."""
+    """The figures of a training step of a resolved configuration; see `ahead.lowered_step`."""
     images, own = config.training.batch, parameters.count(objective_of(config).layout(config, model))
     row: dict[str, Any] = {"parameters": families.family(model).parameter_count(model) + own}
     try:

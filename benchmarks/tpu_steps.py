@@ -1,14 +1,14 @@
-"""Compile training steps of one ViT, dense and with experts, ahead of time, without a TPU.
+"""Compile training steps of one ViT, dense and with experts, ahead of time for a TPU. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_steps.py [--model vit_s16] [--images 32] [--experts 8] [CASE ...]
 
-Whole steps in bfloat16 with AdamW and a clip, 224 pixels, experts in every second block. A row has FLOPs beside three times the
-count of a forward pass (`moespec count`), bytes and memory beside those of the dense step, and the seconds to compile. With more
-experts than 8, the optimiser's work is a part of FLOPs and bytes that the count leaves out. Products with one-hot rows are not counted.
+Complete steps in bfloat16 with AdamW and clipping, 224 pixels, experts in every second block. A row has FLOPs relative to three times the
+count of a forward pass (`moespec count`), bytes and memory relative to the dense step, and the seconds to compile. With more than 8
+experts, FLOPs and bytes include optimiser work that the count omits. Products with one-hot rows are not counted.
 """
 
-import ahead  # isort: skip  # first: it sets which compiler is used
+import ahead  # isort: skip  # first: it selects the compiler
 import record
 import vits
 from tpu_recipes import compile_step

@@ -1,4 +1,4 @@
-"""The ViTs that steps are compiled and timed of: dense, and with experts in every second block."""
+"""The ViTs whose steps are compiled and timed: dense, and with experts in every second block."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "hash": {},
     "noisy_top_k": {},
 }
-"""Case -> the options of its router, whose name the case begins with."""
+"""Case -> router options. The case's name begins with the router's."""
 
 
 def of_case(case: str, name: str, experts: int, **fields: Any) -> vit.VitConfig:
@@ -26,7 +26,7 @@ def of_case(case: str, name: str, experts: int, **fields: Any) -> vit.VitConfig:
 
 
 def batch_of(config: vit.VitConfig, images: int) -> dict[str, Any]:
-    """Random images with their targets, and what noise is drawn from."""
+    """Random images, their targets and a random key for noise."""
     random = np.random.default_rng(0)
     pixels = random.standard_normal((images, config.image_size, config.image_size, config.channels), np.float32)
     targets = np.eye(config.classes, dtype=np.float32)[random.integers(config.classes, size=images)]

@@ -1,21 +1,20 @@
-"""The conformance suite: golden vectors made by the specification, and a check of any implementation against them.
+"""The conformance suite: golden vectors computed by the specification, and checks of any implementation against them.
 
-    moespec conformance run --target moespec.backends.jax     check a module that has the public names
-    moespec conformance run --adapter my_package.kernel       check a function that computes whole layers
+    moespec conformance run --target moespec.backends.jax     check a module with the public names
+    moespec conformance run --adapter my_package.kernel       check a function that computes a complete layer
     moespec conformance check out                             check files that any program wrote
-    moespec conformance report a.json --html a.html           make a page of what `--report` wrote
+    moespec conformance report a.json --html a.html           render a page from `--report` files
     moespec conformance show token_choice/tied                look at one case
-    moespec conformance new torch my_router                   write a target to start from, and its test
+    moespec conformance new torch my_router                   write a starter target and its test
     moespec conformance record package:model --module "*.gate" --data x.npz --out a.safetensors
-    moespec conformance explain a.safetensors [b.safetensors]   which router a recorded model has; where two part
-    moespec conformance golden [--check]                      make the vectors, or check the committed ones
-    moespec conformance variants                              try the suite on known variants
+    moespec conformance explain a.safetensors [b.safetensors]   identify a recorded router; compare two recordings
+    moespec conformance golden [--check]                      generate the vectors, or check the committed ones
+    moespec conformance variants                              test the suite on known variants
 
-`cases/` has a file for each algorithm: its cases, and what is done differently elsewhere. `functions/` says how the
-results of each public function are compared. `author/` computes what a case expects, and `golden/` makes vectors of all
-cases. `format.py` describes a vector, `suite.py` finds those committed, `compare.py` is the comparison. `check/` runs
-them on a target and says what is known of a failure, `report/` shows what came of a run, and `plugin.py` and `pytest.py`
-make tests of it. `record/` keeps what gates of any model compute; `scaffold.py` writes a target from `templates/`;
-`archive.py` packs the vectors with `readers/` for other languages. Needs NumPy, SciPy and safetensors; targets are loaded
-by name.
+`cases/` has one file per algorithm with its cases and its known variants. `functions/` defines how the results of each public function are
+compared. `author/` computes a case's expected results, and `golden/` generates the vectors of all cases. `format.py` describes a vector,
+`suite.py` finds the committed vectors, and `compare.py` compares results. `check/` runs cases on a target and diagnoses failures, `report/`
+renders the outcome of a run, and `plugin.py` and `pytest.py` turn cases into pytest tests. `record/` records the gates of any model;
+`scaffold.py` writes a target from `templates/`; `archive.py` packs the vectors with `readers/` for other languages. The suite needs NumPy,
+SciPy and safetensors. It loads targets by name.
 """

@@ -14,13 +14,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def keep_apart(arguments: Sequence[str]) -> None:
-    """Removes the working folder from this process's `sys.path` and puts it first in the `sys.path` of the target's process.
+    """Move the working folder from this process's `sys.path` to the front of `sys.path` in the target's process.
 
-    Its files are the target's, and a `pytest.py` or `json.py` there is nothing that the suite imports. `record` runs a
-    model, and `golden --cases` a router, in this process. To be called before anything else is imported.
+    The folder's files belong to the target, so the suite must not import a `pytest.py` or `json.py` from it. `record` (a model) and `golden
+    --cases` (a router) run user code in this process. Call this function before importing anything else.
     """
     folder = os.getcwd()
-    if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):  # by `python -m`
+    if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):  # set by `python -m`
         del sys.path[0]
     if arguments[:1] == ["record"] or any(word.startswith("--cases") for word in arguments):
         sys.path.insert(0, folder)
@@ -31,13 +31,13 @@ def keep_apart(arguments: Sequence[str]) -> None:
 
 
 def _alone() -> int:
-    """`python -m moespec.conformance`, which ends as `moespec conformance` does and needs nothing that trains."""
+    """Entry point of `python -m moespec.conformance`: exits like `moespec conformance` without importing training code."""
     keep_apart(sys.argv[1:])
     try:
         status = main()
         print(end="", flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards buffered output at exit
         status = 128 + signal.SIGPIPE
     except OSError as error:
         print(f"moespec: {error}", file=sys.stderr)

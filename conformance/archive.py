@@ -1,8 +1,8 @@
-"""The vectors as an archive for programs in any language: `nox -s vectors`, or `python -m moespec.conformance.archive build`.
+"""Pack the vectors into an archive for programs in any language: `nox -s vectors`, or `python -m moespec.conformance.archive build`.
 
-vectors-VERSION/README.md, LICENSE     what it is
+vectors-VERSION/README.md, LICENSE     description and license
 vectors-VERSION/index.json             every case: id, class, flags, revision, sha256 of the manifest and of the tensors
-vectors-VERSION/suite.json, vectors/   the suite, schema.json and flags.json, which describe it
+vectors-VERSION/suite.json, vectors/   the suite, described by schema.json and flags.json
 vectors-VERSION/readers/               readers and examples in C and JavaScript
 """
 
@@ -41,7 +41,7 @@ def index(vectors: Path) -> dict[str, Any]:
 
 
 def archive(root: Path) -> bytes:
-    """The archive of a checkout; the same tree makes the same bytes. Raises VectorError for vectors that were changed."""
+    """The archive of a checkout, byte-reproducible for the same tree. Raises VectorError for modified vectors."""
     suite = root / "conformance"
     contents = {"index.json": (json.dumps(index(suite / "vectors"), indent=1) + "\n").encode()}
     contents |= {"LICENSE": read_file(root / "LICENSE"), "README.md": read_file(suite / "readers/README.md")}
@@ -54,14 +54,14 @@ def archive(root: Path) -> bytes:
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for name, content in sorted(contents.items()):
-            entry = tarfile.TarInfo(f"vectors-{version()}/{name}")  # of no owner, at time 0
+            entry = tarfile.TarInfo(f"vectors-{version()}/{name}")  # no owner, time 0
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 
 def check_promise(root: Path, release: str) -> None:
-    """Raise VectorError if a patch release, such as 0.3.2, has another suite than 0.3.0, which the tag v0.3.0 has."""
+    """Raise VectorError if a patch release, such as 0.3.2, changes the suite of 0.3.0 (tag v0.3.0)."""
     minor, _, patch = release.rpartition(".")
     command = ["git", "-C", str(root), "show", f"v{minor}.0:conformance/suite.json"]
     shown = subprocess.run(command, capture_output=True, check=False) if patch != "0" else None
@@ -71,7 +71,7 @@ def check_promise(root: Path, release: str) -> None:
 
 
 def write(root: Path, folder: Path) -> Path:
-    """Write the archive of a checkout, and return its path. Raises VectorError as `archive` and `check_promise` do."""
+    """Write the archive of a checkout and return its path. Raises VectorError like `archive` and `check_promise`."""
     check_promise(root, version())
     path = folder / f"vectors-{version()}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A stage on a module: its arguments from references, the call by name, and its results as arrays.
+"""Run a stage on a module: resolve its arguments from references, call the name, return the results as arrays.
 
-What a stage reads are arrays: inputs of its case and expected results of earlier stages, so that one wrong decision
-does not cascade. Where it reads a routing, that call is made on the module: a target has a routing of its own.
+A stage reads arrays: inputs of its case and expected results of earlier stages, so one wrong decision does not cascade.
+If it reads a routing, the earlier call is repeated on the module, since a target has its own routing type.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,12 +21,12 @@ Stages = Mapping[str, Stage]
 
 
 def identity(inputs: Any) -> Any:
-    """Experts that change nothing, which references call `identity`."""
+    """Experts that return their input; `identity` in references."""
     return inputs
 
 
 def golden(case: Case) -> dict[str, Tensor]:
-    """What references of a case may stand for: inputs and expected results, one alone also by the name of its stage."""
+    """The arrays a reference may name: inputs and expected results. A stage's only result also has the stage's name."""
     values = dict(case.inputs)
     for stage in case.stages:
         for name, value in stage.outputs.items():
@@ -41,7 +41,7 @@ def _is_function(reference: Reference) -> bool:
 
 
 def _parts(stage: Stage, stages: Stages, known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """What a stage reads and calls, itself or through a routing, with what it is: array, name or stage."""
+    """Yield (reference, kind) for each array, name and stage that a stage reads or calls, directly or through a routing."""
     yield stage.call, "name"
     waiting: list[Any] = [*stage.arguments.values()]
     for reference in waiting:
@@ -65,22 +65,22 @@ def _of(kind: str, stage: Stage, stages: Stages, known: Collection[str]) -> list
 
 
 def reads(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """The arrays, of those that are known, that a stage reads itself or through a routing."""
+    """The known arrays that a stage reads, directly or through a routing."""
     return _of("array", stage, stages, known)
 
 
 def earlier(stage: Stage, stages: Stages, known: Collection[str]) -> list[Stage]:
-    """The stages whose calls are made again for a stage, since it reads their routings."""
+    """The stages whose routings a stage reads; their calls are repeated."""
     return [stages[name] for name in _of("stage", stage, stages, known)]
 
 
 def names(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """The public names that a stage calls, as paths."""
+    """The paths of the public names that a stage calls."""
     return [name for name in _of("name", stage, stages, known) if name != "identity"]
 
 
 def needs(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """The paths that a module must have for a stage to be run on it."""
+    """The paths that a stage requires of a module."""
     return [needed for path in names(stage, stages, known) for needed in _needs(function(path), path)]
 
 
@@ -89,9 +89,9 @@ def _needs(described: Function, path: str) -> tuple[str, ...]:
 
 
 def missing(module: Any) -> dict[str, str]:
-    """The paths that stages may need and the module does not have, each with the first part that is missing.
+    """The paths that stages may require and the module lacks, each with the first missing part.
 
-    One that raises anything else than an AttributeError is there: it raises in the case that calls it.
+    A path that raises anything but AttributeError counts as present; it raises again in the case that calls it.
     """
     parts: dict[str, str] = {}
     for path in _paths():
@@ -102,7 +102,7 @@ def missing(module: Any) -> dict[str, str]:
 
 
 def _paths() -> Iterator[str]:
-    """All that stages may need: functions, those in the specification's tables, and the `route` of routers."""
+    """Yield every path that stages may require: functions, functions in the specification's tables, and each router's `route`."""
     for described in FUNCTIONS.values():
         for name in _needs(described, described.name):
             yield name
@@ -113,7 +113,7 @@ def _paths() -> Iterator[str]:
 
 
 def _missing(module: Any, path: str) -> str:
-    """The first part of a path that a module does not have, or an empty string."""
+    """The first part of a path that a module lacks, or ""."""
     owner, name = module, ""
     for part in path.split("."):
         if isinstance(owner, Mapping):
@@ -132,9 +132,9 @@ def _missing(module: Any, path: str) -> str:
 def result(
     module: Any, stage: Stage, stages: Stages, known: Collection[str], more: Values | None = None
 ) -> Callable[[Values], Any]:
-    """What the call of a stage returns, as a function of the arrays that it reads, with everything static resolved.
+    """A stage's call as a function of the arrays it reads, with everything static resolved.
 
-    known: the references that are arrays. more: options of a runner besides those stored.
+    known: the references that are arrays. more: the runner's options in addition to the stored ones.
     """
     taken, runner = given(module, stage, stages, known, more), function(stage.call).run
     if runner is not None:
@@ -146,10 +146,10 @@ def result(
 def given(
     module: Any, stage: Stage, stages: Stages, known: Collection[str], more: Values | None = None
 ) -> Callable[[Values], Values]:
-    """The arguments and options of a stage as its call takes them, as a function of the arrays that it reads."""
+    """The arguments and options of a stage's call, as a function of the arrays that the stage reads."""
     getters = {name: _argument(module, each, stages, known) for name, each in stage.arguments.items()}
     options = function(stage.call).prepare({**stage.options, **(more or {})})
-    if "options" in options:  # of a router: the record that it makes of them
+    if "options" in options:  # a router builds its Options record from them
         owner = stage.call.rpartition(".")[0]
         record = getattr(at(module, owner), "options", None) or at(spec, owner).options
         options = {**options, "options": record(**options["options"])}
@@ -172,7 +172,7 @@ def _argument(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def _function(module: Any, reference: Any, stages: Stages, known: Collection[str]) -> Callable[[Values], Any]:
-    """A function that is an argument: experts with their parameters."""
+    """A function passed as an argument: experts with their parameters."""
     if reference["call"] == "identity":
         return lambda values: identity
     called, options = at(module, reference["call"]), reference["options"]
@@ -181,7 +181,7 @@ def _function(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def at(module: Any, path: str) -> Any:
-    """What is at a path of names and keys; a function of the user's own has its name without the module."""
+    """The object at a path of names and keys. A custom function is looked up by its name without the module."""
     value = module
     for part in path_parts(path):
         value = value[part] if isinstance(value, Mapping) else getattr(value, part.rpartition(":")[2])
@@ -189,9 +189,9 @@ def at(module: Any, path: str) -> Any:
 
 
 def arrays(returned: Any, wanted: Collection[str]) -> Values:
-    """What a call returned as arrays by name, which can leave compiled code; `finish` makes the results of them.
+    """A call's return value as arrays by name, which can leave compiled code. `finish` converts them to results.
 
-    A routing becomes what `routing_arrays` says. wanted: names of results, none for an error case.
+    `routing_arrays` converts a routing. wanted: names of results; empty for an error case.
     """
     if isinstance(returned, Mapping):
         return dict(returned)

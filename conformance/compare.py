@@ -1,8 +1,8 @@
-"""The comparison: `|got - want| <= c * u * A`, integers exact, and decisions only where their margin is certified.
+"""Compare results: floats by `|got - want| <= c * u * A`, integers exactly, decisions only if their margin is certified.
 
-`A` is the scale stored with each result (`scale.py` says how it is computed) and u the unit roundoff of the dtype, in
-bfloat16 and float16 that of float32 for all that is promised in float32 or better (`precision`). The
-fraction of the tolerance that a result uses is the largest `|got - want| / (c * u * A)`: at 1 it is used up.
+`A` is the scale stored with each result (see `scale.py`). u is the unit roundoff of the dtype; in bfloat16 and float16,
+results promised in float32 or better use float32's u (`precision`). A result's fraction of the tolerance is its largest
+`|got - want| / (c * u * A)`; above 1 it fails.
 """
 
 import math
@@ -25,16 +25,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Dtype:
-    """A dtype in which a target is checked, its unit roundoff u, and what a result may be off where it underflows.
+    """A dtype in which a target is checked, its unit roundoff u, and the error allowed on underflow.
 
-    tiny: the smallest normal number, below which some devices have only 0; of float16 the smallest number, since all
-    devices have its subnormal ones. largest: the largest number. least: the least constant c of a comparison.
+    tiny: the smallest normal number, below which some devices flush to 0; for float16 the smallest subnormal number, since all devices
+    support its subnormals. largest: the largest number. least: the minimum constant c of a comparison.
 
-    In float64, whose only question is whether the algorithm is right, c is at least 16. The constants were measured on our
-    own backends, and 3 of 26 right implementations that compute in another order (Sinkhorn that carries the logarithm of
-    the plan, a loss by counts, a projection by bisection) are off by more than 4 u A there, by up to 12, and none in
-    float32. No wrong one that was tried lies between 4 and 16: float32 inside is off by 2^20 u A and more. The margins of
-    choices and the check of committed vectors have the constants as they are.
+    In float64, which only tests whether the algorithm is right, c is at least 16. The constants were measured on our backends. Of 26
+    correct implementations that compute in another order, 3 exceed 4 u A in float64, by up to 12, and none does in float32 (the 3: Sinkhorn
+    on the plan's logarithm, a loss by counts, a projection by bisection). No wrong implementation tried lies between 4 and 16: internal
+    float32 is off by 2^20 u A and more. Tie margins and the check of committed vectors use the constants without this minimum.
     """
 
     name: str
@@ -52,13 +51,13 @@ DTYPES = {
         Dtype("bfloat16", 2.0**-8, 2.0**-126),
     )
 }
-"""In the order of their questions: is the algorithm right, are the numerics, is it usable."""
+"""In the order of their questions: is the algorithm right, are the numerics right, is it usable."""
 
 ALL_DTYPES = {**DTYPES, "float16": Dtype("float16", 2.0**-11, 2.0**-24, 65504.0)}
-"""Those of the vectors, and float16. That and bfloat16 do not have all of their inputs; see `exact`."""
+"""The vectors' dtypes and float16. Not all inputs are exact in float16 and bfloat16; see `exact`."""
 
 SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-"""Short names of dtypes, which may be given for the full ones."""
+"""Accepted short names of dtypes."""
 
 CONSTANTS: dict[str, tuple[float, str]] = {
     "direct": (4.0, "formulas evaluated once: some roundings, exp, log or tanh; at most 0.95 of it is used"),
@@ -70,22 +69,22 @@ CONSTANTS: dict[str, tuple[float, str]] = {
     "trajectory": (64.0, "20 training steps that round anew, their spread from two probes; at most 0.42 of it is used"),
     "drift": (4096.0, "scores of 20 training steps, relative: up to 1 310 measured in float32"),
 }
-"""The constant c of the tolerance, by the name that a result carries, with the reason for it: what it covers, and the
-largest fraction of it that the numpy, JAX and torch backends used on a CPU, op by op and compiled, in any dtype."""
+"""The tolerance constant c by the name that a result stores, with its reason: what it covers, and the largest fraction
+of it that the numpy, JAX and torch backends used on a CPU, op by op and compiled, in any dtype."""
 
 
 LARGE = "large "
-"""What the name of a constant begins with where the scale is sampled, which does not count the additions of a sum."""
+"""Prefix of constant names for sampled scales, which do not count the additions of a sum."""
 SUMS = 128.0
-"""The least c of such a result in float32 and float64, in which sums of up to 1536 terms are rounded after each addition:
-up to 68 was measured, in float64, on the numpy, JAX and torch backends."""
+"""Minimum c of such a result in float32 and float64, where sums of up to 1536 terms round after each addition. The
+maximum measured is 68, in float64, on the numpy, JAX and torch backends."""
 ROUNDINGS = 8.0
-"""The least c in bfloat16 and float16, whose sums are in float32: up to 3.7 was measured, of a layer in torch that rounds
-after each of its operations."""
+"""Minimum c in bfloat16 and float16, where sums are in float32. The maximum measured is 3.7, for a torch layer that
+rounds after each operation."""
 
 
 def constant(name: str, dtype: Dtype) -> float:
-    """The constant c of that name for results in a dtype."""
+    """The constant c with this name for results in a dtype."""
     c = CONSTANTS[name.removeprefix(LARGE)][0]
     if not name.startswith(LARGE):
         return c
@@ -94,7 +93,7 @@ def constant(name: str, dtype: Dtype) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one comparison: pass or fail, the fraction of the tolerance that is used, and what differs."""
+    """The outcome of one comparison: pass or fail, the fraction of the tolerance used, and the difference."""
 
     passed: bool
     fraction: float = 0.0
@@ -104,31 +103,31 @@ class Verdict:
 def precision(call: str, result: str, dtype: Dtype) -> Dtype:
     """The dtype whose roundoff bounds the errors of a result of the function `call`.
 
-    That is `dtype`, but in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
+    This is `dtype`, except that in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
     """
     rounded = dtype.roundoff <= DTYPES["float32"].roundoff or function(call).output(result).rounded
     return dtype if rounded else DTYPES["float32"]
 
 
 def exact(array: NDArray[Any], dtype: Dtype) -> bool:
-    """Whether a dtype has the numbers of an input: float32 and float64 have those of every vector."""
+    """Whether a dtype represents an input exactly. float32 and float64 do so for every vector."""
     if dtype.roundoff <= DTYPES["float32"].roundoff or array.dtype.kind != "f":
         return True
     wide = np.ascontiguousarray(array, np.float32)
-    if dtype.name == "bfloat16":  # the upper half of the bits of float32
+    if dtype.name == "bfloat16":  # bfloat16 is the upper half of float32
         return not (wide.view(np.uint32) & 0xFFFF).any()
     with np.errstate(over="ignore"):
         return bool(np.array_equal(wide.astype(np.float16).astype(np.float32), wide, equal_nan=True))
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
-    """The bound `c * u * A` for each entry of a float result, and the smallest normal number: results may underflow."""
+    """The bound `c * u * A` per entry of a float result, plus the smallest normal number because results may underflow."""
     scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
     return max(constant(value.constant, dtype), dtype.least) * dtype.roundoff * scale + dtype.tiny
 
 
 def wrong(value: Value, got: NDArray[Any], dtype: Dtype) -> NDArray[np.bool_]:
-    """Which entries of a result of the right shape are not as expected."""
+    """The mask of wrong entries of a result with the right shape."""
     if value.kind != "float":
         return np.asarray(got != value.array)
     with np.errstate(invalid="ignore"):
@@ -136,7 +135,7 @@ def wrong(value: Value, got: NDArray[Any], dtype: Dtype) -> NDArray[np.bool_]:
 
 
 def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
-    """Compare what a target computed with what is expected."""
+    """Compare a target's result with the expected one."""
     got = np.asarray(got)
     if got.shape != value.array.shape:
         return Verdict(False, math.inf, f"shape {got.shape}, expected {value.array.shape}")
@@ -170,20 +169,20 @@ _ONE_OF = {"capacity": "slot", "width": "feature", "hidden": "hidden unit", "cla
 
 
 def place(axes: Sequence[str], index: tuple[Any, ...]) -> str:
-    """An entry in words, such as "group 0, expert 1, slot 7"; by its numbers alone where axes have no names."""
+    """An entry's position in words, such as "group 0, expert 1, slot 7"; only indices if axes have no names."""
     if not index or len(axes) != len(index) or any(axis.startswith("axis") for axis in axes):
         return "[" + ", ".join(str(int(i)) for i in index) + "]"
     return ", ".join(f"{one_of(axis)} {int(i)}" for axis, i in zip(axes, index, strict=True))
 
 
 def one_of(axis: str) -> str:
-    """What one place along an axis is called: "slot" of `capacity`, "expert" of `experts`."""
+    """The name of one position along an axis: "slot" for `capacity`, "expert" for `experts`."""
     return _ONE_OF.get(axis, axis.removesuffix("s"))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one stage, or of one of its results. trace: of an exception, the lines of code that raised it."""
+    """The outcome of one stage or one of its results. trace: for an exception, the lines of code that raised it."""
 
     stage: str
     state: str
@@ -195,14 +194,14 @@ class Outcome:
 def compared(
     stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, sure: bool, call: str = ""
 ) -> list[Outcome]:
-    """The outcome for each result of a stage. Where a choice is not certain, no comparison decides.
+    """The outcome of each result of a stage. If a choice is not certain, no comparison decides.
 
-    call: of the stage; none of gradients, which have the dtype of what they are taken by.
+    call: of the stage; empty for gradients, which have the dtype of the input they are taken by.
     """
     if isinstance(found, Failure):
         return [Outcome(stage, found.state, found.fraction, found.text, found.trace)]
     outcomes = []
-    slots_first = sorted(expected.items(), key=lambda item: "/" in item[0])  # which explain metrics
+    slots_first = sorted(expected.items(), key=lambda item: "/" in item[0])  # slots explain metrics
     for name, value in slots_first:
         label = f"{stage}/{name}"
         if name not in found:
@@ -220,10 +219,10 @@ def compared(
 
 
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
-    """True if every choice of a stage is further from a tie than the errors that the dtype allows.
+    """Whether every choice of a stage is further from a tie than the dtype's errors.
 
-    A margin of None says that the choice is made on the exact inputs of the case, where ties are meant. What float16
-    needs is what bfloat16 does: as much as float32, or else more by as much as it is coarser.
+    A margin of None marks a choice on the case's exact inputs, where ties are intended. float16 needs float32's margin
+    or, if larger, bfloat16's margin times the ratio of their roundoffs.
     """
     if decision is None or decision["margin"] is None:
         return True

@@ -1,8 +1,8 @@
-"""What the vectors cover, by rule: for each public function and router that a case calls, the purposes that some case must have.
+"""The vectors' coverage by rule: the purposes that some case must have for each public function and router called by cases.
 
-A rule asks for cases that can tell right implementations from those that are wrong for a kind of input alone: three groups,
-odd sizes, an index above 256, far logits, a gradient by each input. What a rule asks for and no case has is missing, unless
-`EXEMPT` has a reason. A function that is new comes under every rule by being called.
+A rule requires cases that expose implementations that are wrong only for one kind of input: three groups, odd sizes, an
+index above 256, extreme logits, a gradient by each input. A required purpose without a case is missing unless `EXEMPT`
+has a reason. Every rule applies to a new function as soon as a case calls it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ RULES: Mapping[str, str] = {
     "weight": "a weight that is not 0 for each loss of a router, in a gradient",
     "options": "options of a router that act on the same thing, two by two, both other than by default",
 }
-"""What each rule asks for."""
+"""The requirement of each rule."""
 
 TOGETHER: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
@@ -63,7 +63,7 @@ TOGETHER: tuple[frozenset[str], ...] = tuple(
         "cap cap_regularization capacity_factor",
     )
 )
-"""Options of routers that act on the same thing: all pairs among each of these interact."""
+"""Groups of interacting router options: all pairs within a group interact."""
 
 TABLES = "no gradient passes it: a table, random numbers, or the update of a state"
 WHOLE = "whole numbers, masks, orders or codes, or an array of which only the dtype is read"
@@ -117,30 +117,30 @@ EXEMPT: Mapping[str, str] = {
     "index:required_biases:experts": "it counts for each expert by itself",
     "tie:hash_table_clustered:": "its clusters are those of k_means",
 }
-"""Why something is not asked for, by `rule:call:what` with stars; the first that fits gives the reason."""
+"""Reasons for exemptions by `rule:call:what` with wildcards; the first match applies."""
 
 
 @dataclass
 class Row:
-    """What the cases of a call have: `rule:what` to the id of the first case that has it; and what is asked for."""
+    """The coverage of a call: `rule:what` -> id of the first case that has it, and the required purposes."""
 
     call: str
     found: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
 
     def missing(self) -> list[str]:
-        """What no case has, and what nothing exempts."""
+        """Required purposes without a case or an exemption."""
         return [what for what in sorted(self.asked - self.found.keys()) if not exemption(self.call, what)]
 
 
 def exemption(call: str, what: str) -> str:
-    """The reason why something is not asked for of a call, or an empty string."""
+    """The reason for a call's exemption, or ""."""
     rule, _, part = what.partition(":")
     return next((reason for key, reason in EXEMPT.items() if fnmatchcase(f"{rule}:{call}:{part}", key)), "")
 
 
 def table(cases: Iterable[Case]) -> list[Row]:
-    """A row for each call of the cases, in alphabetical order. Routers have large cases, too, which are not stored."""
+    """A row for each call of the cases, in alphabetical order. Routers also have large cases, which are not stored."""
     rows: dict[str, Row] = {}
     for id in large.ids():
         router, _, name = id.partition("/")
@@ -213,7 +213,7 @@ def _arrays(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
-    """Pairs of options that are both other than by default, and weights that a gradient has."""
+    """Yield pairs of non-default options, and loss weights covered by a gradient."""
     if not stage.router:
         return
     record = spec.ROUTERS[stage.router].Options
@@ -230,7 +230,7 @@ def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, str]:
-    """The arrays that a call takes, by argument and part, as references. Those of a routing are its own call's."""
+    """The arrays that a call takes, by argument and part, as references. A routing's arrays belong to its own call."""
     found: dict[str, str] = {}
 
     def take(name: str, reference: Reference) -> None:
@@ -246,7 +246,7 @@ def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, st
 
 
 def text(rows: Sequence[Row]) -> str:
-    """The table: what each call has of each rule, what is missing, and the reasons of what is not asked for."""
+    """The table as text: each call's coverage by rule, missing purposes, and the reasons for exemptions."""
     lines = [f"{'':40}{' '.join(f'{rule:>8}' for rule in RULES)}"]
     reasons: dict[str, set[str]] = {}
     for row in rows:

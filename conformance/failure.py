@@ -1,4 +1,4 @@
-"""What came instead of results, as the comparison has it: an exception of a target, or why there was none to raise."""
+"""Failures in place of results: a target's exception, or the reason for a call without one."""
 
 import math
 import traceback
@@ -11,19 +11,19 @@ STATES = ("error", "not implemented", "inconclusive")
 
 
 class NotOfferedError(Exception):
-    """The target says that it does not do what it was called for."""
+    """The target declines the call."""
 
 
 class MalformedError(Exception):
-    """What a target returned is not a result: it is not an array, or not a routing."""
+    """A target's return value is not a result: not an array, or not a routing."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a process says of a call without results; nothing in it can make a case pass.
+    """A process's report of a call without results. Nothing in it can make a case pass.
 
-    classes: of an exception, the names of its class and of the bases; none where nothing was raised. trace: the lines of
-    code that raised it. state: that of the outcome. returned: whether something was returned that is not a result.
+    classes: names of the exception's class and bases; empty if nothing was raised. trace: the lines of code that raised
+    it. state: of the outcome. returned: whether the call returned something that is not a result.
     """
 
     message: str
@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, declines: bool = False) -> "Failure":
-        """That of an exception. Only targets that may decline a case do so with one."""
+        """The failure of an exception. Only with `declines` may an exception decline a case."""
         if declines and isinstance(error, NotOfferedError):
             return cls(str(error), state="not implemented")
         classes = tuple(each.__name__ for each in type(error).__mro__)
@@ -46,23 +46,23 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """A line for the report: the class, if there is one, and the message."""
+        """A line for the report: the class, if any, and the message."""
         return ": ".join([*self.classes[:1], self.message[:400]])
 
     @property
     def fraction(self) -> float:
-        """What stands for the fraction of the tolerance that is used."""
+        """The value reported as the fraction of the tolerance."""
         return math.inf if self.state == "error" else 0.0
 
 
 PACKAGE = str(Path(__file__).parent)
 FRAMEWORKS = ("torch", "jax", "jaxlib", "numpy")
 FRAMES = 8
-"""Calls of a trace that are shown, the innermost."""
+"""Number of innermost calls shown in a trace."""
 
 
 def trace(error: BaseException) -> str:
-    """The calls that led to an exception: the lines of a third party's code, without the suite's and the frameworks'."""
+    """The calls that led to an exception: lines of third-party code, without the suite's and the frameworks' lines."""
     while error.__cause__ is not None:
         error = error.__cause__
     calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(PACKAGE)]

@@ -1,13 +1,12 @@
-"""The vector format: one JSON manifest a case, and a `.safetensors` file beside it for arrays over 64 numbers.
+"""The vector format: one JSON manifest per case, and a `.safetensors` file next to it for arrays over 64 numbers.
 
     vectors/<algorithm>/<case>.json, vectors/<algorithm>/<case>.safetensors
 
-`schema.json` describes the manifest. A case is calls on inputs: each stage names a function, its arguments (an input,
-or a result of an earlier stage) and its options, so that a manifest can be executed by itself. Inputs are float32 (exactly
-representable in bfloat16, but in cases with the flag `low_precision`, and for parameters of models), int32 or bool; results are
-float64, int32 or bool. Small arrays stand in the manifest as nested lists under `data`; a large one has its path in the
-manifest as its key in the safetensors file, under `tensor`. NaN and infinity in arrays, which only error cases hold, are the
-strings "nan", "inf", "-inf"; an infinite option, such as `capacity_factor`, is the string "inf".
+`schema.json` describes the manifest. A case consists of calls on inputs. Each stage names a function, its arguments (an input or a result
+of an earlier stage) and its options, so a manifest is self-contained and executable. Inputs are float32 (exact in bfloat16, except in cases
+with the flag `low_precision` and for model parameters), int32 or bool. Results are float64, int32 or bool. Small arrays are nested lists
+under `data`. A large array has its key in the safetensors file (its path in the manifest) under `tensor`. NaN and infinity in arrays occur
+only in error cases, as the strings "nan", "inf", "-inf". An infinite option, such as `capacity_factor`, is the string "inf".
 """
 
 import re
@@ -30,11 +29,11 @@ KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "grad
 
 
 class VectorError(Exception):
-    """A vector file is missing, damaged, or not in the format; the message names the file."""
+    """A vector file is missing, damaged or malformed. The message names the file."""
 
 
 class GoldenError(Exception):
-    """A golden cannot be made: two ways to compute it disagree, or a random search found nothing."""
+    """A golden cannot be generated: two computations disagree, or a random search found nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Value:
-    """A result: what is expected, and how far from it is still right.
+    """An expected result with its tolerance.
 
     kind: "int" or "bool" (exact), or "float". scale: the A of the tolerance `c * u * A`, an array like `array`, or
     "magnitude" for `abs(array)`. constant: the name of c in `compare.CONSTANTS`.
@@ -61,18 +60,18 @@ class Value:
 
 
 def path_parts(call: str) -> list[str]:
-    """The names and keys of the path of a call. A name of the user's own, `package.module:object`, is one of them."""
+    """The names and keys in the path of a call. A custom name, `package.module:object`, is one part."""
     return re.findall(r"(?!ROUTERS\.)\w[\w.]*:\w+|\w+", call)
 
 
 Reference = str | dict[str, Any] | None
-"""What an argument is: null for nothing; the name of an input, or of an earlier stage, for its whole result;
-`stage/result`, for a part of it; a dict of references; or a function, as `{"call", "arguments", "options"}`."""
+"""An argument: null for none; the name of an input, or of an earlier stage for its complete result; `stage/result` for
+one result; a dict of references; or a function, `{"call", "arguments", "options"}`."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One call, of the public name at the path `call`; `outputs` are its expected results by name."""
+    """One call of the public name at the path `call`. `outputs` are its expected results by name."""
 
     name: str
     call: str
@@ -82,16 +81,16 @@ class Stage:
 
     @property
     def router(self) -> str:
-        """The router whose `route` it calls, or an empty string."""
+        """The router whose `route` it calls, or ""."""
         owner, *rest = path_parts(self.call)
         return rest[0] if owner == "ROUTERS" and rest[1:] == ["route"] else ""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient of `sum(probe * output)` of one stage, with respect to some of the inputs.
+    """The gradient of one stage's `sum(probe * output)` by some of the inputs.
 
-    losses: whether the weighted losses of the case's router are added to that sum.
+    losses: whether the sum includes the weighted losses of the case's router.
     """
 
     stage: str
@@ -103,7 +102,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Edit:
-    """What makes an error case valid: inputs, and options of the call, that replace those of the case."""
+    """The edit that makes an error case valid: replacement inputs and options of the call."""
 
     options: dict[str, Any]
     inputs: dict[str, Tensor]
@@ -111,7 +110,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Expectation:
-    """Of an error case: the class of the error that a stage must raise, and the argument that its message must name.
+    """An error case's expectation: the error class that a stage must raise, and the argument that its message must name.
 
     when: "static" if the error must also be raised while compiled code is traced, else "runtime".
     """
@@ -125,7 +124,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Case:
-    """One vector. `decisions` maps a stage to its smallest margin and the margin needed in each dtype."""
+    """One vector. `decisions` maps a stage to its smallest tie margin and the margin needed in each dtype."""
 
     id: str
     algorithm: str
@@ -141,7 +140,7 @@ class Case:
 
     @property
     def expected_gradients(self) -> Gradients:
-        """The gradients of a case that has them."""
+        """The gradients of a gradient case."""
         if self.gradients is None:
             raise VectorError(f"{self.id}: there are no gradients")
         return self.gradients
@@ -155,12 +154,12 @@ class Case:
 
     @property
     def whole(self) -> list[str]:
-        """The stages that the others are steps of: of a router itself and the layer around it, else all."""
+        """The main stages: for a router case, the router and the layer around it (other stages are their steps), else all."""
         names = [stage.name for stage in self.stages]
         return next((names[i:] for i, stage in enumerate(self.stages) if stage.router), names)
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name."""
+        """The stage with this name."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -168,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """The dense pair of a routing; of a sparse one so that `finish` knows it, with the slot record if it has one."""
+    """The dense pair of a routing. A sparse routing is marked for `finish` and includes its slot record, if any."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}
@@ -178,10 +177,10 @@ def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
 
 
 def finish(results: Mapping[str, Any]) -> dict[str, Any]:
-    """NumPy results with every sparse routing reduced to `slots` and `weights`.
+    """Results as NumPy arrays, with every sparse routing reduced to `slots` and `weights`.
 
-    `slots[..., e, c]` is the token in the slot, or the number of tokens if there is none. Raises ValueError when the
-    tensors are not a sparse routing, or when a slot record differs from its own dense form.
+    `slots[..., e, c]` is the token in the slot, or the number of tokens for an empty slot. Raises ValueError if the
+    tensors are not a sparse routing or if a slot record differs from its dense form.
     """
     finished = {name: even(name, value) for name, value in results.items()}
     for prefix in [name.removesuffix("routing.dispatch") for name in finished if name.endswith("routing.dispatch")]:
@@ -195,7 +194,7 @@ def finish(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _slots(dispatch: Any, combine: Any) -> tuple[Any, Any]:
-    """`(..., T, E, C)` tensors of a sparse routing to `(..., E, C)` slots and weights."""
+    """Convert `(..., T, E, C)` tensors of a sparse routing to `(..., E, C)` slots and weights."""
     filled = dispatch != 0
     if dispatch.shape != combine.shape or not (dispatch.real[filled] == 1).all():
         raise ValueError("dispatch of a sparse routing is 0 or 1, and combine has the same shape")

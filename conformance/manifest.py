@@ -1,4 +1,4 @@
-"""A case as its manifest, and as the files that hold it: written the same each time, and read only as written."""
+"""Cases as manifests and files: written deterministically, and read only if they match what would be written."""
 
 import hashlib
 import json
@@ -36,8 +36,8 @@ __all__ = [
 SCHEMA = 3
 VECTORS = Path(__file__).parent / "vectors"
 LONGEST = 80
-"""Characters of a value in a message about JSON that is not as its schema says."""
-INLINE = 64  # arrays of up to this many numbers stand in the manifest
+"""Maximum characters of a value in a message about JSON that violates its schema."""
+INLINE = 64  # arrays of up to this many numbers are in the manifest
 
 Arrays = dict[str, NDArray[Any]]
 _types = cache(get_type_hints)
@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """A record or a part of one as JSON, and arrays for `large`. The key of an array is its path, with names for positions."""
+    """A record or part of one as JSON; adds large arrays to `large`, keyed by their path with names for positions."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -66,7 +66,7 @@ def encoded(value: Any, key: str, large: Arrays) -> Any:
     if is_dataclass(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         value = {name: part for name, part in parts.items() if part is not None}
-        if value.get("losses") is False:  # of most gradients
+        if value.get("losses") is False:  # the usual value for gradients
             del value["losses"]
     if isinstance(value, Mapping):
         return {name: encoded(each, f"{key}/{name}" if key else name, large) for name, each in value.items()}
@@ -94,7 +94,7 @@ def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
 
 
 def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """The inverse of `encoded`: a record of a type, or a part of one. Raises an exception for anything else."""
+    """The inverse of `encoded`: a record of a type or part of one. Raises an exception for anything else."""
     if kind is Tensor:
         return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:
@@ -117,7 +117,7 @@ def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
 
 
 def _numbers(entry: Any) -> Any:
-    """Options as they are passed: JSON has no infinity, so that the text "inf" stands for it."""
+    """Options with the text "inf" converted to infinity, which JSON lacks."""
     if isinstance(entry, Mapping):
         return {name: _numbers(each) for name, each in entry.items()}
     return math.inf if entry == "inf" else entry
@@ -133,7 +133,7 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
     if entry["dtype"] not in ("float32", "float64", "int32", "bool"):
         raise ValueError(f"there is no dtype {entry['dtype']!r}")
     if "tensor" not in entry:
-        return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])  # "nan" and "inf" are numbers there, too
+        return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])  # NumPy parses "nan" and "inf"
     array = large[entry["tensor"]]
     if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
         raise ValueError(f"{entry['tensor']}: {array.dtype}{array.shape} in the safetensors file")
@@ -141,7 +141,7 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
 
 
 def write(case: Case, folder: Path) -> None:
-    """Write the case below `folder` (the `vectors` folder)."""
+    """Write the case into `folder` (the `vectors` folder)."""
     manifest, large = encode(case)
     path, beside = folder / f"{case.id}.json", folder / f"{case.id}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,12 +155,12 @@ def write(case: Case, folder: Path) -> None:
 
 
 def parse(text: str) -> Any:
-    """JSON whose numbers are finite. Raises ValueError, or RecursionError, for anything else."""
+    """Parse JSON with finite numbers. Raises ValueError or RecursionError for anything else."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 
 def _finite(text: str) -> float:
-    """The number that a text is. Raises ValueError for NaN and infinity, and for a number too large for a double."""
+    """Parse a number. Raises ValueError for NaN, infinity and numbers too large for a double."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
@@ -168,10 +168,10 @@ def _finite(text: str) -> float:
 
 
 def read(path: Path) -> Case:
-    """The case at `path`. Raises VectorError naming the file if anything about it is wrong.
+    """The case at `path`. Raises VectorError, naming the file, if anything about it is invalid.
 
-    The schema checks a manifest that is not one of the package, all of which a test checks by it, and whose hashes
-    `suite.json` has. What is read must be written again as it is: nothing in a manifest or beside it is ignored or completed.
+    Only manifests outside the package are validated by the schema; a test validates the package's manifests, and `suite.json` has their
+    hashes. Writing the case again must reproduce the file, so nothing in or next to a manifest is ignored or completed.
     """
     try:
         manifest = parse(read_file(path).decode())
@@ -179,10 +179,10 @@ def read(path: Path) -> Case:
             raise VectorError(
                 f"{path}: a vector of schema {manifest['schema']!r}; this version of moespec reads schema {SCHEMA}"
             )
-        if VECTORS not in path.parents:  # as written: an editable installation may have links to them
+        if VECTORS not in path.parents:  # unresolved: an editable installation may link to them
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
-        manifest.pop("revision", None)  # which vectors once had, each by itself
+        manifest.pop("revision", None)  # older vectors stored it individually
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
@@ -190,7 +190,7 @@ def read(path: Path) -> Case:
             raise VectorError(f"{path}: {actual!r} is not in the format, which has {expected!r}")
         if arrays.keys() != large.keys():
             raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
-    except Exception as error:  # whatever it is, the file is what is wrong
+    except Exception as error:  # any exception means an invalid file
         if isinstance(error, VectorError):
             raise
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
@@ -200,9 +200,9 @@ def read(path: Path) -> Case:
 
 
 def check(content: Any, schema: str) -> None:
-    """Raise ValueError unless the content has the form of `schema.json`, or of `report_schema.json`.
+    """Raise ValueError unless the content matches `schema.json` or `report_schema.json`.
 
-    The message names the place and is short, whatever stands there.
+    The message names the location and is always short.
     """
     try:
         from jsonschema.exceptions import best_match
@@ -217,7 +217,7 @@ def check(content: Any, schema: str) -> None:
 
 @cache
 def _validator(schema: str) -> Any:
-    """A validator for which an integer is written as one: neither `true` nor 1.0."""
+    """A validator that accepts neither `true` nor 1.0 as an integer."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
@@ -227,7 +227,7 @@ def _validator(schema: str) -> Any:
 
 
 def _tensors_beside(path: Path, entry: Any) -> Arrays:
-    """The arrays in the safetensors file beside `path`, of which the manifest's entry, if any, has name and hash."""
+    """The arrays in the safetensors file next to `path`. The manifest's entry, if any, has its name and hash."""
     beside = path.with_suffix(".safetensors")
     if entry is ... and not beside.exists():
         return {}
@@ -251,7 +251,7 @@ def first_difference(one: str, other: str) -> tuple[str, str]:
 
 
 def to_text(value: Any) -> str:
-    """JSON with sorted keys, objects over several lines and lists of numbers on one, so that a diff can be read."""
+    """JSON with sorted keys, multi-line objects and lists of numbers on one line, for readable diffs."""
     return _layout(value, 0) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The rows of the conformance matrix: what the specification has, and the models that are made of it."""
+"""The rows of the conformance matrix: the specification's algorithms and the models built from them."""
 
 from moespec import spec
 from moespec.spec.algorithm import Algorithm
@@ -10,4 +10,4 @@ MODELS = (
     Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),
 )
 ALGORITHMS: dict[str, Algorithm] = {**spec.ALGORITHMS, **{model.name: model for model in MODELS}}
-"""The rows by name: the functions, the routers, the models."""
+"""The rows by name: functions, routers, models."""

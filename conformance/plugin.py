@@ -1,7 +1,7 @@
-"""The suite as a plugin of pytest: a test for each case, dtype and mode, such as `token_choice/tied[float32-eager]`.
+"""The suite as a pytest plugin: a test for each case, dtype and mode, such as `token_choice/tied[float32-eager]`.
 
-The cases of one algorithm in a dtype and a mode are compiled together: all of them that are selected run when the first is
-reached. pytest-xdist gives them to one process, in which this module makes the plugin again.
+The selected cases of one algorithm, dtype and mode are compiled together and all run when the first is reached.
+pytest-xdist assigns them to one process, in which this module creates the plugin again.
 """
 
 import gc
@@ -29,26 +29,26 @@ from moespec.spec.errors import ConfigError
 __all__ = ["run", "settle"]
 
 ALONE = ("-c", os.devnull, "--rootdir=.", "--noconftest", "--assert=plain")
-"""Options without which files of the current folder, made for other tests, would decide how these are run."""
+"""Options that keep the current folder's configuration files, meant for other tests, from affecting this run."""
 QUIET = ("--capture=no", "--no-header", "--tb=no", "-rN", "--junit-prefix=moespec")
-"""What is printed of a failure is printed once, after all tests."""
+"""Failures are printed only once, after all tests."""
 LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisableexception", "-pno:threadexception")
-"""Plugins of pytest that take time for every case, and see nothing of it."""
+"""pytest plugins that cost time per case without effect here."""
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "PYTHONSAFEPATH": "1"}
 Part = tuple[str, str, str]
-"""An algorithm, a dtype and a mode."""
+"""(algorithm, dtype, mode)."""
 
 
 def run(plan: Plan, options: Sequence[str]) -> Report | int:
-    """What came of a plan, of all that the options of pytest choose; an exit status if they run nothing, as --collect-only.
+    """Run the tests of a plan that pytest's options select. Returns the report, or an exit status if nothing runs (--collect-only).
 
-    Raises ConfigError for an option that is wrong, VectorError and GoldenError as `Plan.check` does, and KeyboardInterrupt.
+    Raises ConfigError for an invalid option, VectorError and GoldenError like `Plan.check`, and KeyboardInterrupt.
     """
     suite, name = _Suite(plan), plan.report.target
     folder = re.sub(r"[^.\w]", "-", name)
     settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
     fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
-    gc.freeze()  # what is imported stays, and frameworks are large: a tenth of the time would go into looking at them
+    gc.freeze()  # collecting garbage in the imported frameworks would take a tenth of the time
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in ENVIRONMENT.items():
             patch.setenv(variable, value)
@@ -65,7 +65,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
 
 
 def settle(report: Report) -> None:
-    """End the test of the one case of a report as its state says: failed with the diagnosis, skipped, as expected, or passed."""
+    """End the test of a one-case report according to its state: failed with a diagnosis, skipped, expected failure, or passed."""
     __tracebackhide__ = True
     for lacking in report.unsupported:
         pytest.skip(f"{lacking.dtype} is not supported: {lacking.reason}")
@@ -81,7 +81,7 @@ def settle(report: Report) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the plugin in a process of pytest-xdist, which knows it by the name of this module."""
+    """Create the plugin in a pytest-xdist process, which loads this module by name."""
     if hasattr(config, "workerinput"):
         sys.path[:], FOLDERS[:] = config.workerinput["path"], config.workerinput["folders"]
         config.pluginmanager.register(_Suite(Plan.unpacked(config.workerinput["plan"])))
@@ -96,35 +96,35 @@ class CaseItem(pytest.Item):
         self.report: Report | None = None
 
     def runtest(self) -> None:
-        """Fail, be skipped or pass as the case does."""
+        """Fail, skip or pass like the case."""
         self.report = self.suite.checked(self.part)[self.case]
         settle(self.report)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The text of a failure; of an error of the suite itself, with a short traceback."""
+        """The text of a failure; for an internal error of the suite, a short traceback."""
         return super().repr_failure(excinfo, style or "short")
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """Where it is: at no place of a file."""
+        """The location: no position in a file."""
         return self.nodeid, None, self.name
 
 
 class _Suite:
-    """The plugin of one run, in the process that starts it and in those of pytest-xdist."""
+    """The plugin of one run, in the main process and in pytest-xdist's processes."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.parts = plan, list(plan.parts())  # a vector that is damaged is an error before pytest begins
+        self.plan, self.parts = plan, list(plan.parts())  # a damaged vector is an error before pytest begins
         self.reports: list[Report] = []
         self.problems: list[str] = []
         self.stop: BaseException | None = None
         self.runs, self.bar = False, tqdm(disable=True)
         self.checked = cache(self._checked)
 
-    # Options and what is printed.
+    # Options and output.
 
     @pytest.hookimpl(wrapper=True)
     def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
-        """Say in one line what is wrong with the options."""
+        """Report invalid options in one line."""
         try:
             config = yield
         except pytest.UsageError as error:
@@ -138,7 +138,7 @@ class _Suite:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Without the lines of pytest about each test, unless they are what is requested, but with a bar on a terminal."""
+        """Suppress pytest's line per test unless requested, and show a progress bar on a terminal."""
         said = config.option.verbose > 0
         if not said and not config.option.collectonly:
             config.pluginmanager.unregister(name="terminalreporter")
@@ -146,7 +146,7 @@ class _Suite:
         self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Keep what the user interrupted; pytest itself stops by other exceptions."""
+        """Remember the user's interrupt; pytest also uses this hook for its own stops."""
         if excinfo.type is KeyboardInterrupt:
             self.stop = excinfo.value
 
@@ -154,10 +154,10 @@ class _Suite:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
-        """Make the tests, of which the options of pytest choose some."""
+        """Create the tests. pytest's options select among them."""
         self.session, self.runs = session, not session.config.option.collectonly
         if session.config.pluginmanager.has_plugin("dsession"):
-            return None  # the other processes do
+            return None  # the worker processes collect
         for dtype, mode, ids in self.parts:
             for id in ids:
                 name, part = f"{id}[{dtype}-{mode}]", (id.partition("/")[0], dtype, mode)
@@ -171,15 +171,15 @@ class _Suite:
         return True
 
     def _checked(self, part: Part) -> dict[str, Report]:
-        """What came of all tests of a part that are selected."""
+        """The results of all selected tests of a part."""
         items = [item for item in self.session.items if isinstance(item, CaseItem) and item.part == part]
         return self.plan.check(*part[1:], [item.case for item in items])
 
-    # What came of them, from the process that ran a test to the one that started the run.
+    # Results, sent from the process that ran a test to the main process.
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: CaseItem, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """Add what came of the case, and the time of its own."""
+        """Attach the case's report, and use the case's own time."""
         report = yield
         if call.when == "call":
             error = call.excinfo.value if call.excinfo else None
@@ -190,7 +190,7 @@ class _Suite:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Collect what came of the cases."""
+        """Collect the cases' reports."""
         if hasattr(report, "damage"):
             kind, text = report.damage
             self.stop = {error.__name__: error for error in (VectorError, GoldenError)}[kind](text)
@@ -199,19 +199,19 @@ class _Suite:
             self.reports.append(unpacked(json.loads(report.verdict)))
             self.bar.total = self.session.testscollected
             self.bar.update()
-        elif report.failed:  # not by the target
+        elif report.failed:  # an internal error, not the target's
             self.problems.append(f"{report.nodeid}: {report.longreprtext}")
 
-    # Of pytest-xdist.
+    # pytest-xdist.
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give a process what it needs to make the plugin."""
+        """Send a worker process the input for creating the plugin."""
         node.workerinput |= {"path": sys.path, "folders": FOLDERS, "plan": self.plan.packed()}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """A part to each process at a time; of fresh cases an algorithm, whose cases are then made once."""
+        """Schedule one part per process at a time. For fresh cases, schedule by algorithm, so its cases are generated once."""
         from xdist.scheduler import LoadScopeScheduling
 
         class Parts(LoadScopeScheduling):  # type: ignore[misc]

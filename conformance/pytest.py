@@ -1,4 +1,4 @@
-"""The suite in a project's own tests: a test of pytest for each case and dtype.
+"""The suite in a project's tests: a pytest test for each case and dtype.
 
     import moespec.conformance.pytest as conformance
 
@@ -6,8 +6,8 @@
     def test_router(case):
         case.check()
 
-A failure has what the suite says of the case: the known variant that it equals, where it first differs, by how much, and
-the command that shows it. What is not implemented, or cannot be decided in a dtype, is skipped, with the reason.
+A failure shows the suite's diagnosis: the matching known variant, where the result first differs and by how much, and
+the command that shows the case. Cases that are not implemented or not decidable in a dtype are skipped with the reason.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ __all__ = ["VectorCase", "parametrize"]
 
 @dataclass(frozen=True)
 class VectorCase:
-    """One case in one dtype, to be checked on a target or an adapter; the waivers are all that there are."""
+    """One case in one dtype, to check on a target or an adapter. waivers: all waivers."""
 
     id: str
     dtype: str
@@ -61,13 +61,13 @@ def parametrize(
     expected_failures: Mapping[str, str] | None = None,
     require_suite: str | None = None,
 ) -> pytest.MarkDecorator:
-    """The mark that gives a test function a `case`, a VectorCase, of every case and dtype in turn.
+    """A mark that parametrizes a test function's `case` over every case and dtype as VectorCase.
 
-    target, adapter: the name of the module with the public names, or of the module or `module:object` with `layer`; one
-    of them. algorithms, classes: of the cases, as of `run --algorithm` and `run --class`; by default all. dtypes: by
-    default float64, float32 and bfloat16. expected_failures: patterns of ids of cases, or of cases and dtypes such as
-    "token_choice/tied-bfloat16", with reasons; such a test must fail or be skipped, and is a failure if it passes.
-    require_suite: the version of moespec whose suite it must be, such as "0.1".
+    target, adapter: exactly one of them; the module with the public names, or the module or `module:object` with
+    `layer`. algorithms, classes: select cases like `run --algorithm` and `run --class`; default: all. dtypes: default:
+    float64, float32 and bfloat16. expected_failures: patterns of case ids, or of ids with dtypes such as
+    "token_choice/tied-bfloat16", with reasons; a matching test must fail or be skipped, and a pass counts as a failure.
+    require_suite: the required version of moespec's suite, such as "0.1".
 
     Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.
     """

@@ -1,4 +1,4 @@
-"""What `new` writes: a target to start from, and a test of it."""
+"""The files that `new` writes: a starter target and its test."""
 
 import json
 import sys
@@ -15,18 +15,18 @@ from moespec.spec.errors import ConfigError
 __all__ = ["KINDS", "commands", "start"]
 
 KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c", "dropless": ".py"}
-"""What a target can be written in, and how its file ends; a dropless layer is an adapter in torch."""
+"""Kinds of targets and their file suffixes. A dropless layer is a torch adapter."""
 TEMPLATES = Path(__file__).parent / "templates"
 HEADER = Path(__file__).parent / "readers/moespec_vectors.h"
-"""It reads the vectors, and stands beside a target in C."""
+"""Reads the vectors; is copied next to a target in C."""
 
 
 def start(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write a target called `name`, which passes some cases as it is, and its test; the paths of both files.
+    """Write a target `name`, which already passes some cases, and its test. Returns both paths.
 
-    One in C has `moespec_vectors.h` beside it, which stays if it is there already.
+    For C, also writes `moespec_vectors.h` unless it exists.
 
-    Raises ConfigError if the name is not that of a new module, or one of the files is there; nothing is written then.
+    Raises ConfigError, without writing, if the name is not valid for a new module or one of the files exists.
     """
     if not name.isidentifier() or not name.isascii() or iskeyword(name):
         raise ConfigError(f"name={name!r}: expected the name of a module: letters, digits, underscores, no keyword")
@@ -49,7 +49,7 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def commands(kind: str, name: str) -> list[str]:
-    """What to run next."""
+    """The commands to run next."""
     run = f"moespec conformance run --target {name} --algorithm softmax_affinity --class values,gradients"
     routers = "--algorithm softmax_token_choice sigmoid_token_choice"
     layer = [

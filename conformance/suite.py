@@ -1,4 +1,4 @@
-"""The committed suite: where its vectors are, and checks that none was changed, lost or malformed."""
+"""The committed suite: the location of its vectors, and checks that none is changed, missing or malformed."""
 
 import hashlib
 import json
@@ -35,10 +35,9 @@ CLASSES = {
     "training": ("trajectory",),
     "models": (),
 }
-"""What cases are about, as words to choose them by, and the classes of the format that each word stands for; `models` are
-whole models but for their training."""
+"""The words that select cases by subject, with the format's classes for each; `models` are complete models except their training."""
 Only = Callable[[str], bool]
-Problems = Iterator[tuple[bool, str]]  # whether something is wrong, and a sentence
+Problems = Iterator[tuple[bool, str]]  # (whether there is a problem, sentence)
 
 
 def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
@@ -56,36 +55,36 @@ def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
 
 
 def ids(folder: Path = VECTORS) -> set[str]:
-    """The ids of all cases, of which none is read."""
+    """The ids of all cases, without reading any."""
     return {f"{name}/{path.stem}" for name, paths in manifests(folder).items() for path in paths}
 
 
 def sha256(path: Path) -> str:
-    """Of a file. That of `suite.json`, which has those of manifests, which have those of arrays, is the suite's."""
+    """The sha256 of a file. `suite.json` contains the manifests' digests, which contain the arrays', so its digest identifies the suite."""
     return hashlib.sha256(read_file(path)).hexdigest()
 
 
 def digest(folder: Path = VECTORS) -> str:
-    """That of the suite."""
+    """The suite's digest."""
     return sha256(folder.parent / "suite.json")
 
 
 def is_installed(wanted: str) -> bool:
-    """Whether a version of moespec, which is that of its suite, is the installed one: "0.1" is every "0.1.N"."""
+    """Whether a version of moespec (and of its suite) is installed; "0.1" matches every "0.1.N"."""
     parts = wanted.split(".")
     return version().split(".")[: len(parts)] == parts
 
 
 def require(wanted: str) -> None:
-    """Raise ConfigError unless the installed suite is of a version of moespec."""
+    """Raise ConfigError unless the installed suite has the wanted version of moespec."""
     if not is_installed(wanted):
         raise ConfigError(f"suite: version {wanted!r} is required, and moespec {version()} is installed")
 
 
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
-    """The manifests of the cases whose id `only` accepts, after a comparison with `suite.json`.
+    """The manifests of the cases whose id `only` accepts, verified against `suite.json`.
 
-    Raises VectorError for the first of all that is missing or not listed, and the first of these that was changed.
+    Raises VectorError for the first file of all that is missing or unlisted, and for the first selected file that has changed.
     """
     path = folder.parent / "suite.json"
     try:
@@ -117,12 +116,12 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
 
 
 def load(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Case]:
-    """The cases whose id `only` accepts; no other is read. Raises VectorError if one is not as it must be."""
+    """The cases whose id `only` accepts; reads no others. Raises VectorError if a case is invalid."""
     return [case(path) for path in verify(folder, only)]
 
 
 def case(path: Path) -> Case:
-    """The case of a manifest. Raises VectorError if it is not as it must be."""
+    """The case of a manifest. Raises VectorError if it is invalid."""
     read_ = read(path)
     for problem in problems(read_):
         raise VectorError(f"{path}: {problem}")
@@ -130,16 +129,16 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """The class of the case of a manifest, and the calls that it is about: of its whole, or the one that it differentiates.
+    """The class of a manifest's case, and the calls it is about: its main stages' calls, or the differentiated one.
 
-    Nothing else is checked. Raises VectorError without them.
+    Checks nothing else. Raises VectorError if they are missing.
     """
     kind, _, whole = _outline(path)
     return kind, whole
 
 
 def class_of(id: str, folder: Path = VECTORS) -> str:
-    """The word of `CLASSES` for a case, by its id. Raises VectorError as `about`."""
+    """The word of `CLASSES` for a case id. Raises VectorError like `about`."""
     kind, calls, _ = _outline(folder / f"{id}.json")
     if kind != "trajectory" and any(function(call).batched for call in calls):
         return "models"
@@ -148,7 +147,7 @@ def class_of(id: str, folder: Path = VECTORS) -> str:
 
 @cache
 def _outline(path: Path) -> tuple[str, list[str], list[str]]:
-    """The class of a case, the names that its stages call, and those of them that it is about."""
+    """A case's class, its stages' names, and the names of the stages it is about."""
     try:
         manifest = json.loads(read_file(path))
         stages, gradients = manifest["stages"], manifest.get("gradients")
@@ -161,7 +160,7 @@ def _outline(path: Path) -> tuple[str, list[str], list[str]]:
 
 
 def problems(case: Case) -> Iterator[str]:
-    """What is wrong with a case that its schema does not see, one sentence each."""
+    """Yield a sentence for each problem with a case that the schema cannot detect."""
     return (sentence for wrong, sentence in _case(case) if wrong)
 
 

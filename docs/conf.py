@@ -1,4 +1,4 @@
-"""How Sphinx makes HTML of the generated pages; `generator` calls it."""
+"""Sphinx configuration for the generated pages; `generator` runs Sphinx."""
 
 import os
 from importlib.resources import files

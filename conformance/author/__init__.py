@@ -1,1 +1,1 @@
-"""What makes the vectors: definitions of cases, the recorder, and what the specification computes from them."""
+"""Authoring of vectors: case definitions, the call recorder, and expected results computed by the specification."""

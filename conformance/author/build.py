@@ -1,4 +1,4 @@
-"""From a definition to a case: everything that the specification computes."""
+"""Build a case from its definition: compute everything that the specification determines."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,7 +16,7 @@ __all__ = ["build"]
 
 
 def build(definition: Definition) -> Case:
-    """Compute everything that a definition leaves to the specification."""
+    """The case of a definition, with expected results computed by the specification."""
     algorithm = ALGORITHMS[definition.algorithm]
     case = Case(
         definition.id,
@@ -50,12 +50,12 @@ def build(definition: Definition) -> Case:
     stage = making.stages[name or [*making.stages][-1]]
     output = output or next(name for name, value in stage.outputs.items() if value.kind == "float")
     floats = (n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
-    by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # which no optimiser sees
+    by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # an optimiser never updates a state
     return replace(case, gradients=gradients(making, stage, output, by, definition.id, losses=definition.losses))
 
 
 def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded: Collection[str] = ()) -> None:
-    """Compute the results of a stage, and the margin of its choices unless any that are right will do."""
+    """Compute a stage's results and, unless several choices are correct, their tie margin."""
     values = outputs(making, stage)
     values |= {n: replace(value, scale="magnitude") for n, value in values.items() if f"{stage.name}/{n}" in unrounded}
     complete = replace(stage, outputs={n: value for n, value in values.items() if f"{stage.name}/{n}" not in several})
@@ -66,7 +66,7 @@ def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded
 
 
 def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> None:
-    """The calls of the router, the router, and the layer around it."""
+    """Add the router's calls, the router, and the layer around it."""
     route = route_of(definition)
     recorder, making.routing = recorded(definition, making.groups(route)[0])
     making.trace = tuple(recorder.stages)
@@ -75,8 +75,8 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
 
 
 def _unneeded(making: Making, definition: Definition) -> set[str]:
-    """The calls of a router that are not stored: its metrics, which the router as a whole has too, and of a gradient of
-    the router or the layer as a whole all of them."""
+    """The router calls that are not stored: metrics, which the complete router also returns, and, for a gradient of the
+    complete router or layer, all calls."""
     if definition.routed is None:
         return set()
     calls = {stage.name: stage.call for stage in making.trace}
@@ -85,7 +85,7 @@ def _unneeded(making: Making, definition: Definition) -> set[str]:
 
 
 def _error_case(case: Case, definition: Definition, valid: Definition) -> Case:
-    """The calls without results, of which the last must raise the error."""
+    """The calls, without results. The last one must raise the error."""
     stages = (route_of(definition),) if definition.routed else definition.stages
     right = (route_of(valid),) if valid.routed else valid.stages
     name = stages[-1].name

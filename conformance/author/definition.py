@@ -1,4 +1,4 @@
-"""What a case states: its inputs and the calls made on them. The specification computes the rest; see `generate.py`."""
+"""The definition of a case: its inputs and the calls on them. The specification computes the rest; see `generate.py`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class Noise(NamedTuple):
-    """How noise is drawn: its axes after the groups, and its grid."""
+    """How to draw noise: its axes after the groups axis, and its grid."""
 
     axes: str
     reach: float
@@ -25,9 +25,9 @@ class Noise(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How tokens are drawn: the reach and the step of their grid, the largest number of attempts, and the margin that is large enough.
+    """How to draw tokens: reach and step of their grid, maximum attempts, and the sufficient tie margin.
 
-    Neighbours that differ by 12 % of their sum stay apart in bfloat16 in most cases.
+    Neighbours that differ by 12 % of their sum usually stay distinct in bfloat16.
     """
 
     reach: float = 2.0
@@ -37,15 +37,15 @@ class Draws(NamedTuple):
 
 
 DRAWS = Draws()
-"""Those of most routers."""
+"""Draws for most routers."""
 
 
 @dataclass(frozen=True)
 class Routed:
-    """A router that is run, with its calls recorded as stages.
+    """A router to run, with its calls recorded as stages.
 
-    options: the fields of its `Options`. groups, noise, draws, accept: what is drawn, see `draws.py`; with `drawn`
-    False tokens are an input like the others. gelu: the form that the experts of the layer use. also: stages that come
+    options: fields of its `Options`. groups, noise, draws, accept: control the drawing of tokens and noise, see
+    `draws.py`. If `drawn` is False, tokens are an ordinary input. gelu: GELU form of the layer's experts. also: stages
     before `route`.
     """
 
@@ -63,18 +63,16 @@ class Routed:
 
 @dataclass(frozen=True)
 class Definition:
-    """One case before it is computed.
+    """One case before its expected results are computed.
 
-    kind: value, tie, near_tie, overflow, degenerate, negative, gradient, trajectory. stages: the calls in order, of a
-    router those before its own. of, by: of a gradient, the result (`stage/name`; if empty the first float of the last
-    stage) and the inputs (if empty all floats); losses: whether the router's weighted losses are added to it. error,
-    argument: of an error case, the class of the error that the last call must raise, and the argument that its message
-    names; valid: the case that it is an edit of. exact_ties: the scores of every choice are exact, or equal by symmetry,
-    so that every implementation computes equal numbers. several: results (`stage/name`) of which several are right, and
-    which are not stored. unrounded: results whose products and sums float32 holds, in any order, so that their scale is
-    their magnitude, however little is left of what is added. exact_tokens: the routers of the model see tokens that every
-    dtype holds exactly, so that in bfloat16 they choose as surely as in float32. sampled: it is too large for a
-    derivative by each number; see `Making`.
+    kind: value, tie, near_tie, overflow, degenerate, negative, gradient, trajectory. stages: the calls in order; for a router, the calls
+    before its own. of, by: of a gradient, the result (`stage/name`; default: first float of the last stage) and the inputs (default: all
+    floats); losses: whether to add the router's weighted losses. error, argument: of an error case, the error class that the last call must
+    raise and the argument that its message must name; valid: the valid case it edits. exact_ties: the scores of every choice are exact, or
+    equal by symmetry, so all implementations compute equal numbers. several: results (`stage/name`) with several correct values, which are
+    not stored. unrounded: results whose products and sums are exact in float32 in any order, so their scale is their magnitude even under
+    cancellation. exact_tokens: the model's routers see tokens that are exact in every dtype, so their choices are as certain in bfloat16 as
+    in float32. sampled: the case is too large for a derivative by each number; see `Making`.
     """
 
     algorithm: str
@@ -113,7 +111,7 @@ def tensor(values: Any, names: str) -> Tensor:
 
 
 def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str = "", **options: Any) -> Stage:
-    """A call of the public name `path`, whose stage is called like its last part.
+    """A call of the public name `path`. The stage is named after the last part of `path`.
 
     arguments: references by name: an input, an earlier stage or a result of it, a dict of references, a `function`.
     """
@@ -121,7 +119,7 @@ def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str 
 
 
 def function(path: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
-    """The reference to a function: the public name `path` with these arguments and options, but for its first."""
+    """A reference to a function: the public name `path` with all arguments bound except the first."""
     return {"call": path, "arguments": dict(arguments or {}), "options": options}
 
 
@@ -140,9 +138,9 @@ def composed(
 
 
 def of_array(algorithm: str, argument: str, **defaults: Any) -> Callable[..., Definition]:
-    """What makes the cases of one array, by `single`: `case(name, kind, purpose, array, *flags, **others)`.
+    """A factory for cases of one array, using `single`: `case(name, kind, purpose, array, *flags, **others)`.
 
-    A gradient is by the combine scores, where these are given.
+    A gradient is by the combine scores if there are any.
     """
 
     def case(name: str, kind: str, purpose: str, array: Tensor, *flags: str, **others: Any) -> Definition:
@@ -165,10 +163,10 @@ def single(
     exact_ties: bool = False,
     **values: Any,
 ) -> Definition:
-    """A case of one call. Of its values a tensor is an input, a dict of tensors is several, None an argument that is
-    not given, and anything else an option.
+    """A case of one call. Each value is an input (a tensor), several inputs (a dict of tensors), an omitted argument
+    (None), or an option (anything else).
 
-    of: of a gradient, the name of the result.
+    of: the result that a gradient case differentiates.
     """
     inputs: dict[str, Tensor] = {}
     arguments: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Cases of routers. Their tokens are drawn again until all choices are far from ties."""
+"""Draw the tokens of router cases, repeatedly until all choices are far from ties."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +20,7 @@ __all__ = ["drawn", "layer_of", "recorded", "route_of", "updates_of"]
 
 
 def route_of(definition: Definition) -> Stage:
-    """The stage that is the router as a whole."""
+    """The stage of the complete router."""
     routed = _routed(definition)
     names = {name: f"router/{name}" for name in _below("router", definition.inputs)}
     taken: dict[str, Any] = {name: name for name in ("noise", "ids") if name in definition.inputs}
@@ -31,14 +31,14 @@ def route_of(definition: Definition) -> Stage:
 
 
 def layer_of(definition: Definition) -> Stage:
-    """The stage that is the layer around the router."""
+    """The stage of the layer around the router."""
     params = {name: f"experts/{name}" for name in _below("experts", definition.inputs)}
     experts = {"call": "expert_mlp", "arguments": {"params": params}, "options": {"gelu": _routed(definition).gelu}}
     return Stage("moe_layer", "moe_layer", {"tokens": "tokens", "routing": "route/routing", "experts": experts}, {})
 
 
 def updates_of(definition: Definition) -> tuple[Stage, ...]:
-    """The stage that is the update of the router's state by the tokens of a case of training, if it keeps one."""
+    """In a training case of a router with state: the stage that updates the state from the case's tokens."""
     routed, state = _routed(definition), _state(definition.inputs)
     if not state or not routed.train:
         return ()
@@ -52,7 +52,7 @@ def updates_of(definition: Definition) -> tuple[Stage, ...]:
 
 
 def _state(inputs: Mapping[str, Tensor]) -> dict[str, str]:
-    """What a router keeps, by name, as references to inputs."""
+    """A router's state by name, as references to inputs."""
     return {name: f"state/{name}" for name in _below("state", inputs)}
 
 
@@ -69,9 +69,9 @@ def _routed(definition: Definition) -> Routed:
 def recorded(
     definition: Definition, values: Arrays, seen: Callable[[Stage, dict[str, Any]], None] = lambda stage, given: None
 ) -> tuple[Recorder, str]:
-    """The calls of the router on one group, and the name of that whose result is its routing.
+    """The router's calls on one group, and the name of the call that returns its routing.
 
-    seen: is told each call as it is made, and its arguments.
+    seen: callback that receives each call and its arguments.
     """
 
     def change(stage: Stage, made: Any) -> Any:
@@ -91,7 +91,7 @@ def recorded(
 
 
 def drawn(definition: Definition) -> dict[str, Tensor]:
-    """The inputs of a case with the tokens and the noise that are drawn for it."""
+    """The inputs of a case, including its drawn tokens and noise."""
     routed = _routed(definition)
     if not routed.drawn:
         return dict(definition.inputs)
@@ -104,12 +104,12 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 
 
 def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
-    """Tokens and noise of one group, with the largest margin among some draws, or the first that is large enough."""
+    """Tokens and noise of one group: the first draw with a sufficient tie margin, or else the draw with the largest."""
     routed = _routed(definition)
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
-        sizes["columns"] = arrays["router/kernel"].shape[1]  # more than experts, where branches have logits, too
+        sizes["columns"] = arrays["router/kernel"].shape[1]  # more than experts if branches also have logits
     best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
@@ -125,7 +125,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         margins: list[float] = []
         try:
             recorded(definition, values, partial(_judge, routed, margins, best))
-        except (ContractError, _WorseError) as error:  # no input of the router, or none that is wanted
+        except (ContractError, _WorseError) as error:  # rejected by the router, or not accepted
             refused = error
             continue
         best, clearest = min(margins), (tokens, noise)
@@ -137,11 +137,11 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
 
 
 class _WorseError(Exception):
-    """A draw is no better than another."""
+    """A draw is no better than an earlier one."""
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
-    """Adds the margin of a call that decides. Raises _WorseError for one of at most `best`, and one not accepted."""
+    """Append the margin of a deciding call. Raises _WorseError if it is at most `best` or the draw is not accepted."""
     for _, choice in choices((stage,)):
         scores = ordered(choice, given)
         margins.append(margin(choice, scores, {name: np.abs(v) for name, v in scores.items()}, stage.options))

@@ -1,7 +1,7 @@
-"""Numbers for the inputs of cases, from a hash of a name, and inputs that the cases of several algorithms are made of.
+"""Input numbers derived from a hash of a name, and inputs shared by the cases of several algorithms.
 
-The numbers are the same on every machine and in every version of NumPy. Floats are multiples of a power of two. But for
-those of wide cases they are exactly representable in bfloat16, so that every dtype sees the same numbers.
+The numbers are identical on every machine and with every NumPy version. Floats are multiples of a power of two. Except
+in wide cases, they are exact in bfloat16, so every dtype sees the same numbers.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _salt: ContextVar[str] = ContextVar("salt", default="")
 
 @contextmanager
 def salted(salt: str) -> Iterator[None]:
-    """A context in which every name gives other numbers, the same for the same salt. The committed vectors have no salt."""
+    """A context in which names hash to other numbers, determined by the salt. The committed vectors have no salt."""
     token = _salt.set(salt)
     try:
         yield
@@ -50,31 +50,31 @@ def integers(key: str, shape: Shape, low: int, high: int) -> NDArray[np.int64]:
 def grid(
     key: str, shape: Shape, *, reach: float = 2.0, step: float = 0.125, centre: float = 0.0
 ) -> NDArray[np.float32]:
-    """Multiples of `step` from `centre - reach` to `centre + reach`, the middle twice as likely as if uniform."""
+    """Multiples of `step` from `centre - reach` to `centre + reach`, with the middle twice as likely as under a uniform draw."""
     half = round(reach / step / 2)
     total = integers(f"{key}/a", shape, -half, half) + integers(f"{key}/b", shape, -half, half)
     return np.asarray(centre + total * step, np.float32)
 
 
 def scaled(key: str, shape: Shape, deviation: float) -> NDArray[np.float32]:
-    """Numbers of that standard deviation, each as likely as in `grid`, that bfloat16 and float16 both have."""
+    """Numbers of this standard deviation, distributed as in `grid` and exact in both bfloat16 and float16."""
     total = integers(f"{key}/a", shape, -(2**20), 2**20) + integers(f"{key}/b", shape, -(2**20), 2**20)
     rounded = to_bfloat16(deviation * np.sqrt(1.5) * total * 2.0**-20)
     return np.where(np.abs(rounded) < 2.0**-14, np.float32(0), rounded)
 
 
 def signs(key: str, shape: Shape) -> NDArray[np.float32]:
-    """Each +1 or -1."""
+    """Random +1 and -1."""
     return np.asarray(2 * integers(key, shape, 0, 1) - 1, np.float32)
 
 
 def permutation(key: str, size: int) -> NDArray[np.int32]:
-    """An order of `0 .. size - 1`."""
+    """A random permutation of `0 .. size - 1`."""
     return np.argsort(integers(key, (size,), 0, 2**31 - 1), kind="stable").astype(np.int32)
 
 
 def to_bfloat16(array: Any) -> NDArray[np.float32]:
-    """The nearest values that bfloat16 has (ties to even), as float32."""
+    """Values rounded to bfloat16 (ties to even), as float32."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32).reshape(np.shape(array))
@@ -84,25 +84,25 @@ G, T, E, D, H = 2, 6, 3, 4, 3
 
 
 def rows(text: str) -> NDArray[np.float64]:
-    """The matrix of numbers that stand in a text, a row up to each semicolon."""
+    """Parse a matrix from text; semicolons separate rows."""
     return np.array([[float(number) for number in row.split()] for row in text.split(";")])
 
 
 CROWD = rows("0.75 0.25 0; 0.875 0 0.125; 0.5 0.25 0.25; 0.625 0 0.375; 0.75 0.125 0.125; 0.5 0.375 0.125")
-"""Scores of tokens whose first choice is expert 0, all of them."""
+"""Scores with which every token's first choice is expert 0."""
 
 TIED = np.concatenate([TIED_SCORES, [[0.25, 0.25, 0.5]]])
-"""The tie matrix of the specification, and one more row."""
+"""The specification's tie matrix with one extra row."""
 
 
 def groups_tokens(values: Any) -> Tensor:
-    """`(groups, tokens, experts)`; a missing groups axis is added."""
+    """Tensor `(groups, tokens, experts)`; adds a missing groups axis."""
     array = np.asarray(values, np.float32)
     return tensor(array if array.ndim == 3 else array[None], "groups tokens experts")
 
 
 def both(values: Any) -> Tensor:
-    """Two groups: `(tokens, experts)` values, and the same with the tokens in reverse order."""
+    """Two groups: the `(tokens, experts)` values, and the same tokens in reverse order."""
     return groups_tokens(np.stack([values, np.asarray(values)[::-1]]))
 
 
@@ -127,12 +127,12 @@ def utilities(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0) 
 
 
 def scores(key: str, shape: tuple[int, ...] = (G, T, E), step: float = 1 / 256) -> Tensor:
-    """Positive scores on a grid, nearly all different."""
+    """Positive scores on a grid, nearly all distinct."""
     return groups_tokens(grid(key, shape, reach=0.46875, step=step, centre=0.5))
 
 
 def distinct(key: str, shape: tuple[int, int, int]) -> Tensor:
-    """Positive scores that are all different within a group."""
+    """Positive scores, all distinct within a group."""
     count = shape[1] * shape[2]
     return groups_tokens(
         np.stack([(permutation(f"{key}/{g}", count).reshape(shape[1:]) + 8) / 64 for g in range(shape[0])])
@@ -140,19 +140,19 @@ def distinct(key: str, shape: tuple[int, int, int]) -> Tensor:
 
 
 def of_experts(values: Any) -> Tensor:
-    """A number for each expert."""
+    """Tensor `(experts,)`."""
     return tensor(np.asarray(values, np.float32), "experts")
 
 
 def prefixed(values: Mapping[str, Tensor], prefix: str = "experts") -> dict[str, Tensor]:
-    """The parameters of experts, or of something else, as inputs."""
+    """Parameters (of experts by default) as inputs with a name prefix."""
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
 def experts(
     key: str, e: int = E, d: int = D, h: int = H, out: int = D, *, gated: bool = False, biased: bool = True
 ) -> dict[str, Tensor]:
-    """The parameters of expert MLPs; biases are not 0, so that an empty slot has an output."""
+    """The parameters of expert MLPs. Biases are nonzero, so an empty slot has a nonzero output."""
     gate = {
         "w3": tensor(grid(f"{key}/w3", (e, d, h), reach=1.0), "experts width hidden"),
         "b3": tensor(grid(f"{key}/b3", (e, h), reach=0.5, centre=0.25), "experts hidden"),

@@ -1,6 +1,6 @@
-"""Makes error cases: one invalid input each, an edit away from a valid case.
+"""Build error cases. Each has one invalid input and is one edit away from a valid case.
 
-`static` errors (shapes, dtypes, options) must be raised when compiled code is traced, too; `runtime` errors (values)
+`static` errors (shapes, dtypes, options) must also be raised while compiled code is traced. `runtime` errors (values)
 are required of the specification and optional for compiled targets.
 """
 
@@ -22,7 +22,7 @@ KINDS = {
     "DtypeError": "of the wrong dtype",
     "ContractError": "not finite, or out of range",
 }
-"""What is wrong with an argument, by the error that it raises."""
+"""Problem with an argument, by error class."""
 
 
 def invalid(
@@ -35,9 +35,9 @@ def invalid(
     options: Mapping[str, Any] | None = None,
     purpose: str = "",
 ) -> Definition:
-    """A valid case with other inputs, and other options of its last call, which must raise the error.
+    """A valid case with changed inputs and changed options of its last call, which must raise the error.
 
-    Options that the valid call leaves out are written down in it with their defaults.
+    Options that the valid call omits are stored with their defaults.
     """
     stages, routed = valid.stages, valid.routed
     if options and routed is not None:

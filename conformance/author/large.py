@@ -1,11 +1,11 @@
-"""Cases of routers at sizes that a kernel can run, whose inputs are drawn from a seed and whose results are computed then.
+"""Router cases at sizes that kernels support. Inputs are drawn from a seed, and expected results are computed on demand.
 
-Each router has the layer at three sizes, in the second of which tokens are dropped where it has a capacity, and, but for
-those in `SLOW`, a gradient by everything at the smallest. Those in `DROPLESS` also have a layer and a gradient without a
-capacity. Nothing of them is stored. Their inputs are numbers that bfloat16 and float16 have.
+Each router has a layer case at three sizes; at the second, routers with a capacity drop tokens. Except for routers in
+`SLOW`, the smallest size also has a gradient by everything. Routers in `DROPLESS` also have a layer and a gradient
+without a capacity. None of these cases is stored. Their inputs are exact in bfloat16 and float16.
 
-Every scale is the spread over a few probes: `|x| @ |w|` grows with the number of terms and errors with its root, so that
-at these sizes a tolerance made of it would accept a layer of zeros in bfloat16.
+Every scale is the spread over a few probes. `|x| @ |w|` grows with the number of terms, but errors grow with its square
+root, so at these sizes a tolerance based on it would accept a layer of zeros in bfloat16.
 """
 
 import math
@@ -24,13 +24,13 @@ from moespec.spec import ROUTERS
 __all__ = ["AXES", "LARGE", "SLOW", "Layer", "definition", "ids", "outlines"]
 
 HIDDEN = 4
-"""The hidden width of the experts, in widths."""
+"""Hidden width of the experts as a multiple of the width."""
 WEIGHT = 0.0625
-"""Of every loss, where there is no gradient."""
+"""Weight of every loss in cases without a gradient."""
 IDS = 300
-"""The size of the vocabulary of hash routing."""
+"""Vocabulary size of hash routing."""
 DIMENSIONS = 16
-"""Of the space in which the angles of cosine routing are."""
+"""Dimension of the space in which cosine routing measures angles."""
 AXES = {
     "kernel": "width columns",
     "noise_kernel": "width columns",
@@ -49,12 +49,12 @@ AXES = {
     "w2": "hidden experts",
     "b2": "experts",
 }
-"""Of the parameters of routers, and of what they keep."""
+"""Axes of router parameters and states."""
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Layer(NamedTuple):
-    """The sizes of a case, its kind, what it is for, and options of the routers that have these."""
+    """Sizes, kind and purpose of a case, and options for the routers that have them."""
 
     groups: int
     tokens: int
@@ -86,15 +86,15 @@ LARGE = {
 """The cases of each router by name."""
 
 DROPLESS = ("sigmoid_token_choice", "softmax_token_choice")
-"""Routers that have the layers whose options are `NO_LIMIT`."""
+"""Routers with the layers whose options are `NO_LIMIT`."""
 
 SLOW = ("sparsity_constrained_expert_choice", "sparsity_constrained_token_choice")
-"""Routers whose solver would take minutes for the cases in `LONG`."""
+"""Routers whose solver would take minutes on the cases in `LONG`."""
 LONG = ("large_gradient", "large_many")
 
 
 def ids() -> Iterator[str]:
-    """Of all of them, router by router."""
+    """The ids of all large cases, router by router."""
     for router, name in product(ROUTERS, LARGE):
         slow, dropless = router in SLOW and name in LONG, LARGE[name].options == NO_LIMIT
         if (dropless and router in DROPLESS) or not (dropless or slow):
@@ -102,7 +102,7 @@ def ids() -> Iterator[str]:
 
 
 def outlines() -> Iterator[Case]:
-    """All of them without inputs and results, for what is said of them."""
+    """All large cases without inputs and results, for descriptions."""
     for id in ids():
         router, _, name = id.partition("/")
         row = ROUTERS[router]
@@ -110,7 +110,7 @@ def outlines() -> Iterator[Case]:
 
 
 def definition(id: str) -> Definition:
-    """The case with that id, its inputs drawn with the salt that there is."""
+    """The case with this id. Inputs are drawn with the current salt."""
     router, _, name = id.partition("/")
     layer, key = LARGE[name], f"large/{id}"
     sizes: dict[str, Any] = {"tokens": layer.tokens, "experts": layer.experts, "width": layer.width}
@@ -145,15 +145,15 @@ def definition(id: str) -> Definition:
 
 
 def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
-    """A parameter of a router, or what it keeps, with logits of about 1."""
+    """A router parameter or state, scaled so that logits are about 1."""
     place = f"{key}/{name}"
     if name == "tables":
         drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
-    elif name == "thresholds":  # near 1 / experts, which choose evenly
+    elif name == "thresholds":  # near 1 / experts, so that the choices are even
         drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
-    elif name == "scale":  # of a product of unit vectors, whose size is about 1 / sqrt(width)
+    elif name == "scale":  # scales a product of unit vectors of about 1 / sqrt(width)
         drawn = np.float32(16.0)
-    elif name == "temperature":  # the logarithm of such a number
+    elif name == "temperature":  # the logarithm of such a scale
         drawn = np.float32(2.75)
     elif name == "penalty":
         drawn = np.float32(2.0**-6)
@@ -165,7 +165,7 @@ def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
 
 
 def _experts(key: str, layer: Layer) -> dict[str, Tensor]:
-    """The parameters of the experts, whose outputs are about 1."""
+    """The experts' parameters, scaled so that outputs are about 1."""
     e, d, h = layer.experts, layer.width, HIDDEN * layer.width
     return {
         "w1": tensor(scaled(f"{key}/w1", (e, d, h), d**-0.5), "experts width hidden"),

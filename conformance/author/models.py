@@ -1,4 +1,4 @@
-"""What the cases of whole models have in common: their inputs and their calls."""
+"""Shared inputs and calls of model cases."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,9 +14,9 @@ __all__ = ["inputs_of", "stage_of"]
 def inputs_of(
     name: str, model: Mapping[str, Any], key: str, images: int = 2, *, noisy: bool = False
 ) -> dict[str, Tensor]:
-    """Images, and parameters of a model on a grid: no bias and no scale is left at a value that hides it.
+    """Images and model parameters on a grid. No bias or scale has a neutral value, which would hide it.
 
-    noisy: with noise for each of its MoE layers, tokens by experts.
+    noisy: add noise (tokens, experts) for each MoE layer.
     """
     module, config = prepare(name, {"model": dict(model)}).values()
     size = (images, config.image_size, config.image_size, config.channels)
@@ -43,7 +43,7 @@ def _drawn(shapes: Mapping[str, Any], key: str, path: str, experts: int) -> Iter
 
 
 def stage_of(path: str, inputs: Mapping[str, Tensor], /, *, name: str = "", **options: Any) -> Stage:
-    """The call of a model, or of its training, on all inputs of a case."""
+    """A call of a model or its training on all inputs of a case."""
     arguments: dict[str, Any] = {}
     for reference in inputs:
         *above, last = reference.split("/")

@@ -1,6 +1,6 @@
-"""Near ties: scores that differ, and that are equal in the next lower precision.
+"""Near ties: scores that differ but are equal in the next lower precision.
 
-Inputs are exact in bfloat16, so scores that are not are computed: as logits, which every dtype has in float32 or better.
+Inputs are exact in bfloat16. Scores with more bits are therefore computed as logits, which every dtype keeps in float32 or better.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,11 +23,11 @@ PURPOSES = {
     ("near_bfloat16", 12): "Scores that differ by 2^-12: equal in bfloat16, in order in float32.",
     ("near_float32", 40): "Scores that differ by 2^-40: equal in float32, in order in float64.",
 }
-"""What the case is for, by its name and the exponent of the smallest difference."""
+"""Purpose by case name and exponent of the smallest difference."""
 
 
 def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Cases of the calls that choose by `router_logits`, as their arguments must say."""
+    """Near-tie cases of calls that choose by `router_logits`; their arguments must refer to it."""
     for (name, bits), purpose in PURPOSES.items():
         inputs = _product(f"near/{algorithm}/{name}", bits)
         logits = call(LOGITS, {argument: argument for argument in inputs})
@@ -35,7 +35,7 @@ def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
 
 
 def _product(key: str, bits: int) -> dict[str, Tensor]:
-    """Tokens and a kernel whose logits are `1 + k / 2^bits`, k = 0, 1, ... in some order: sums without rounding."""
+    """Tokens and a kernel whose logits are `1 + k / 2^bits`, k = 0, 1, ... in some order. The sums are exact."""
     step = 2.0 ** -(bits // 2)
     counts = [permutation(f"{key}/{group}", TOKENS * EXPERTS).reshape(TOKENS, EXPERTS) for group in range(GROUPS)]
     tokens = np.concatenate([np.ones((GROUPS, TOKENS, 1)), step * np.stack(counts)], axis=2)
@@ -44,10 +44,10 @@ def _product(key: str, bits: int) -> dict[str, Tensor]:
 
 
 def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Cases of the calls that choose by codes of `dselect_k_codes`: a code beyond an end of the step excludes an expert.
+    """Cases of calls that choose by codes of `dselect_k_codes`. A code beyond an end of the step excludes an expert.
 
-    The first code of each of two selectors is at `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the
-    next lower precision rounds to 1/2, and the second is amid the step.
+    The first code of each of two selectors is `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the next lower precision
+    rounds to 1/2. The second is in the middle of the step.
     """
     for (name, bits), purpose in PURPOSES.items():
         key, step = f"near/{algorithm}/{name}", 2.0 ** -(bits // 2)
@@ -66,11 +66,11 @@ def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
 
 
 def near_router(router: str, params: Mapping[str, Tensor] | None = None, **options: Any) -> Definition:
-    """A router whose tokens, and whose experts, are pairs that differ in one small component.
+    """A router case whose tokens and experts form pairs that differ in one small component.
 
-    Logits within a pair differ by multiples of 2^-11, which bfloat16 rounds away and float32 does not.
+    Logits within a pair differ by multiples of 2^-11, which bfloat16 rounds away and float32 keeps.
 
-    params: other parameters of the router than its kernel. options: of `router_case`.
+    params: router parameters besides the kernel. options: of `router_case`.
     """
     key, experts = f"near/{router}", 4
     small = np.stack([permutation(f"{key}/{group}", TOKENS) + 1 for group in range(GROUPS)]) / 32

@@ -1,4 +1,4 @@
-"""The expected results of a stage, each with the scale and the constant of its tolerance."""
+"""A stage's expected results, each with the scale and the constant of its tolerance."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,11 +20,11 @@ from moespec.conformance.functions import function
 __all__ = ["PROBES", "along", "outputs"]
 
 PROBES = 6
-"""Of a spread that stands for every other scale; a result is many numbers, whose mean counts for each."""
+"""Number of probes if the spread replaces every other scale. Few suffice because a result averages over many numbers."""
 
 
 def outputs(making: Making, stage: Stage) -> dict[str, Value]:
-    """The expected results of a stage with their scales."""
+    """A stage's expected results with their scales."""
     groups = making.groups(stage)
     each = [making.run(stage, group) for group in groups]
     results = making.join(stage, each)
@@ -50,7 +50,7 @@ def outputs(making: Making, stage: Stage) -> dict[str, Value]:
 def _scales(
     making: Making, stage: Stage, groups: list[Arrays], each: list[Arrays], rules: set[str]
 ) -> dict[str, Arrays]:
-    """The scales of the results by each of the rules that need derivatives."""
+    """The scales of the results under each rule that needs derivatives."""
     scales: dict[str, Arrays] = {}
     of_all: Callable[..., Arrays] = pooled_spread if function(stage.call).pooled else spread
     of_each: Callable[..., Arrays] = condition
@@ -81,7 +81,7 @@ def _scale(
         return round_scale(1 + np.abs(value))
     if output.written is None:
         return round_scale(scales[output.scale][name])
-    if making.sampled:  # the computation on absolute values grows with the number of terms, and errors with its root
+    if making.sampled:  # a computation on absolute values grows with the number of terms, errors with its root
         return round_scale(scales["condition"][name])
     by_group = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
     written = making.join(stage, by_group)[name]
@@ -89,8 +89,8 @@ def _scale(
 
 
 def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> Arrays:
-    """What errors in the results of a router's calls do to its own, or to the layer around it, each as large as its written scale:
-    one by one, or of a case that is sampled all together, with random signs.
+    """How errors in the results of a router's calls, each as large as its written scale, change the router's or its
+    layer's results. Errors are applied one by one or, in a sampled case, together with random signs.
     """
     plain = Recorder(spec, values)
     making.run(stage, values, plain)
@@ -114,7 +114,7 @@ def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> A
 
 
 def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
-    """A change of the result of one call: an error in a part of it."""
+    """A change that adds an error to one part of one call's result."""
 
     def change(stage: Stage, made: Any) -> Any:
         if stage.name != name:
@@ -127,7 +127,7 @@ def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
 
 
 def _constant(making: Making, stage: Stage, name: str) -> str:
-    """The name of c of a result: its own, or that of the routing that it is made with."""
+    """The name of a result's constant c: its own, or the constant of the routing it depends on."""
     constants = [making.output(stage, name).constant]
     if stage.router and name in ("weights", "combine"):
         constants.append(along(making, making.routing, name))
@@ -139,7 +139,7 @@ def _constant(making: Making, stage: Stage, name: str) -> str:
 
 
 def along(making: Making, reference: str, name: str = "") -> str:
-    """The largest constant of a call's result and of what it is made of, back to the inputs."""
+    """The largest constant among a call's result and everything it depends on, back to the inputs."""
     stage = making.stages.get(reference.partition("/")[0])
     if stage is None:
         return "direct"
@@ -151,5 +151,5 @@ def along(making: Making, reference: str, name: str = "") -> str:
 
 
 def largest(constants: list[str]) -> str:
-    """Of the names of constants that of the largest."""
+    """The name of the largest of these constants."""
     return max(constants, key=lambda name: CONSTANTS[name][0])

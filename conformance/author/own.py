@@ -1,6 +1,6 @@
-"""Cases of a router of the user's own, "package.module:ROUTER", for `moespec conformance golden --cases MODULE`.
+"""Cases of a custom router, "package.module:ROUTER", for `moespec conformance golden --cases MODULE`.
 
-The module has `cases()`, which yields them, and may have `FUNCTIONS`: building blocks of the package, whose calls are steps of the vectors.
+MODULE has a generator `cases()` and optionally `FUNCTIONS`: building blocks of the package, whose calls become steps of the vectors.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ __all__ = ["Definition", "Function", "Output", "case", "common"]
 
 
 def common(router: str, **options: Any) -> Iterator[Definition]:
-    """The cases that every router has, with these options of it."""
+    """The standard cases of a router with these options."""
     known = {field.name for field in fields(load_own("router", router).Options)}
     other: dict[str, Any] = {name: value for name, value in EVERYWHERE.items() if name in known} | options
     yield case(router, "values", "value", "The defaults, at evaluation.", "generated_code", **options)
@@ -33,7 +33,7 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 def case(
     router: str, *words: str, sizes: tuple[int, int, int] = (6, 3, 4), step: float = 0.125, **given: Any
 ) -> Definition:
-    """A `router_case`, whose parameters, state and noise are drawn on a grid, near where `init` and `state` of the router are constant."""
+    """A `router_case`. Parameters, state and noise are drawn on a grid, around the value of `init` or `state` if that is constant."""
     row, axes = load_own("router", router), dict(zip(sizes, ("tokens", "experts", "width"), strict=True))
     known = {field.name: given[field.name] for field in fields(row.Options) if field.name in given}
     options = row.options(**{axis: size for size, axis in axes.items()}, **known)
@@ -44,7 +44,7 @@ def case(
         tensors = given.setdefault(part, {})
         for name, array in arrays.items() if not tensors else ():
             reach, centre = (0.25, np.round(array.flat[0] / step) * step) if np.ptp(array) == 0 else (1.0, 0.0)
-            for tries in range(9):  # numbers that are all the same would hide the array
+            for tries in range(9):  # equal numbers would hide the array
                 key = f"routers/{router}/{words[0]}/{name}" + "/again" * tries
                 values = grid(key, array.shape, reach=reach, step=step, centre=centre)
                 if array.size == 1 or np.ptp(values):

@@ -1,6 +1,6 @@
-"""The reference: stages run on the specification, one group at a time.
+"""The reference: run stages on the specification, one group at a time.
 
-A model runs on the batched NumPy backend, which is the specification behind the names that models are written with.
+A model runs on the batched NumPy backend, which exposes the specification under the names that models use.
 """
 
 import importlib
@@ -35,16 +35,16 @@ SPEC = SimpleNamespace(
     tanh=np.tanh,
     softmax=softmax,
 )
-"""The specification, with NumPy's own array operations besides. `np.einsum` does not reorder sums."""
+"""The specification plus NumPy's array operations. `np.einsum` does not reorder sums."""
 
 
 @dataclass
 class Making:
-    """A case in the making.
+    """A case under construction.
 
-    tensors: inputs and expected results by reference, and stages: by name, as far as they are made. trace: the calls
-    that a router made, and routing: the one whose result is its routing. sampled: whether every scale is the spread over
-    a few probes, since a derivative by each number would take too long. bound: stages as functions of their arrays.
+    tensors: inputs and expected results so far, by reference; stages: the stages so far, by name. trace: the calls that
+    a router made; routing: the call that returned its routing. sampled: whether every scale is the spread over a few
+    probes because a derivative by each number would take too long. bound: stages as functions of their arrays.
     """
 
     inputs: Mapping[str, Tensor]
@@ -60,7 +60,7 @@ class Making:
         self.tensors = {**self.inputs, **self.tensors}
 
     def add(self, stage: Stage) -> None:
-        """Take up a stage with its results."""
+        """Add a stage with its results."""
         self.stages[stage.name] = stage
         for name, value in stage.outputs.items():
             self.tensors[f"{stage.name}/{name}"] = Tensor(value.array, value.axes)
@@ -68,11 +68,11 @@ class Making:
             self.tensors[stage.name] = self.tensors[f"{stage.name}/{name}"]
 
     def known(self, stage: Stage) -> dict[str, Stage]:
-        """The stages that a stage may refer to, and itself."""
+        """The stages that a stage may refer to, including itself."""
         return {**self.stages, stage.name: stage}
 
     def groups(self, stage: Stage) -> list[Arrays]:
-        """The arrays that a stage reads, group by group; one element for a stage without groups."""
+        """The arrays that a stage reads, group by group. A stage without groups has one element."""
         read = {name: self.tensors[name] for name in call.reads(stage, self.known(stage), self.tensors)}
         arrays = {name: _wide(tensor.array) for name, tensor in read.items()}
         batched = self.batched(stage)
@@ -81,18 +81,18 @@ class Making:
         return [{**arrays, **{n: arrays[n][g, ...] for n in batched}} for g in range(len(arrays[batched[0]]))]
 
     def batched(self, stage: Stage) -> list[str]:
-        """Those of the arrays that a stage reads which have a row for each group."""
+        """The names of the arrays with a groups axis that a stage reads."""
         if function(stage.call).batched:
             return []
         read = call.reads(stage, self.known(stage), self.tensors)
         return [name for name in read if self.tensors[name].axes[:1] in {(axis,) for axis in GROUPS}]
 
     def given(self, stage: Stage, values: Arrays) -> dict[str, Any]:
-        """The arguments and options of a stage as its call takes them, for one group."""
+        """The arguments and options that a stage passes to its call, for one group."""
         return call.given(backend(stage), stage, self.known(stage), self.tensors)(values)
 
     def run(self, stage: Stage, values: Arrays, recorder: Recorder | None = None) -> Arrays:
-        """The results of a stage for one group, of a model for all; of a router with its calls made on `recorder`."""
+        """A stage's results for one group (for a model, all groups). A router makes its calls on `recorder`."""
         if recorder is None and stage.router and self._summed():
             recorder = Recorder(spec, values)
         if recorder is not None:
@@ -107,13 +107,13 @@ class Making:
         return finish(call.arrays(found, self.wanted(stage)))
 
     def router_of(self, stage: Stage) -> str:
-        """The router that a stage is, or whose routing it takes; an empty string if there is none."""
+        """The router that a stage calls or whose routing it takes; "" if none."""
         routing = stage.arguments.get("routing")
         taken = self.stages.get(routing.partition("/")[0]) if isinstance(routing, str) else None
         return stage.router or (taken.router if taken else "")
 
     def _summed(self) -> set[str]:
-        """The calls of a router whose sums over the groups other calls of it read."""
+        """The router's calls whose sums over groups are read by its other calls."""
         read = {
             reference for stage in self.trace for reference in stage.arguments.values() if isinstance(reference, str)
         }
@@ -124,7 +124,7 @@ class Making:
         }
 
     def _of_all_groups(self, change: Callable[[Stage, Any], Any]) -> Callable[[Stage, Any], Any]:
-        """`change`, where a group sees the sums over all groups."""
+        """`change` such that each group sees the sums over all groups."""
         summed = self._summed()
 
         def changed(stage: Stage, result: Any) -> Any:
@@ -134,7 +134,7 @@ class Making:
         return changed
 
     def wanted(self, stage: Stage) -> Collection[str]:
-        """The names of its results; a router has those of the routing that its calls end with."""
+        """The names of a stage's results. A router has the names of its final routing."""
         return function(self.stages[self.routing].call if stage.router else stage.call).outputs
 
     def output(self, stage: Stage, name: str) -> Output:
@@ -142,9 +142,9 @@ class Making:
         return function(stage.call).output(name)
 
     def join(self, stage: Stage, groups: list[Arrays]) -> Arrays:
-        """Results of the groups together: stacked, or averaged (or summed) where a result has no axis for them.
+        """Combine the results of all groups: stacked or, without a groups axis, averaged or summed.
 
-        A result without the axes of groups and tokens, where its description has them, is the same for all.
+        If a result lacks the groups and tokens axes of its description, it is the same for all groups and tokens.
         """
         joined = {}
         for name, first in groups[0].items():
@@ -156,7 +156,7 @@ class Making:
                 joined[name] = stacked.sum(axis=0)
             elif missing == 1 and axes[0] in GROUPS and not function(stage.call).batched:
                 joined[name] = stacked
-            elif missing > 1 or len(groups) == 1:  # it does not depend on the tokens
+            elif missing > 1 or len(groups) == 1:  # independent of the tokens
                 joined[name] = first
             else:
                 joined[name] = stacked.mean(axis=0)
@@ -164,7 +164,7 @@ class Making:
 
 
 def backend(stage: Stage) -> Any:
-    """What a stage runs on."""
+    """The backend that a stage runs on."""
     return importlib.import_module("moespec.backends.numpy") if function(stage.call).batched else SPEC
 
 

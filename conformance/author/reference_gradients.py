@@ -1,6 +1,6 @@
-"""Expected gradients: of `sum(probe * result)`, with a router's losses or without, by the complex step.
+"""Expected gradients of `sum(probe * result)`, with or without a router's losses, by the complex step.
 
-They are checked by central differences.
+Central differences cross-check them.
 """
 
 import sys
@@ -29,16 +29,16 @@ __all__ = ["gradients"]
 
 PROBE, TANH = "the probe", "a tanh"
 TANHS = 512
-"""Factors of the results of tanh, which more results than these share."""
+"""Number of separate factors for tanh results. Further results reuse them."""
 
 
 def gradients(
     making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
 ) -> Gradients:
-    """The gradient of `sum(probe * output)` of a stage by inputs, with `losses` of the weighted losses of `route`, too.
+    """The gradient by inputs of a stage's `sum(probe * output)`, plus `route`'s weighted losses if `losses`.
 
-    Cross-checked along random directions with a central difference, which detects a dropped imaginary part. Raises
-    GoldenError when they disagree.
+    A central difference along random directions cross-checks it, which detects a dropped imaginary part. Raises
+    GoldenError if they disagree.
     """
     groups = making.groups(stage)
     value = stage.outputs[output]
@@ -80,8 +80,8 @@ def gradients(
 
     constant = "gradient" if value.constant.removeprefix(LARGE) == "direct" else "iterated gradient"
     constant = LARGE + constant if making.sampled else constant
-    # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too. So do the results of
-    # tanh, from which a GELU and a cap are differentiated: `1 + tanh` and `1 - tanh^2` cancel far out.
+    # Sums over the results cancel in a gradient, so the probe counts as a rounded input. So do tanh results, from which
+    # GELU and cap derivatives are computed: `1 + tanh` and `1 - tanh^2` cancel for large arguments.
     flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
     flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
     inputs = {**flat, PROBE: wide, TANH: np.ones(TANHS)}
@@ -92,15 +92,15 @@ def gradients(
 
 
 def _rounded_tanh(tanh: Callable[[Any], Any], factors: NDArray[Any], x: Any) -> NDArray[Any]:
-    """The tanh times factors, with the derivative that a framework makes of the result: `1 - tanh^2`."""
+    """tanh times factors, with the derivative that frameworks compute from the result: `1 - tanh^2`."""
     t: NDArray[Any] = tanh(np.real(x)) * np.resize(factors, np.shape(x))
     return np.asarray(t + 1j * (1 - t * t) * np.imag(x)) if np.iscomplexobj(x) else t
 
 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
-    """Steps get smaller, and rounding larger, until curvature is not seen any more (`1 / epsilon` at norm 0).
+    """Try smaller steps, with larger rounding, until curvature is negligible (`1 / epsilon` at norm 0).
 
-    What `stop_gradient` returned at the point itself it returns beside it, too.
+    At neighbouring points, `stop_gradient` returns its values from the point itself.
     """
     for name, computed in slopes.items():
         direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)
@@ -124,7 +124,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
 
 @contextmanager
 def _constants() -> Iterator[Callable[[], None]]:
-    """Yields a function after whose call `stop_gradient` returns again, in order, what it returned before the first."""
+    """Yield a function that makes `stop_gradient` replay, in order, the values it returned before the first call."""
     returned: list[Any] = []
     turn: Iterator[Any] | None = None
 

@@ -1,4 +1,4 @@
-"""What the cases of routers have in common."""
+"""Shared parts of router cases."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -21,18 +21,18 @@ T, E, D = 6, 3, 4
 NORMAL = Noise("tokens experts", reach=2.0, step=0.125)
 """Gating noise."""
 LOSSES: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.0625}
-"""A weight for every loss of a router with gating noise."""
+"""Weights for every loss of a router with gating noise."""
 CHANGED: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy"}
-"""The logits of two losses, each where the default is the other."""
+"""For two losses, the logits (clean or noisy) that are not the default."""
 FRACTIONS = "fractions_of_the_scope"
 SCOPED: dict[str, Any] = {"balance_weight": 0.5, "balance_scope": "batch"}
-"""Options of a balance loss of all groups."""
+"""Options of a balance loss over all groups."""
 LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
-"""What the output of a layer without noise has a gradient by."""
+"""Inputs by which the output of a layer without noise is differentiated."""
 
 
 def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
-    """The parameters of a router that has a kernel, drawn from a key or all 0."""
+    """The parameters of a router with a kernel, drawn from a key or all 0."""
     values = np.zeros((width, experts)) if zero else grid(key, (width, experts), reach=reach)
     return {"kernel": tensor(values, "width experts")}
 
@@ -61,13 +61,13 @@ def router_case(
     losses: bool | None = None,
     **options: Any,
 ) -> Definition:
-    """A case of a router: its calls, the router as a whole, and the layer around it.
+    """A router case: the router's calls, the complete router, and the layer around it.
 
-    params: of the router, by default a kernel, which is 0 with `zero`. state: of one that keeps a state. inputs:
-    others than those drawn; with `tokens` among them nothing is drawn. sizes: tokens, experts and width; hidden: the
-    width inside the experts. train: by default where there is noise. losses: whether a gradient of the layer is that of
-    its losses, too, by default where there is noise; without it is of the output alone, as an adapter computes it.
-    options: of the router, besides its sizes.
+    params: of the router; default: a kernel, which is 0 with `zero`. state: of a router with state. inputs: additional
+    inputs; if they include `tokens`, nothing is drawn. sizes: tokens, experts and width; hidden: hidden width of the
+    experts. train: defaults to whether there is noise. losses: whether a layer gradient includes the losses; defaults
+    to whether there is noise. Without losses the gradient is of the output only, as an adapter computes it. options: of
+    the router, besides its sizes.
     """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
@@ -106,15 +106,15 @@ def router_case(
 def kernel_case(
     router: str, name: str, kind: str, purpose: str, *flags: str, zero: bool = False, **fields: Any
 ) -> Definition:
-    """A case of a router without batches of noise, whose kernel is drawn from its name alone."""
+    """A router case whose kernel is drawn from the case's name."""
     params = kernel_of(f"routers/{router}/{name}", *fields["sizes"][:0:-1], zero=zero)
     return router_case(router, name, kind, purpose, *flags, params=params, **fields)
 
 
 def common(router: str, **options: Any) -> Iterator[Definition]:
-    """The cases that every router with gating noise and a number of slots has.
+    """The common cases of routers with gating noise and a number of slots.
 
-    options: others of the router that the case with all losses changes.
+    options: further router options that the case with all losses changes.
     """
     purpose = "Two groups, with so many slots that there is room for all that is requested."
     yield router_case(router, "values", "value", purpose, "generated_code", slots_per_expert=4)
@@ -130,15 +130,15 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 
 
 def balance_scope(router: str, **fields: Any) -> Definition:
-    """A case of a balance loss that counts the choices of both groups."""
+    """A case whose balance loss counts the choices of both groups."""
     purpose = "The fractions of the balance loss are those of both groups, its mean scores those of each."
     return router_case(router, "balance_scope", "value", purpose, FRACTIONS, **{**SCOPED, **fields})
 
 
 def evaluation(router: str, **options: Any) -> Definition:
-    """A case that sees the capacity of evaluation, at which tokens are dropped; that of training drops none.
+    """A case of the evaluation capacity, at which tokens are dropped; the training capacity drops none.
 
-    It is half more than a whole number, which is even; and there is a number of slots for training.
+    The capacity is an even integer plus one half, and training has an explicit number of slots.
     """
     purpose = "The factor of evaluation, rounded to the nearest, comes before the factor and the slots of training."
     settings: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 5, "rounding": "round", **options}
@@ -146,16 +146,16 @@ def evaluation(router: str, **options: Any) -> Definition:
 
 
 def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any) -> Definition:
-    """A case of a router's gradient that an adapter has, too: without noise, of the output alone."""
+    """A gradient case that adapters also run: without noise, of the output only."""
     purpose = "Without noise, of the output alone."
     return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)
 
 
 def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -> Iterator[Definition]:
-    """Cases without a capacity, for kernels that sort choices by their experts.
+    """Cases without a capacity, for kernels that sort choices by expert.
 
-    case: of a router whose bias sends all tokens to one expert and none to another. tied: of one without a bias. In its case
-    experts return constants, with equal weights; of their sum float32 loses nothing, in any order.
+    case: of a router whose bias sends all tokens to one expert and none to another. tied: of a router without a bias.
+    In that case experts return constants with equal weights, whose sum is exact in float32 in any order.
     """
     settings: dict[str, Any] = {"groups": 3, "choices": 3, "capacity_factor": math.inf}
     purpose = "Three choices and no capacity: one expert has all tokens, one has none."
@@ -173,16 +173,16 @@ def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -
 
 
 JITTER = Noise("tokens width", reach=1.0, step=0.125)
-"""Draws of the jitter."""
+"""How jitter is drawn."""
 
 
 def logit_options(router: str, **options: Any) -> Definition:
-    """A case in which logits have a bias, a cap and the jitter of tokens, which takes the place of other noise."""
+    """A case whose logits have a bias and a cap. Token jitter replaces other noise."""
     purpose = "Logits with a bias and a cap, of tokens with jitter, which takes the place of other noise."
     key = f"routers/{router}/logit_options"
     params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}
     settings: dict[str, Any] = {"bias": True, "jitter": 0.25, "logit_cap": 1.5, "z_weight": 0.0625, **options}
-    if router not in ("gshard", "switch"):  # which have no gating noise
+    if router not in ("gshard", "switch"):  # these have no gating noise
         settings["noise_multiplier"] = 0.0
     by = ("router/kernel", "router/bias")
     return router_case(
@@ -191,7 +191,7 @@ def logit_options(router: str, **options: Any) -> Definition:
 
 
 def several_choices(router: str, **options: Any) -> Definition:
-    """A case of two choices whose slots, weights and balance loss are those of other code bases."""
+    """A case of two choices with the slots, weights and balance loss of other code bases."""
     purpose = "A token gets all its slots before the next one, and what it keeps is divided by the root of the sum of squares."
     settings: dict[str, Any] = {"normalize_selected": True, "normalize_when": "after", "normalize_norm": "euclidean"}
     settings |= {"slot_order": "token", "capacity_factor": 0.75, **options}

@@ -4,22 +4,22 @@
 
     A = max(|f|, sum_i |x_i df/dx_i|, sum_i |w_i df/dw_i|, ...)
 
-how far rounding each number of one input once can move the result, in units of u, and at least the rounding of the
-result itself. For a product of matrices this is `|x| @ |w|`, the same computation on absolute values, exactly; for
-everything else it needs no derivation by hand. The derivatives are taken by the complex step, so A is exact too. It is
-no bound where a formula cancels inside (`1 + tanh(x)` far out, a variance): there the stage writes the computation on
-absolute values down.
+A is how far rounding each number of one input once can move the result, in units of u, and at least the rounding of the
+result itself. For a matrix product it is exactly `|x| @ |w|`, the same computation on absolute values. Other functions
+need no manual derivation. The derivatives use the complex step, so A is exact. It is not a bound if a formula cancels
+internally (a variance, or `1 + tanh(x)` for large arguments). Such a stage writes out its computation on absolute
+values.
 
-*Spread.* For gradients and deep models, whose derivatives would need a pass per number and input,
+*Spread.* For gradients and deep models, whose derivatives would need one pass per input number,
 
     A = max(|f|, r),   r^2 = mean over probes v of |df along x v|^2,   v = +-1 for every number of every input
 
 which is `sqrt(sum_i (x_i df/dx_i)^2)` in expectation: how far independent roundings move the result (small-sample
 condition estimation, Kenney and Laub 1994). A gradient is one vector, whose small entries are differences of terms as
-large as the others: there r is at least its root mean square over the vector (`pooled_spread`). The results of
-tanh count as inputs there.
+large as the others. Its r is therefore at least the root mean square of r over the vector (`pooled_spread`), and the
+results of tanh count as inputs.
 
-*Stability.* How much relative change of the inputs a discrete result bears: a margin for choices inside an iteration.
+*Stability.* The relative change of the inputs that leaves a discrete result unchanged: a margin for choices inside an iteration.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ Function = Callable[[Arrays], Arrays]
 
 
 def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
-    """The condition scale of every float result; `results` are those of `function(inputs)`."""
+    """The condition scale of every float result. results: `function(inputs)`."""
     results = _floats(results)
     scale = {name: np.abs(value) for name, value in results.items()}
     for name, array in inputs.items():
@@ -54,9 +54,9 @@ def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
 
 
 def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
-    """Every number of every float input changed by the factor `1 + step` or `1 - step`, except the tables of a hash layer.
+    """Multiply every number of every float input by `1 + step` or `1 - step`, except the tables of a hash layer.
 
-    These are whole numbers, which stand among floating parameters.
+    The tables are integers stored among float parameters.
     """
     return {
         name: array
@@ -67,9 +67,9 @@ def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
 
 
 def spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 16, pooled: bool = False) -> Arrays:
-    """The spread scale of every float result; with `pooled`, r is at least its root mean square.
+    """The spread scale of every float result. With `pooled`, r is at least its root mean square over the result.
 
-    results: those of `function(inputs)`.
+    results: `function(inputs)`.
     """
     step = 1e-6
     results = _floats(results)
@@ -84,7 +84,7 @@ def spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int =
 
 
 def pooled_spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 2) -> Arrays:
-    """The spread scale of results that are one vector each, from few probes."""
+    """The spread scale of results that are one vector each, from a few probes."""
     return spread(function, inputs, results, probes=probes, pooled=True)
 
 
@@ -93,17 +93,17 @@ def _floats(results: Arrays) -> Arrays:
 
 
 def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
-    """The largest of 1/4, 1/8, ... by which all float inputs can be changed without changing the result, or 0."""
+    """The largest of 1/4, 1/8, ... by which all float inputs can change without changing the result, or 0."""
     expected = function(inputs)
     for exponent in range(2, 50):
-        step = np.float64(2.0**-exponent)  # which makes inputs in float32 float64, so that no step is lost
-        results = (function(moved(inputs, probe, step)) for probe in range(probes))  # the first that differs is enough
+        step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so no step is lost
+        results = (function(moved(inputs, probe, step)) for probe in range(probes))  # lazy: one difference is enough
         if all(np.array_equal(result[name], expected[name]) for result in results for name in expected):
             return step
     return 0.0
 
 
 def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
-    """The scale with three significant digits, rounded up: what a vector stores."""
+    """The scale as a vector stores it: three significant digits, rounded up."""
     rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
     return rounded

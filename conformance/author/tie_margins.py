@@ -1,8 +1,8 @@
-"""How far the choices of a stage are from a tie, and how far they must be in each dtype.
+"""Tie margins: how far a stage's choices are from a tie, and how far they must be in each dtype.
 
-A choice on inputs of the case is exact, and its margin None. A router makes all choices of its calls, by what these
-order as functions of its own inputs; whatever takes the routing of another stage makes the choices of that. What is
-ordered is in float32 or better in every dtype, unless a model computes the tokens that it is made of.
+A choice on inputs of the case is exact and has the margin None. A router makes all choices of its calls; the ordered
+scores count as functions of the router's inputs. A stage that takes another stage's routing makes that stage's choices.
+Ordered scores are in float32 or better in every dtype, unless a model computes the tokens they depend on.
 """
 
 import importlib
@@ -26,22 +26,22 @@ from moespec.conformance.functions.describe import Choice
 __all__ = ["choices", "decision", "ordered"]
 
 CARRYING = SimpleNamespace(**{**{name: getattr(spec, name) for name in dir(spec)}, "stop_gradient": lambda x: x})
-"""The specification in which errors pass through what carries no gradient: a plan that only selects has them, too."""
+"""The specification with errors passing through `stop_gradient`: a plan that only selects also has errors."""
 
 
 pooled = partial(pooled_spread, probes=PROBES)
-"""The scale of what is ordered in a case that is sampled."""
+"""Scale of the ordered scores in a sampled case."""
 
 
 class Decided(NamedTuple):
-    """A margin, and the name of the constant of the errors of what is ordered."""
+    """A margin, and the name of the error constant of the ordered scores."""
 
     margin: float
     constant: str
 
 
 def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
-    """The margin of the choices of a stage and the margins needed; None if it makes none."""
+    """The margin of a stage's choices and the margins needed; None if it makes no choice."""
     choices_of_stage = list(_router(making, stage) if stage.router else _own(making, stage))
     margins = [each for each in choices_of_stage if each is not None]
     if making.sampled:
@@ -56,7 +56,7 @@ def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
 
 
 def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
-    """rounded: whether what is ordered has the errors of the dtype of the run."""
+    """rounded: whether the ordered scores have the errors of the run's dtype."""
     dtypes = {name: dtype if rounded or name != "bfloat16" else DTYPES["float32"] for name, dtype in DTYPES.items()}
     return {
         "margin": float(f"{min(decided.margin, 1.0):.3g}"),
@@ -65,13 +65,13 @@ def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
 
 
 def ordered(choice: Choice, given: Mapping[str, Any]) -> Arrays:
-    """What is ordered, from the arguments of the call."""
+    """The ordered scores, from the arguments of the call."""
     scores = given[choice.ordered] if isinstance(choice.ordered, str) else choice.ordered(**given)
     return scores if isinstance(scores, dict) else {"": scores}
 
 
 def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str, Any]) -> float:
-    """The margin of a choice, for one group."""
+    """The margin of a choice for one group."""
     if choice.margin is None:
         raise TypeError("the margin of a choice with the scale 'stability' is not found from scores")
     scores = {key: np.real(value) for key, value in scores.items()}
@@ -81,7 +81,7 @@ def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str,
 
 
 def _own(making: Making, stage: Stage) -> Iterator[Decided | None]:
-    """The choice that a function makes; None for an exact one."""
+    """Yield a function's choice; None for an exact choice."""
     known = function(stage.call)
     choice = known.choice
     if choice is None:
@@ -112,7 +112,7 @@ def _own(making: Making, stage: Stage) -> Iterator[Decided | None]:
 
 
 def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
-    """The choices of the calls that a model makes, as functions of its inputs."""
+    """The choices of a model's calls, as functions of the model's inputs."""
     (values,) = making.groups(stage)
     run: Any = choice.ordered
 
@@ -138,7 +138,7 @@ def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
 
 
 def _of_groups(recorder: Recorder) -> Any:
-    """The batched NumPy backend, whose choices and routers are those of a recorder, group by group."""
+    """The batched NumPy backend with a recorder's choices and routers, group by group."""
     numpy = importlib.import_module("moespec.backends.numpy")
     groups = importlib.import_module("moespec.backends.numpy.groups")
     module = SimpleNamespace(**{name: getattr(numpy, name) for name in numpy.__all__})
@@ -152,13 +152,13 @@ def _of_groups(recorder: Recorder) -> Any:
 
 
 def choices(stages: tuple[Stage, ...]) -> list[tuple[Stage, Choice]]:
-    """The calls of a router that decide by an order, with what they decide."""
+    """A router's calls that choose by an order, with their choices."""
     pairs = [(stage, function(stage.call).choice) for stage in stages]
     return [(stage, choice) for stage, choice in pairs if choice is not None and choice.scale != "stability"]
 
 
 def _router(making: Making, stage: Stage) -> Iterator[Decided]:
-    """The choices of a router's calls, as functions of its inputs."""
+    """Yield the choices of a router's calls, as functions of the router's inputs."""
     for inner, choice in choices(making.trace):
         margins = []
         arguments = inner.arguments.values()
@@ -182,7 +182,7 @@ def _router(making: Making, stage: Stage) -> Iterator[Decided]:
 
 
 def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any:
-    """The written scale of what a call of a router returns, which counts errors that it makes itself, or 0."""
+    """The written scale of a router call's result, which counts the call's own errors, or 0."""
     name, _, part = reference.partition("/")
     made = next((inner for inner in making.trace if inner.name == name), None)
     output = function(made.call).output(part or next(iter(function(made.call).outputs))) if made else None
@@ -194,7 +194,7 @@ def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:
-    """The scales of a result and of what it is made of."""
+    """Yield the scale rules of a result and of everything it depends on."""
     stage = making.stages.get(reference.partition("/")[0]) if isinstance(reference, str) else None
     if stage is not None:
         yield from (output.scale for output in function(stage.call).outputs.values())

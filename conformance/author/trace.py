@@ -1,7 +1,7 @@
-"""The recorder: the specification, noting each public call that a router makes and what its arguments are.
+"""The recorder: a wrapper of the specification that records each public call of a router with its arguments.
 
-The calls are the stages of the router's vectors. An argument is an input, the result of an earlier call or a part of
-it; anything else is an error of the router, whose steps could not be followed.
+The calls become the stages of the router's vectors. An argument must be an input, an earlier call's result, or a part
+of one. Anything else is an error in the router, because its steps cannot be traced.
 """
 
 import functools
@@ -24,23 +24,23 @@ from moespec.spec.routing import RouterOutput
 __all__ = ["Recorder", "TraceError"]
 
 ALIASES = ("stop_gradient", "cast")
-"""Operations whose result is, for a reader, their argument."""
+"""Operations whose result a reader identifies with their argument."""
 PLAIN = (bool, int, float, str)
 EXTENSIONS: Mapping[str, Mapping[str, str]] = {
     "token_choice": {"hold": "keep", "slot_order": ""},
     "normalize_selected": {"norm": "", "epsilon": ""},
 }
-"""Options by which a function extends its paper's, each with the argument that it goes with. A stage has them with that argument, and
-where they are not the default, so that an implementation of the paper needs none."""
+"""Options that extend a paper's function, each with its related argument. A stage stores such an option only with that
+argument or if it is not the default, so that an implementation of the paper needs none of them."""
 
 _signature = cache(inspect.signature)
 
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """The functions to be noted that the module of a router and those that it shares have imported: names, name, function, and path.
+    """The functions to record that a router's module and its shared modules import, as (namespace, name, function, path).
 
-    Of a router of the user's own these are the modules of its package, and the specification, which it may call as `spec.token_choice`.
+    For a custom router these are its package's modules and the specification, which it may call as `spec.token_choice`.
     """
     package = router.__name__.partition(".")[0]
     of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
@@ -54,16 +54,15 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
 
 
 class TraceError(Exception):
-    """A router passes an array that no input and no public call gives; the message names the call and the argument."""
+    """A router passes an array that is neither an input nor from a public call. The message names the call and the argument."""
 
 
 class Recorder:
-    """The specification, or another `B`, with the functions that algorithms describe noted. `router` is one that calls them.
+    """The specification, or another `B`, that records calls of public functions. `router(name)` returns a router that calls it.
 
-    inputs: arrays by reference. change: `(stage, result) -> result`, called with each recorded call and what it
-    returned. followed: whether arguments must be known; if not, as in a model, whose arrays are computed with between
-    calls, each call is recorded as often as it is made. stages: what was recorded, in order. given: for each stage the
-    arguments as they were.
+    inputs: arrays by reference. change: `(stage, result) -> result`, called with each recorded call and its result.
+    followed: whether arguments must be known. If not (a model computes with arrays between calls), every call is
+    recorded, repeats included. stages: the recorded calls, in order. given: each stage's original arguments.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self._inside = False  # a function of the user's own, whose calls are its own
+        self._inside = False  # inside a custom function, whose inner calls are not recorded
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -88,7 +87,7 @@ class Recorder:
         return self._noted(name, attribute) if name in FUNCTIONS else attribute
 
     def router(self, name: str) -> Router[Any]:
-        """A router of the specification whose calls are noted."""
+        """A router of the specification whose calls are recorded."""
         router = spec.ROUTERS[name]
 
         def route(*arguments: Any, **options: Any) -> RouterOutput:
@@ -99,7 +98,7 @@ class Recorder:
 
     @contextmanager
     def _in_place_of(self, router: str) -> Iterator[None]:
-        """The noted functions in place of those that the modules of a router have imported."""
+        """Replace the functions that a router's modules import with recording ones."""
         imported = _imported(sys.modules[spec.ROUTERS[router].Options.__module__])
         for names, name, function, path in imported:
             names[name] = self._noted(path, function) if is_own(path) else getattr(self, name)
@@ -110,7 +109,7 @@ class Recorder:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """The reference of a routing. Raises TraceError for one that nothing recorded gave."""
+        """The reference of a routing. Raises TraceError if no recorded call returned it."""
         if id(value) not in self._known:
             raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]
@@ -125,7 +124,7 @@ class Recorder:
         return alias
 
     def _know(self, reference: str, value: Any) -> None:
-        """Remember what a value is; with the value, so that no other one gets its identity."""
+        """Remember a value's reference. Keeps the value alive, so that no other value gets its id."""
         self._known.setdefault(id(value), (reference, value))
 
     def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

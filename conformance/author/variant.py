@@ -1,8 +1,7 @@
-"""Known variants: complete targets that do one thing differently, and everything else as the specification.
+"""Known variants: complete targets that differ from the specification in one respect.
 
-A change of a router is `(B, route) -> output`; `route` is a `Route`. Arrays have a leading groups axis: scores and
-logits are (groups, tokens, experts), tokens (groups, tokens, width), `token` and `weight` of a routing (groups, experts,
-slots), and a loss is the mean over groups.
+A change of a router is `(B, route) -> output`, with a `Route`. Arrays have a leading groups axis: scores and logits are (groups, tokens,
+experts), tokens are (groups, tokens, width), a routing's `token` and `weight` are (groups, experts, slots). A loss is the mean over groups.
 """
 
 import importlib
@@ -35,14 +34,14 @@ __all__ = [
 ]
 
 TRAINING = frozenset({"make_step", "init_state"})
-"""Names that only training calls."""
+"""Names called only by training."""
 
 Replacement = Callable[..., Any]
-"""`(B, *arguments, **options)`, B being the right backend: what a public name, or the `route` of a router, becomes."""
+"""`(B, *arguments, **options)` with the correct backend B: the replacement of a public name or of a router's `route`."""
 
 
 class Spec(Backend, Protocol):
-    """The right backend: the specification behind the batched names, also those that no router, layer or model calls."""
+    """The correct backend: the specification under the batched names, including names that no router, layer or model calls."""
 
     CAPACITY_RULES: Mapping[str, CapacityRule]
     SoftRouting: Any
@@ -62,13 +61,13 @@ class Spec(Backend, Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing done differently: another reading of a source, a known implementation, or a mistake.
+    """One difference from the specification: another reading of a source, a known implementation, or a mistake.
 
-    name: of the variant. computes: a sentence, what it does instead. replaced: public names of a target, or names of
-    routers (whose `route` is replaced), with what they become; "ROUTERS" becomes what a function of them makes. ledger:
-    the alternative of the ambiguity ledger that it takes ("GS-3b"), the question that it answers in a way that the
-    ledger does not list ("GS-3"), or "". who: a public implementation that is known to do so, or "". row: the algorithm
-    that must catch it, where that is not one of the replaced names.
+    name: of the variant. computes: a sentence that states the difference. replaced: replacements by public name of a
+    target or by router name (which replaces its `route`); the value of "ROUTERS" is a function of the routers. ledger:
+    the alternative that it takes in the ambiguity ledger ("GS-3b"), the question that it answers in an unlisted way
+    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm that must catch it, if
+    that is not one of the replaced names.
     """
 
     name: str
@@ -80,9 +79,9 @@ class Variant:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """The algorithms that must catch it: those of the replaced names; all, for an operation that none has.
+        """The algorithms that must catch it: those of the replaced names, or all for an operation of no algorithm.
 
-        Training concerns the model that is trained.
+        A training operation must be caught by the trained model.
         """
         if self.row or self.replaced.keys() <= TRAINING:
             return frozenset({self.row or "vit"})
@@ -91,9 +90,9 @@ class Variant:
 
 
 def variant(function: Replacement, *names: str, ledger: str = "", who: str = "", row: str = "") -> Variant:
-    """The variant in which `function` is what each of `names` becomes; name and docstring are those of the function.
+    """The variant that replaces each of `names` with `function` and takes its name and docstring.
 
-    Of a router it is a change of the route; see `changed`.
+    For a router, `function` is a change of the route; see `changed`.
     """
     sentence = " ".join((function.__doc__ or "").split())
     replaced = {name: changed(name, function) if name in ROUTERS else function for name in names}
@@ -102,9 +101,9 @@ def variant(function: Replacement, *names: str, ledger: str = "", who: str = "",
 
 @dataclass(frozen=True)
 class Route:
-    """A call of a router: what its `route` is given, and what that returns where nothing is changed.
+    """A call of a router's `route`: its arguments and its unchanged output.
 
-    more: what is given by name: noise, train, and what the router needs or keeps.
+    more: keyword arguments: noise, train, and the router's requirements or state.
     """
 
     function: Callable[..., RouterOutput]
@@ -115,29 +114,29 @@ class Route:
 
     @property
     def noise(self) -> Array | None:
-        """The noise, if any."""
+        """The noise, or None."""
         return self.more.get("noise")
 
     @property
     def train(self) -> bool:
-        """Whether it is training."""
+        """Whether the call is in training mode."""
         return bool(self.more.get("train"))
 
     def logits(self, B: Spec) -> tuple[Array, Array]:
-        """Clean and noisy logits of a router with gating noise."""
+        """The clean and noisy logits of a router with gating noise."""
         return noisy_logits(B, self.params, self.tokens, self.options, self.noise)
 
     def output(self, *, options: Any = None, **more: Any) -> RouterOutput:
-        """What the router returns, with other options or something else by name where that is given."""
+        """The router's output, optionally with other options or keyword arguments."""
         return self.function(self.params, self.tokens, options or self.options, **{**self.more, **more})
 
 
 Change = Callable[[Any, Route], RouterOutput]
-"""What a router returns instead: of the right backend, and of the call."""
+"""`(B, route) -> output`: a router's changed output, from the correct backend and the call."""
 
 
 def changed(router: str, change: Change) -> Replacement:
-    """What the route of a router becomes: `change(B, route)`."""
+    """The replacement of a router's `route`: `change(B, route)`."""
 
     def route(B: Spec, params: Params, tokens: Array, options: Any, **more: Any) -> RouterOutput:
         return change(B, Route(B.ROUTERS[router].route, params, tokens, options, more))
@@ -146,16 +145,16 @@ def changed(router: str, change: Change) -> Replacement:
 
 
 def every(routers: Collection[str], change: Change) -> dict[str, Replacement]:
-    """The routes of several routers changed alike; see `changed`."""
+    """The same change for several routers; see `changed`."""
     return {name: changed(name, change) for name in routers}
 
 
 def fixed(
     name: str, computes: str, of: str | Sequence[str], ledger: str = "", who: str = "", row: str = "", **options: Any
 ) -> Variant:
-    """The variant in which options, where a router has them, or arguments of functions are always these; see `Variant`.
+    """The variant that fixes options (of routers that have them) or arguments of functions; see `Variant`.
 
-    of: the routers or functions. options: of a function, what each argument is, or makes it of the right one.
+    of: the routers or functions. options: fixed values; for a function, also callables that map the correct argument to the changed one.
     """
 
     def configured(B: Spec, route: Route) -> RouterOutput:
@@ -177,7 +176,7 @@ def fixed(
 
 
 def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors: Callable[..., Any]) -> Variant:
-    """The variant in which results of functions are multiplied by `factor(**arguments)`, by the name of the function."""
+    """The variant that multiplies results of functions by `factor(**arguments)`. factors: by name of the function."""
 
     def function(of: str, factor: Callable[..., Any]) -> Replacement:
         def changed(B: Spec, *arguments: Any, **named: Any) -> Any:
@@ -189,19 +188,19 @@ def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors:
 
 
 def _bound(of: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of a function by name, without defaults and with them."""
+    """The arguments of a function by name, without and with defaults."""
     signature = inspect.signature(getattr(spec, of))
     given = signature.bind(*arguments, **named).arguments
     return given, {name: parameter.default for name, parameter in signature.parameters.items()} | given
 
 
 def _reference() -> Any:
-    """The right backend: the specification behind the batched names."""
+    """The correct backend: the specification under the batched names."""
     return importlib.import_module("moespec.backends.numpy")
 
 
 def module_of(replaced: Mapping[str, Replacement]) -> Any:
-    """A target: the right backend with some names replaced, and its routers composed of what it then has."""
+    """A target: the correct backend with some names replaced, and routers composed from the resulting names."""
     B = _reference()
     module = SimpleNamespace(**{name: getattr(B, name) for name in dir(B)})
     for name in replaced.keys() - ROUTERS.keys() - {"ROUTERS"}:
@@ -216,7 +215,7 @@ def module_of(replaced: Mapping[str, Replacement]) -> Any:
 
 
 def noting(called: set[str]) -> Any:
-    """The right backend as a target that records in `called` each public name and each router that is called."""
+    """The correct backend as a target that adds each called public name and router to `called`."""
     B = _reference()
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,36 +237,36 @@ def noting(called: set[str]) -> Any:
 
 
 def heap_order(values: Array, axis: int = -1) -> Array:
-    """Descending, by a sort that is not stable."""
+    """Indices in descending order, by an unstable sort."""
     return np.argsort(-values.real, axis=axis, kind="heapsort")
 
 
 def chosen_mask(scores: Array, choices: int) -> Array:
-    """1 for the experts that a token chooses, 0 for the others: (groups, tokens, experts)."""
+    """1 for each expert that a token chooses, else 0: (groups, tokens, experts)."""
     mask = np.zeros(scores.shape)
     np.put_along_axis(mask, stable_order(scores)[..., :choices], 1.0, axis=2)
     return mask
 
 
 def one_group(scores: Array) -> Array:
-    """The tokens of all groups in one."""
+    """The tokens of all groups merged into one group."""
     return scores.reshape(1, -1, scores.shape[2])
 
 
 def below_zero(values: Array) -> Array:
-    """The values with a number below 0 for each -0.0."""
+    """The values with each -0.0 replaced by a number below 0."""
     return np.where((values == 0) & np.signbit(values.real), -1e-300, values)
 
 
 def without_biases(params: Params) -> Params:
-    """The parameters with 0 for each bias."""
+    """The parameters with every bias set to 0."""
     return {
         name: 0 * array if name.startswith("b") or name.endswith("bias") else array for name, array in params.items()
     }
 
 
 def renormalised(routing: Any) -> Any:
-    """The routing with the weights of a token divided by their sum, where that is positive."""
+    """The routing with each token's weights divided by their sum if it is positive."""
     total = routing.dense().combine.sum(axis=(2, 3))
     total = np.concatenate([np.where(total.real > 0, total, 1), np.ones_like(total[:, :1])], 1)
     of_each = np.take_along_axis(total, routing.token.reshape(len(total), -1), 1)
@@ -275,34 +274,34 @@ def renormalised(routing: Any) -> Any:
 
 
 def kept(routing: Any, stays: Array) -> Any:
-    """The routing with those slots left empty that do not stay."""
+    """The routing with all slots emptied where `stays` is false."""
     token = np.where(stays, routing.token, routing.tokens).astype(np.int32)
     return routing._replace(token=token, weight=np.where(stays, routing.weight, 0), slot=None)
 
 
 def weighted_by(routing: Any, scores: Array) -> Any:
-    """The routing with the combine weights taken from `scores` (groups, tokens, experts)."""
+    """The routing with combine weights from `scores` (groups, tokens, experts)."""
     of_none = np.concatenate([scores, np.zeros_like(scores[:, :1])], axis=1)
     weight = np.take_along_axis(of_none, routing.token.swapaxes(1, 2), axis=1).swapaxes(1, 2)
     return routing._replace(weight=weight)
 
 
 def with_loss(output: RouterOutput, options: Any, name: str, value: Array) -> RouterOutput:
-    """The output of a router with another value of the loss `name`, weighted by the options, and in the metrics."""
+    """The router's output with another value of the loss `name`, weighted by the options, also in the metrics."""
     losses = {**output.losses, name: getattr(options, f"{name}_weight") * value}
     return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": value})
 
 
 def noiseless(B: Spec, route: Route) -> RouterOutput:
-    """The router without the noise that it is given."""
+    """The router ignores its noise."""
     return route.output(noise=None)
 
 
 def rerouted(B: Spec, output: RouterOutput, routing: Any) -> RouterOutput:
-    """The output of a router with another routing, and the metrics of that."""
+    """The router's output with another routing and that routing's metrics."""
     return output._replace(routing=routing, metrics={**output.metrics, **B.routing_metrics(routing)})
 
 
 def reweighted(B: Spec, output: RouterOutput, scores: Array) -> RouterOutput:
-    """The output of a router with the combine weights taken from `scores` (groups, tokens, experts)."""
+    """The router's output with combine weights from `scores` (groups, tokens, experts)."""
     return rerouted(B, output, weighted_by(output.routing, scores))

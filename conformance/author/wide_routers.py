@@ -1,8 +1,7 @@
-"""A wide case of each router: what the other cases, which are small, leave out, in one.
+"""One wide case per router, covering what the other, small cases omit.
 
-Three groups, odd sizes, nine choices of some, numbers of more bits than bfloat16 has, a weight for every
-loss, and all options that can be combined other than their defaults. The gradient of the output and all losses is by every
-float input.
+A wide case has three groups, odd sizes, nine choices (some routers), numbers with more bits than bfloat16, a weight for every loss, and
+non-default values for all compatible options. It differentiates the output and all losses by every float input.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,10 +20,10 @@ from moespec.spec import ROUTERS
 __all__ = ["wide_routers"]
 
 STEP = 2.0**-14
-"""Of the grids of all numbers, which bfloat16 does not have."""
+"""Grid step of all numbers; they are not exact in bfloat16."""
 TOKENS, EXPERTS, WIDTH, IDS = 3, 3, 3, 7
 NINE = ("sigmoid_token_choice", "softmax_token_choice")
-"""Routers with nine choices; the choices of the others are those of the same functions."""
+"""Routers with nine choices. The other routers choose by the same functions."""
 GATING = Noise("tokens experts", 1.0, STEP)
 NOISE = {
     "base": Noise("tokens", 1.0, STEP),
@@ -33,7 +32,7 @@ NOISE = {
     "noisy_top_k": GATING,
     "switch": Noise("tokens width", 1.0, STEP),
 }
-"""Of routers whose noise is their own."""
+"""Noise of routers with router-specific noise."""
 
 EVERYWHERE: dict[str, Any] = {
     "bias": True,
@@ -55,7 +54,7 @@ EVERYWHERE: dict[str, Any] = {
     "noise_multiplier": 0.5,
     "choices": 2,
 }
-"""Options by name, of each router that has them."""
+"""Option values by name, for each router that has the option."""
 OWN: Mapping[str, dict[str, Any]] = {
     "base": {"tokens": 9, "shards": 3},
     "batch_expert_choice": {"eval_take": "above", "predictor_weight": 0.5, "threshold_decay": 0.75},
@@ -116,7 +115,7 @@ OWN: Mapping[str, dict[str, Any]] = {
     "strictly_balanced": {"threshold_weight": 0.25},
     "switch": {"jitter": 0.25, "tries": 2, "normalize_selected": True},
 }
-"""Options of a router, and its sizes where others do not fit."""
+"""Router-specific options, and sizes where the default sizes do not fit."""
 
 
 SMALL = (
@@ -131,17 +130,17 @@ ONE: Mapping[str, dict[str, Any]] = {
     "hash": {"ids": 1},
     "hierarchical_top_k": {"branches": 1, "choices_per_level": 1},
 }
-"""Routers of which no other case has both one token and as few experts as there can be, with options of theirs."""
+"""Routers without another case of one token and the minimum number of experts, with their options."""
 
 
 def wide_routers() -> Iterator[Definition]:
-    """The wide case of each router, and one with one token and one expert of those in `ONE`."""
+    """Yield the wide case of each router, and a case with one token and one expert for each router in `ONE`."""
     yield from (wide(router) for router in ROUTERS)
     yield from (one(router) for router in ONE)
 
 
 def one(router: str) -> Definition:
-    """A case of one token, of one expert where there can be one, of width 1."""
+    """A case with one token, one expert (if possible) and width 1."""
     known = {field.name for field in fields(ROUTERS[router].Options)}
     least = {"choices": 1, "noise_multiplier": 0.0, "images": 1, "dimensions": 1, "capacity_factor": 1.0}
     options: dict[str, Any] = {name: value for name, value in least.items() if name in known} | ONE[router]
@@ -158,7 +157,7 @@ def one(router: str) -> Definition:
 
 
 def wide(router: str) -> Definition:
-    """The wide case of a router."""
+    """The wide case of one router."""
     row, own, key = ROUTERS[router], OWN[router], f"routers/{router}/wide"
     known = {field.name for field in fields(row.Options)}
     sizes = {"tokens": TOKENS, "experts": EXPERTS, "width": WIDTH}
@@ -170,7 +169,7 @@ def wide(router: str) -> Definition:
     made = row.options(**options)
     params, state = _parameters(router, made, key)
     inputs = {}
-    if router in ("hash", "soft_moe"):  # which choose nothing by their tokens
+    if router in ("hash", "soft_moe"):  # these do not choose by their tokens
         inputs["tokens"] = tensor(grid(f"{key}/tokens", (3, TOKENS, WIDTH), step=STEP), "groups tokens width")
     if row.needs == "ids":
         inputs["ids"] = tensor(integers(f"{key}/ids", (3, sizes["tokens"]), 0, IDS - 1), "groups tokens")

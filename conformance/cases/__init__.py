@@ -1,9 +1,9 @@
-"""One file for each module of the specification, router and model: its cases and its known variants.
+"""One file per module of the specification, router and model, with its cases and known variants.
 
-A file has some of
+A file is found by its presence in this folder. It defines one or both of
 
-    cases()     the definitions of its cases, see `author/definition.py`
-    variants()  what implementations are known, or likely, to do differently, see `author/variant.py`
+    cases()     its case definitions, see `author/definition.py`
+    variants()  known or likely differences of implementations, see `author/variant.py`
 
 and is found by being here.
 """
@@ -28,7 +28,7 @@ def _modules() -> tuple[ModuleType, ...]:
 
 @cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
-    """Every case that is not an error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/inputs.py`."""
+    """All cases except error cases by id, algorithm by algorithm, with inputs from a salt; see `author/inputs.py`."""
     by_id: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():

@@ -13,7 +13,7 @@ NAME = "base"
 T, E, D = 6, 3, 4
 UNIFORM = Noise("tokens", reach=0.5, step=2.0**-7, centre=0.5)
 DRAWS = Draws(enough=0.02)
-"""Of the sum of all scores of two assignments, which bfloat16 rounds by 0.016."""
+"""Minimum difference between the total scores of two assignments, which bfloat16 rounds by 0.016."""
 
 
 def cases() -> Iterator[Definition]:
@@ -39,7 +39,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _always(train: bool) -> Any:
-    """The router as if it were always in training, or never."""
+    """The router as if always in training, or never."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -50,7 +50,7 @@ def _always(train: bool) -> Any:
 
 
 def slots_of_training_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """An expert has as many slots at evaluation as in training, and drops the other tokens."""
+    """At evaluation, an expert has as many slots as in training and drops the remaining tokens."""
     output = route.output()
     if route.train:
         return output

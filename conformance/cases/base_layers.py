@@ -1,7 +1,7 @@
 """BASE layers: the balanced assignment, the greedy one, and the routing of an assignment.
 
-Where several balanced assignments are the best, what they have in common is compared: the total, the gap, and that no
-token is dropped by a routing with as few slots as there must be.
+If several balanced assignments are optimal, their common properties are compared: the total, the gap, and that a
+routing with the minimum number of slots drops no token.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _drawn(key: str, shape: tuple[int, int, int], reach: float = 3.0, step: float = 0.125) -> Tensor:
-    """Scores of which one balanced assignment is the best, by the largest margin among some draws."""
+    """Scores with a unique optimal balanced assignment: the draw with the largest margin among several."""
 
     def group(g: int) -> Any:
         draws = [grid(f"{key}/{g}/{attempt}", shape[1:], reach=reach, step=step) for attempt in range(20)]
@@ -45,7 +45,7 @@ def _assigned(
     name: str, kind: str, purpose: str, values: Tensor, *flags: str, greedy: bool = True, several: bool = False,
     of: str = "", noise: Tensor | None = None, **shards: Any,
 ) -> Definition:  # fmt: skip
-    """The assignments of scores, and the metrics of the routing of the balanced one."""
+    """The assignments of scores, and the routing metrics of the balanced assignment."""
     _, tokens, experts = values.array.shape
     read, dealt = {"scores": "scores"}, {} if noise is None else {"noise": "noise"}
     stages = [
@@ -121,7 +121,7 @@ def _routings() -> Iterator[Definition]:
 
 
 def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> Any:
-    """The right result with other experts, and the total and the gap of these."""
+    """The correct result with other experts and their total and gap."""
     right = B.base_assignment(scores, *noise, **shards)
     total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
     gap = right.objective.real + right.gap - total.real
@@ -129,19 +129,19 @@ def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> A
 
 
 def assignment_is_greedy(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
-    """In training, too, every token goes to the expert of its highest score."""
+    """Every token goes to the expert of its highest score, even in training."""
     return _found(B, scores, B.base_greedy(scores), *noise, **shards)
 
 
 def assignment_in_two_shards(B: Spec, scores: Array, noise: Array | None = None, *, shards: int = 1) -> Any:
-    """Two halves of the tokens are balanced each by itself, where that can be."""
+    """Each half of the tokens is balanced separately if possible."""
     right = B.base_assignment(scores, noise, shards=shards)
     halves = shards == 1 and scores.shape[1] % (2 * scores.shape[2]) == 0
     return B.base_assignment(scores, noise, shards=2) if halves else right
 
 
 def assignment_in_turn(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
-    """Tokens choose one after the other, each the best expert that has room."""
+    """Tokens choose in turn, each the best expert with a free slot."""
     expert = np.zeros(scores.shape[:2], int)
     slots = scores.shape[1] // scores.shape[2]
     for g, ranked in enumerate(stable_order(scores)):
@@ -153,12 +153,12 @@ def assignment_in_turn(B: Spec, scores: Array, *noise: Any, **shards: Any) -> An
 
 
 def assignment_by_auction(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
-    """Tokens bid for experts, at least a fiftieth of the range of the scores more each time, until all have one."""
+    """Tokens bid for experts, raising by at least a fiftieth of the score range each time, until every token has one."""
     return _found(B, scores, np.stack([_auction(table) for table in scores.real]))
 
 
 def _auction(scores: Array) -> Any:
-    """One token after the other bids its gain over the second best; the cheapest of an expert's tokens has to go."""
+    """Each token in turn bids its gain over the second best; an expert evicts its lowest bidder."""
     tokens, experts = scores.shape
     least, slots = max(1e-4, np.ptp(scores) / 50), tokens // experts
     held: list[dict[int, float]] = [{} for _ in range(experts)]
@@ -179,7 +179,7 @@ def _auction(scores: Array) -> Any:
 
 
 def _weighted(name: str, computes: str, weights: Array, ledger: str = "") -> Variant:
-    """A routing with the weights `weights(scores)`."""
+    """A variant whose routing has the weights `weights(scores)`."""
 
     def changed(B: Spec, scores: Array, expert: Any, *, capacity: int) -> Any:
         return weighted_by(B.base_routing(scores, expert, capacity=capacity), weights(np.asarray(scores)))
@@ -188,7 +188,7 @@ def _weighted(name: str, computes: str, weights: Array, ledger: str = "") -> Var
 
 
 def slots_by_score(B: Spec, scores: Array, expert: Any, *, capacity: int) -> Any:
-    """The tokens of an expert are in its slots by descending score."""
+    """An expert's slots hold its tokens in descending order of score."""
     routing = B.base_routing(scores, expert, capacity=capacity)
     order = np.argsort(-np.where(routing.token < routing.tokens, routing.weight.real, -1), axis=2, kind="stable")
     token, weight = (np.take_along_axis(array, order, axis=2) for array in (routing.token, routing.weight))

@@ -18,7 +18,7 @@ E = 3
 
 def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: str = "max", choices: int = 2,
          capacity: int = 2) -> Definition:  # fmt: skip
-    """The order of the tokens, and Token Choice in it."""
+    """The order of the tokens, and Token Choice in this order."""
     order = call(NAME, {"scores": "scores"}, by=by, choices=choices)
     ordered = call("token_choice", {"scores": "scores", "order": NAME}, choices=choices, capacity=capacity)
     inputs = {"scores": values}
@@ -54,12 +54,12 @@ def least_important_first(B: Spec, scores: Array, *, by: str = "max", choices: i
 
 
 def priority_by_sum(B: Spec, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
-    """The priority is the sum of the chosen scores, also where their maximum is requested."""
+    """The priority is the sum of the chosen scores even if their maximum is requested."""
     return B.batch_priority(scores, by="sum", choices=max(choices, min(2, scores.shape[2])))
 
 
 def tokens_in_heap_order(B: Spec, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
-    """Tokens of equal priority come as a sort returns them that is not stable."""
+    """Tokens of equal priority are ordered by an unstable sort."""
     return heap_order(_priority(scores, by, choices)).astype(np.int32)
 
 

@@ -57,7 +57,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _near_integers() -> list[tuple[int, int, float]]:
-    """Sizes at which the ceiling of `n * f / e`, `n * (f / e)` and `n / e * f` are not all the same."""
+    """Sizes at which the ceilings of `n * f / e`, `n * (f / e)` and `n / e * f` are not all equal."""
     near = []
     for e, t, f in product((3, 6, 7, 12), range(5, 60), (1.05, 1.1, 1.25, 1.4)):
         if len({math.ceil(form) for form in (t * f / e, t * (f / e), t / e * f)}) > 1:
@@ -65,11 +65,11 @@ def _near_integers() -> list[tuple[int, int, float]]:
     return near[:8]
 
 
-# Variants. Those of `expert_capacity`, which change routers, too, are in `composition.py`.
+# Variants. Variants of `expert_capacity` also change routers and are in `composition.py`.
 
 
 def rules_from_left_to_right(B: Spec) -> dict[str, Callable[..., int]]:
-    """The rule of each public implementation with the product formed before the division."""
+    """Each public implementation's rule multiplies before dividing."""
 
     def rounded(name: str) -> Callable[..., int]:
         def rule(tokens: int, experts: int, factor: float, choices: int = 1) -> int:

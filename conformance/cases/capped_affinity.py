@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _projected(B: Spec, scores: Array, options: dict[str, Any], *, order: str, corrected: bool = True) -> Any:
-    """Rounds of projections in an order of "c" (column sums), "r" (row sums), "e" (entries)."""
+    """Rounds of projections in `order`: "c" (column sums), "r" (row sums), "e" (entries)."""
     right = B.capped_affinity(scores, **options)
     capacity, cap = options["capacity"], options["cap"]
     a = scores.real / options.get("regularization", 1e-3)
@@ -52,12 +52,12 @@ def _projected(B: Spec, scores: Array, options: dict[str, Any], *, order: str, c
 
 
 def column_sums_last(B: Spec, scores: Array, **options: Any) -> Array:
-    """Dykstra's algorithm projects on row sums, entries and then column sums."""
+    """Dykstra's algorithm projects onto row sums, then entries, then column sums."""
     return _projected(B, scores, options, order="rec")
 
 
 def capped_until_it_settles(B: Spec, scores: Array, **options: Any) -> Array:
-    """Dykstra's algorithm stops where a round changes no entry by more than 1e-3."""
+    """Dykstra's algorithm stops once a round changes no entry by more than 1e-3."""
     affinity = B.capped_affinity(scores, **options)
     for count in range(2, options.get("iterations", 100) + 1):
         before, after = (B.capped_affinity(scores, **{**options, "iterations": n}) for n in (count - 1, count))

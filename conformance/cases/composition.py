@@ -1,4 +1,4 @@
-"""Routers composed differently: the variants that several routers share."""
+"""Variants shared by several routers: routers composed differently."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -32,10 +32,10 @@ SINKHORN = ("sinkhorn_token_choice", "sinkhorn_expert_choice")
 SPARSE_PLAN = ("sparsity_constrained_token_choice", "sparsity_constrained_expert_choice")
 PLANS = (*SINKHORN, *SPARSE_PLAN)
 SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
-"""The routers that select by the softmax of logits, or by a plan."""
+"""The routers that select by a softmax of logits or by a plan."""
 
 
-# Capacities: of the function, and of the routers that select.
+# Capacities of the function and of the selecting routers.
 
 Rule = Callable[[int, int, float, int, str, int], int]
 """`(tokens, experts, factor, choices, rounding, multiple_of) -> slots`."""
@@ -48,7 +48,7 @@ def _up(slots: float, multiple_of: int) -> int:
 
 
 def _ruled(name: str, computes: str, rule: Rule, ledger: str = "CA-1", who: str = "") -> Variant:
-    """The capacity by a rule, wherever it follows from a factor."""
+    """The variant that computes every capacity from a factor by `rule`."""
 
     def slots(tokens: int, experts: int, factor: float, choices: int, rounding: str, multiple_of: int) -> int:
         capacity = rule(tokens, experts, factor, choices, rounding, multiple_of)
@@ -90,11 +90,11 @@ IMPLEMENTATIONS = {
     ),
     "maxtext": ("CA-1c", "AI-Hypercomputer/maxtext", "int(ceil(k T / E) f)"),
 }
-"""Named rules of the specification: the alternative of the ledger, whose code has it, and the capacity."""
+"""The specification's named rules: ledger alternative, implementation and capacity."""
 
 
 def _implementation(name: str) -> Variant:
-    """The capacity as a public implementation computes it, with its own rounding and multiple."""
+    """The capacity as a public implementation computes it, with that implementation's rounding and multiple."""
     (ledger, who, capacity), rule = IMPLEMENTATIONS[name], CAPACITY_RULES[name]
     sentence = f"The capacity is {capacity}."
     return _ruled(f"capacity_of_{name}", sentence, lambda t, e, f, k, r, m: rule(t, e, f, k), ledger, who)
@@ -135,7 +135,7 @@ def _capacities() -> Iterator[Variant]:
 
 
 def _weighted(weights: Callable[[Spec, Array, Array], Array]) -> Change:
-    """The router with its combine weights from `weights(B, clean, noisy)`."""
+    """A change that takes combine weights from `weights(B, clean, noisy)`."""
     return lambda B, route: reweighted(B, route.output(), weights(B, *route.logits(B)))
 
 
@@ -159,12 +159,12 @@ def _logits_combine(B: Spec, route: Route) -> RouterOutput:
 
 
 def nobody_dropped(B: Spec, route: Route) -> RouterOutput:
-    """No token is dropped: every expert has a slot for each."""
+    """No token is dropped because every expert has a slot for every token."""
     return route.output(options=replace(route.options, slots_per_expert=route.options.tokens))
 
 
 def _with_loss(value: Callable[..., Array], name: str, *routers: str, ledger: str, who: str = "") -> Variant:
-    """The loss `name` is `value(B, options, clean, noisy, routing)`, where a router has that loss."""
+    """The variant whose loss `name`, in routers that have it, is `value(B, options, clean, noisy, routing)`."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -183,33 +183,33 @@ def load_of_the_plan(B: Spec, options: Any, clean: Array, noisy: Array, routing:
 
 
 def importance_of_noisy_gates(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The importance loss sees the softmax of the noisy logits."""
+    """The importance loss uses the softmax of the noisy logits."""
     return B.importance_loss(B.softmax_affinity(noisy))
 
 
 def importance_of_kept_gates(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The importance loss sees the noisy softmax with all but the chosen set to 0."""
+    """The importance loss uses the noisy softmax with all unchosen entries set to 0."""
     return B.importance_loss(B.softmax_affinity(noisy) * chosen_mask(noisy, options.choices))
 
 
 def balance_of_clean_gates(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The balance loss sees the softmax of the clean logits."""
+    """The balance loss uses the softmax of the clean logits."""
     return B.balance_loss(B.softmax_affinity(clean))
 
 
 def balance_after_drops(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The balance loss takes its fractions from the filled slots."""
+    """The balance loss computes its fractions from the filled slots."""
     fraction = routing.dense().dispatch.sum(axis=(1, 3)) / noisy.shape[1]
     return noisy.shape[2] * np.mean(np.sum(fraction * np.mean(B.softmax_affinity(noisy), axis=1), axis=1))
 
 
 def z_of_noisy_logits(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The z-loss sees the noisy logits."""
+    """The z-loss uses the noisy logits."""
     return B.z_loss(noisy)
 
 
 def _losses(change: Callable[[str, Any, Any], Any]) -> Change:
-    """The router with each weighted loss changed: `change(name, loss, options)`."""
+    """A change of each weighted loss: `change(name, loss, options)`."""
 
     def changed(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -219,7 +219,7 @@ def _losses(change: Callable[[str, Any, Any], Any]) -> Change:
 
 
 def dropped_choices(B: Spec, route: Route) -> RouterOutput:
-    """Dropped is the fraction of the choices of tokens that find no slot."""
+    """The metric `dropped` is the fraction of choices without a slot."""
     output, choices = route.output(), len(route.tokens) * route.options.tokens * route.options.choices
     return output._replace(metrics={**output.metrics, "dropped": 1 - output.routing.dense().dispatch.sum() / choices})
 

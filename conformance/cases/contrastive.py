@@ -1,7 +1,7 @@
-"""The losses of pairs.
+"""Contrastive losses.
 
-A cross-entropy near 0 is a difference of large numbers, so the scales are written down: each logit l has the error of the
-same product on absolute values, and that of the exponential of s, which s magnifies.
+A cross-entropy near 0 is a difference of large numbers, so the scales are written explicitly: each logit l has the
+error of the same product on absolute values plus the error of the exponential of s, which s magnifies.
 """
 
 from collections.abc import Iterator
@@ -47,14 +47,14 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
 
 
 def negatives_of_half(B: Spec, first: Array, second: Array, log_scale: Array) -> Array:
-    """Each half of the batch, as on two devices, finds its pairs in that half; the loss is the mean."""
+    """Each half of the batch, as on two devices, takes its pairs from that half; the loss is the mean over both."""
     halves = zip(np.array_split(first, 2), np.array_split(second, 2), strict=True)
     parts = [B.contrastive_loss(*half, log_scale) for half in halves if len(half[0])]
     return sum(parts) / len(parts)
 
 
 def bias_times_scale(B: Spec, first: Array, second: Array, log_scale: Array, bias: Array) -> Array:
-    """The bias is added to the cosines, and the scale multiplies it, too."""
+    """The bias is added to the cosines, so the scale also multiplies the bias."""
     return B.sigmoid_loss(first, second, log_scale, bias * np.exp(log_scale))
 
 

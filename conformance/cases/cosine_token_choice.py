@@ -74,7 +74,7 @@ def _router() -> Iterator[Definition]:
 
 
 def output_gradient_of(case: Any) -> Definition:
-    """Of the output alone, by tokens, parameters and experts."""
+    """A gradient case of the output only, by tokens, parameters and experts."""
     parts = ("projection", "embeddings", "temperature", "projection_bias")
     by = ("tokens", *(f"router/{part}" for part in parts), "experts/w1", "experts/w2")
     purpose = "Without noise, of the output alone."
@@ -84,7 +84,7 @@ def output_gradient_of(case: Any) -> Definition:
 
 def tokens_of_a_cosine_as_they_are(B: Spec, tokens: Array, projection: Array, embeddings: Array, temperature: Array,
                                    projection_bias: Array | None = None, **options: Any) -> Array:  # fmt: skip
-    """Projected tokens are not normalised, the embeddings of the experts are."""
+    """The expert embeddings are normalised, but the projected tokens are not."""
     arrays: dict[str, Any] = {"projection": projection, "embeddings": embeddings, "temperature": temperature}
     logits = B.cosine_logits(tokens, **arrays, projection_bias=projection_bias, **options)
     projected = np.einsum("gtd,dp->gtp", tokens, projection) + (0 if projection_bias is None else projection_bias)

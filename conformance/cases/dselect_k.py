@@ -1,7 +1,7 @@
 """DSelect-k: the codes, the step, the selectors, the gate, its routing and losses, and the router `dselect_k`.
 
-Codes lie on a grid of sixteenths, some of them exactly at an end of the step; for the router tokens are drawn again
-until no code is near one.
+Codes lie on a grid of sixteenths, some exactly at an end of the step. For the router, tokens are redrawn until no code
+is near an end.
 """
 
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ def cases() -> Iterator[Definition]:
 
 
 def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
-    """Codes of a gate by token."""
+    """Codes of a per-token gate."""
     return tensor(grid(key, (G, T, choices, code_bits(experts)), reach=reach, step=0.0625), CODES)
 
 
 def mixture(key: str, choices: int = K) -> Tensor:
-    """Logits of a gate by token."""
+    """Logits of a per-token gate."""
     return tensor(grid(f"{key}/logits", (G, T, choices)), LOGITS)
 
 
@@ -149,7 +149,7 @@ def _router(
     key = f"routers/{NAME}/{name}"
     static = options.get("selector_gate") == "static"
     columns = choices * (code_bits(count) + 1)
-    centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, but where it is meant
+    centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, except in the tie case
     bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
     params = {"bias": tensor(bias, "columns")}
     if not static:
@@ -186,24 +186,24 @@ def _routers() -> Iterator[Definition]:
 
 
 def _of_each_token(selectors: Array) -> float:
-    """One over the tokens of a group, which are 1 for a static gate."""
+    """1 / tokens per group; a static gate counts as one token."""
     return 1 / selectors.shape[1] if selectors.ndim == 4 else 1.0
 
 
 def _over_their_sum(values: Array) -> Any:
-    """Values divided by their sum over the experts, where that is positive."""
+    """Values divided by their sum over the experts if it is positive."""
     total = values.sum(axis=-1, keepdims=True)
     return values / np.where(total.real > 0, total, 1)
 
 
 def step_is_linear(B: Spec, z: Array, *, gamma: float = 1.0) -> Any:
-    """The step rises in a straight line from one end to the other."""
+    """The step is linear between its ends."""
     t = z / gamma + 0.5
     return np.where(t.real <= 0, 0, np.where(t.real >= 1, 1, t))
 
 
 def experts_counted_from_one(B: Spec, codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
-    """Expert i, counted from 0, has the code of i + 1, the last one that of 0."""
+    """Expert i, counted from 0, has the code of i + 1; the last expert has the code of 0."""
     selectors = B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
     every_code = B.dselect_k_selectors(codes, experts=2 ** code_bits(experts), gamma=gamma)
     return np.roll(every_code, -1, axis=-1)[..., : selectors.shape[-1]]
@@ -215,19 +215,19 @@ def selectors_renormalised(B: Spec, codes: Array, **options: Any) -> Array:
 
 
 def gate_renormalised(B: Spec, selectors: Array, logits: Array) -> Array:
-    """The gate is divided by its sum, so that no mass is lost on codes without an expert."""
+    """The gate is divided by its sum, so no mass is lost to codes without an expert."""
     return _over_their_sum(B.dselect_k_gate(selectors, logits))
 
 
 def every_expert_is_used(B: Spec, gate: Array, **like: Any) -> Any:
-    """A token is in the slots of all experts, also of those with a gate of 0."""
+    """A token has slots in all experts, including experts with a gate of 0."""
     routing = B.dselect_k_routing(gate, **like)
     own = np.broadcast_to(np.arange(routing.tokens, dtype=np.int32), routing.token.shape)
     return routing._replace(token=own)
 
 
 def reachability_infinite(B: Spec, selectors: Array) -> Array:
-    """The reachability is infinite where a selector has no mass on any expert."""
+    """The reachability is infinite if a selector has no mass on any expert."""
     lost = (np.sum(np.asarray(selectors).real, axis=-1) == 0).any()
     return np.float64(np.inf) if lost else B.dselect_k_reachability(selectors)
 

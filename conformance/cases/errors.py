@@ -1,4 +1,4 @@
-"""Error cases that no signature tells: bounds that depend on other arguments, and the numbers that an array may hold."""
+"""Error cases that signatures do not express: bounds that depend on other arguments, and permitted array values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ Edit = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class Wrong(NamedTuple):
-    """A wrong call: the argument that the error names, options and edits of arrays by name, and the error."""
+    """An invalid call: the argument that the error names, changed options, array edits by name, and the error."""
 
     argument: str
     options: Mapping[str, Any] = {}
@@ -30,7 +30,7 @@ def _array(name: str, edit: Edit, purpose: str, error: str = "ShapeError", argum
 
 
 def _number(name: str, value: float, purpose: str) -> Wrong:
-    """An array whose number in the middle is another."""
+    """The invalid call whose array has another number in the middle."""
 
     def edit(array: NDArray[Any]) -> NDArray[Any]:
         array = array.copy()
@@ -41,7 +41,7 @@ def _number(name: str, value: float, purpose: str) -> Wrong:
 
 
 class Size(NamedTuple):
-    """The size of an axis, or another option, of the valid call, and so much more."""
+    """The size of an axis (or an option) of the valid call, plus an offset."""
 
     of: str
     more: int = 1
@@ -172,4 +172,4 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("slot_order", "token", "By token none tries others in turn.", choices=1, tries=2),
     ),
 }
-"""By the path of the function; of each the valid call of `golden/derived.py` is changed."""
+"""Invalid calls by the function's path, as changes to the valid call from `golden/derived.py`."""

@@ -35,7 +35,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _weights() -> Iterator[Definition]:
-    """Weights from elsewhere, and slots that only a score of 0 could fill."""
+    """Combine scores that differ from the scores, and slots that only a score of 0 could fill."""
     other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
     purpose = "Selection by one, weights from another."
     yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)
@@ -88,7 +88,7 @@ def ties_to_the_higher_token(B: Spec, scores: Array, *, combine_scores: Array | 
 def chosen_in_heap_order(
     B: Spec, scores: Array, *, capacity: int, combine_scores: Array | None = None, drop_zero: bool = False
 ) -> Any:
-    """Among equal scores an expert chooses what a sort returns that is not stable."""
+    """Among equal scores, an expert chooses by an unstable sort."""
     chosen = heap_order(scores, 1)[:, :capacity]  # (groups, slots, experts)
     weights = np.take_along_axis(scores if combine_scores is None else combine_scores, chosen, 1)
     stays = (np.take_along_axis(scores, chosen, 1).real > 0) | (not drop_zero)
@@ -97,7 +97,7 @@ def chosen_in_heap_order(
 
 
 def capacity_cut_to_the_tokens(B: Spec, scores: Array, *, capacity: int, **options: Any) -> Any:
-    """A capacity above the number of tokens is cut to it, where it is to be rejected."""
+    """A capacity above the number of tokens is reduced to it instead of rejected."""
     return B.expert_choice(scores, capacity=min(capacity, scores.shape[1]), **options)
 
 
@@ -113,14 +113,14 @@ def positive_zero_before_negative(B: Spec, scores: Array, *, combine_scores: Arr
 
 
 def small_scores_left_out(B: Spec, scores: Array, *, combine_scores: Array | None = None, **more: Any) -> Any:
-    """Slots that are to be left empty for scores of 0 are left empty for scores up to 1e-6."""
+    """Slots that must stay empty for scores of 0 stay empty for scores up to 1e-6."""
     weights = scores if combine_scores is None else combine_scores
     small = np.where(scores.real > 1e-6, scores, np.minimum(scores.real, 0.0)) if more.get("drop_zero") else scores
     return B.expert_choice(small, combine_scores=weights, **more)
 
 
 def negative_scores_taken_in(B: Spec, scores: Array, *, drop_zero: bool = False, **options: Any) -> Any:
-    """Slots that are to be left empty for scores up to 0 are filled with those below 0."""
+    """Slots that must stay empty for scores up to 0 are filled with tokens whose score is below 0."""
     right = B.expert_choice(scores, drop_zero=drop_zero, **options)
     every = B.expert_choice(scores, **options)
     chosen = np.take_along_axis(scores.real.swapaxes(1, 2), np.minimum(every.token, every.tokens - 1), 2)
@@ -130,7 +130,7 @@ def negative_scores_taken_in(B: Spec, scores: Array, *, drop_zero: bool = False,
 def zero_weights_left_out(
     B: Spec, scores: Array, *, combine_scores: Array | None = None, drop_zero: bool = False, **options: Any
 ) -> Any:
-    """Slots are left empty whose combine weight is at most 0, whatever the score is by which the token was chosen."""
+    """Slots with a combine weight of at most 0 stay empty regardless of the score that chose the token."""
     right = B.expert_choice(scores, combine_scores=combine_scores, drop_zero=drop_zero, **options)
     if not drop_zero or combine_scores is None:
         return right

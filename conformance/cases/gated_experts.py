@@ -1,4 +1,4 @@
-"""Gated experts, alone and in a layer, and an expert that serves every token."""
+"""Gated experts, alone and in a layer, and a shared expert."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _alone() -> Iterator[Definition]:
-    """Gated experts alone, with SiLU and GELU, with biases and without."""
+    """Gated experts alone, with SiLU and GELU, with and without biases."""
     for name, activation, biased in (
         ("swiglu", "silu", False),
         ("swiglu_biases", "silu", True),
@@ -40,7 +40,7 @@ def _alone() -> Iterator[Definition]:
 
 
 def _layers() -> Iterator[Definition]:
-    """Layers of gated experts: where most slots are empty and where they are not, and with an expert that serves every token."""
+    """Layers of gated experts with mostly empty slots, with mostly filled slots, and with a shared expert."""
     crowd = groups_tokens(np.eye(E)[np.array([[0, 0, 0, 2, 1, 2], [2, 2, 1, 2, 0, 2]])] * 0.5 + 0.25)
     apart = distinct("gated/layer", (G, T, E))
     for name, kind, purpose, values, choices, capacity, shared in (
@@ -79,7 +79,7 @@ def _gates_last(params: Any) -> Any:
 
 
 def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
-    """The output is the mean over a token's K chosen experts, taken together K times, and the shared one."""
+    """The output is the mean of a token's combined output, counted K times for its K choices, and the shared expert's."""
     right = B.moe_mlp(tokens, routing, params, **options)
     if options.get("shared") is None:
         return right
@@ -91,7 +91,7 @@ def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params:
 def activation_of_the_product(
     B: Spec, inputs: Array, params: Any, *, gelu: str = "tanh", activation: str = "gelu"
 ) -> Array:
-    """The activation of a gated expert is that of the product, f((x w1) * (x w3)), not of its first factor."""
+    """A gated expert applies its activation to the product, f((x w1) * (x w3)), not to the first factor."""
     if "w3" not in params or activation not in ("silu", "gelu"):
         return B.expert_mlp(inputs, params, gelu=gelu, activation=activation)
     biases = {name: params[name][:, None] if name in params else 0 for name in ("b1", "b2", "b3")}
@@ -101,7 +101,7 @@ def activation_of_the_product(
 
 def activation_of_the_product_in_the_layer(B: Spec, tokens: Array, routing: Any, params: Any, *, shared: Any = None,
                                            **options: Any) -> Array:  # fmt: skip
-    """The activation of each gated expert of the layer is that of the product, f((x w1) * (x w3))."""
+    """Each gated expert of the layer applies its activation to the product, f((x w1) * (x w3))."""
     result = B.moe_layer(tokens, routing, partial(activation_of_the_product, B, params=params, **options))
     if shared is None:
         return result
@@ -110,7 +110,7 @@ def activation_of_the_product_in_the_layer(B: Spec, tokens: Array, routing: Any,
 
 
 def shared_expert_with_a_gate(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
-    """The shared expert has a gate, the sigmoid of a map of the token, which is a half as long as it is not trained."""
+    """The shared expert has a gate, the sigmoid of a linear map of the token, which is 1/2 before training."""
     chosen = B.moe_mlp(tokens, routing, params, **{**options, "shared": None})
     return (chosen + B.moe_mlp(tokens, routing, params, **options)) / 2
 

@@ -42,13 +42,13 @@ def cases() -> Iterator[Definition]:
 
 
 def group_score_is_two_best(B: Spec, scores: Array, group_by: Array | None = None, **options: Any) -> Array:
-    """The score of a group of experts is the sum of its two best, whatever is requested."""
+    """The score of a group of experts is always the sum of its two best scores."""
     size = scores.shape[2] // options["groups"]
     return B.group_limited_scores(scores, group_by, **{**options, "best": min(2, size)})
 
 
 def group_score_is_sum(B: Spec, scores: Array, group_by: Array | None = None, **options: Any) -> Array:
-    """The score of a group of experts is the sum over all of them."""
+    """The score of a group of experts is the sum over all its experts."""
     return B.group_limited_scores(scores, group_by, **{**options, "best": scores.shape[2] // options["groups"]})
 
 

@@ -1,4 +1,4 @@
-"""GShard: the second expert that is kept at random, and the router `gshard`."""
+"""GShard: the randomly kept second expert, and the router `gshard`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,7 +64,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _sampled() -> Iterator[Definition]:
-    """Where the second expert is sampled."""
+    """Cases with a sampled second expert."""
     single_ = partial(single, NAME, SAMPLE)
     drawn = groups_tokens(grid(f"{NAME}/{SAMPLE}/noise", (2, 6, 4), reach=0.375, step=0.0625, centre=0.5))
     purpose = "The first expert is that of the largest logit; the others have their logit and a Gumbel draw."
@@ -81,18 +81,18 @@ def _sampled() -> Iterator[Definition]:
 
 
 def second_kept_if_small(B: Spec, gates: Array, noise: Array) -> Array:
-    """The second expert is kept where the draw exceeds twice its gate."""
+    """The second expert is kept if the draw exceeds twice its gate."""
     keep = B.gshard_keep(gates, noise)
     return np.stack([keep[..., 0], ~keep[..., 1]], axis=2)
 
 
 def both_experts_sampled(B: Spec, logits: Array, noise: Array) -> Array:
-    """Both experts are sampled, the first one, too."""
+    """Both experts are sampled, including the first."""
     return B.add_gating_noise(logits, -np.log(-np.log(noise)), multiplier=float(logits.shape[2]))
 
 
 def gshard_chance_of_raw_gates(B: Spec, route: Route) -> RouterOutput:
-    """The second expert is kept by twice its gate before that is divided."""
+    """The second expert is kept by twice its gate before normalisation."""
     output = route.output()
     if route.options.second_expert != "random":
         return output
@@ -116,7 +116,7 @@ def gshard_normalised_after_drops(B: Spec, route: Route) -> RouterOutput:
 
 
 def gshard_random_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """Second experts are kept at random where no noise is given, too."""
+    """Second experts are kept at random even without noise."""
     output = route.output()
     if route.noise is not None or route.options.second_expert != "random":
         return output

@@ -93,7 +93,7 @@ def _multi_hash() -> Iterator[Definition]:
 def hash_with_a_capacity(
     B: Spec, ids: Array, table: Array, *, experts: int, capacity: int | None = None, **options: Any
 ) -> Any:
-    """An expert has room for its part of the tokens only, where no capacity is requested."""
+    """If no capacity is requested, an expert has slots only for its share of the tokens."""
     right = B.hash_routing(ids, table, experts=experts, capacity=capacity, **options)
     if capacity is not None:
         return right
@@ -101,7 +101,7 @@ def hash_with_a_capacity(
 
 
 def biases_of_the_first_hash(B: Spec, tokens: Array, ids: Array, tables: Array, params: Any, **options: Any) -> Array:
-    """The output bias of MultiHash is, whole, that of the expert of the first hash."""
+    """The output bias of MultiHash comes entirely from the expert of the first hash."""
     bare = {**params, "b2": np.zeros_like(params["b2"])}
     return B.multi_hash_mlp(tokens, ids, tables, bare, **options) + params["b2"][tables[0][ids]]
 

@@ -1,4 +1,4 @@
-"""Hash tables, and the clusters that some are made of."""
+"""Hash tables, and the clusters on which some are based."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -93,12 +93,12 @@ def _clusterings() -> Iterator[Definition]:
 
 
 def balanced_to_the_higher_expert(B: Spec, frequencies: Array, *, experts: int) -> Any:
-    """At equal loads the expert of higher index gets the id."""
+    """At equal loads, the expert of higher index gets the id."""
     return experts - 1 - B.hash_table_balanced(frequencies, experts=experts)
 
 
 def balanced_higher_id_first(B: Spec, frequencies: Array, *, experts: int) -> Any:
-    """Among ids of equal frequency the higher is visited first."""
+    """Among ids of equal frequency, the higher id is visited first."""
     return B.hash_table_balanced(frequencies[::-1], experts=experts)[::-1]
 
 
@@ -123,7 +123,7 @@ def _nearest(points: Array, centroids: Array) -> Any:
 
 
 def centroids_to_the_higher(B: Spec, points: Array, centroids: Array, *, iterations: int = 25) -> Any:
-    """Of two centroids at equal distance the higher gets the point."""
+    """Of two centroids at equal distance, the higher index gets the point."""
     result = B.k_means(points, centroids[::-1], iterations=iterations)
     return result._replace(centroids=result.centroids[::-1], clusters=len(centroids) - 1 - result.clusters)
 
@@ -131,9 +131,9 @@ def centroids_to_the_higher(B: Spec, points: Array, centroids: Array, *, iterati
 def _lloyd(
     points: Array, centroids: Array, iterations: int, mean: Any = np.mean, empty: Any = None, nearest: Any = _nearest
 ) -> Any:
-    """k-means with other means, another centroid of an empty cluster, `empty(points, distances)`, or another search.
+    """k-means with other means, another centroid for an empty cluster, `empty(points, distances)`, or another search.
 
-    Returns the centroids and the clusters that they are means of.
+    Returns the centroids and their clusters.
     """
     points, centroids = np.asarray(points), np.array(centroids, np.float64)
     for _ in range(iterations):
@@ -154,17 +154,17 @@ def _moved(B: Spec, points: Array, centroids: Array, iterations: int, **other: A
 
 
 def empty_cluster_at_the_farthest(B: Spec, points: Array, centroids: Array, *, iterations: int = 25) -> Any:
-    """A cluster without points starts again at the point that is farthest from its centroid."""
+    """An empty cluster restarts at the point farthest from its centroid."""
     return _moved(B, points, centroids, iterations, empty=lambda points, distances: points[distances.argmax()])
 
 
 def empty_cluster_at_zero(B: Spec, points: Array, centroids: Array, *, iterations: int = 25) -> Any:
-    """The centroid of a cluster without points becomes 0."""
+    """The centroid of an empty cluster becomes 0."""
     return _moved(B, points, centroids, iterations, empty=lambda points, distances: 0.0)
 
 
 def ended_by_small_moves(B: Spec, points: Array, centroids: Array, *, iterations: int = 25) -> Any:
-    """K-means ends when no centroid moves by more than 1e-4, while points still change their cluster."""
+    """K-means ends once no centroid moves by more than 1e-4, even if points still change clusters."""
     result = B.k_means(points, centroids, iterations=iterations)
     for _ in range(iterations):
         before, result = centroids, B.k_means(points, centroids, iterations=1)

@@ -73,7 +73,7 @@ def _load_loss() -> Iterator[Definition]:
 
 
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
-    """The gates within the branches alone, of the branches that are chosen."""
+    """The gates within the chosen branches."""
     upper, lower = levels(columns, branches)
     choices_by_level = chosen_by_level(columns, branches, choices)
     inner = noisy_top_k_affinity(lower, choices=choices_by_level[1])
@@ -91,7 +91,7 @@ def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
-    """The load loss with `load(branch load, load within, tokens of the branch)`; `of_all`: within, of all tokens."""
+    """The load loss with `load(branch load, load within, tokens of the branch)`. of_all: compute the load within over all tokens."""
 
     def changed(
         B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int

@@ -60,7 +60,7 @@ def _noisy(B: Spec, params: Any, tokens: Array, noise: Array) -> Any:
 
 
 def hierarchy_levels_balanced_apart(B: Spec, route: Route) -> RouterOutput:
-    """The importance loss is that of the branches and that of the experts within them, added."""
+    """The importance loss is the sum of the branches' loss and the loss of the experts within them."""
     output = route.output()
     if not route.options.importance_weight:
         return output
@@ -75,7 +75,7 @@ def hierarchy_levels_balanced_apart(B: Spec, route: Route) -> RouterOutput:
 
 
 def hierarchy_branch_capacity(B: Spec, route: Route) -> RouterOutput:
-    """A branch takes no more tokens than an equal number for each."""
+    """A branch takes at most an equal share of the choices."""
     output = route.output()
     branches, size = route.options.levels
     noisy, choices = _noisy(B, route.params, route.tokens, route.noise), min(route.options.choices_per_level, branches)

@@ -1,4 +1,4 @@
-"""Whole images in a router, and the router `image_choice`."""
+"""Routing of complete images, and the router `image_choice`."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Importance-score routing: the order of the tokens that are left, their choice, and the router `importance_score`."""
+"""Importance-score routing: the order of the remaining tokens, their choice, and the router `importance_score`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 def _given(
     name: str, kind: str, purpose: str, scores: Tensor, *flags: str, combine: Tensor | None = None, **options: Any
 ) -> Definition:
-    """The order and the choice of given scores, with the capacity that the router has for these options."""
+    """The order and the choice for given scores, with the router's capacity for these options."""
     _, tokens, experts = scores.array.shape
     router = ROUTERS[NAME].options(tokens=tokens, experts=experts, width=1, **options)
     drop = {key: value for key, value in options.items() if key == "drop"}
@@ -94,7 +94,7 @@ def _router() -> Iterator[Definition]:
     sizes, inside = (6, E, 3), "noise_inside"
 
     def ordered(**drop: Any) -> dict[str, Any]:
-        """Sizes and options, and the order, which no router computes by itself."""
+        """Sizes, options and the order, which no router computes alone."""
         return {"sizes": sizes, "also": (call(ORDER, {"scores": "softmax_affinity"}, **drop),), **drop}
 
     default = ordered() | {"sizes": (T, E, 4), "slots_per_expert": 4}
@@ -119,7 +119,7 @@ def _router() -> Iterator[Definition]:
 
 
 def _removing(name: str, computes: str, fraction: Callable[[int, float], float], ledger: str) -> Variant:
-    """Another fraction of the tokens is removed, `fraction(tokens, drop)`."""
+    """The variant that removes the fraction `fraction(tokens, drop)` of the tokens."""
 
     def order(B: Spec, scores: Array, *, drop: float = 0.1) -> Any:
         return B.importance_score_order(scores, drop=fraction(scores.shape[1], drop))
@@ -131,13 +131,13 @@ def _removing(name: str, computes: str, fraction: Callable[[int, float], float],
 
 
 def importance_of_channels(B: Spec, scores: Array, **options: Any) -> Any:
-    """The maximum of the importance score is taken over the tokens, so that all are equally important."""
+    """The importance score takes its maximum over the tokens, so all tokens are equally important."""
     order = B.importance_score_order(scores, **options)
     return np.tile(np.arange(order.shape[1], dtype=np.int32), (len(order), 1))
 
 
 def important_in_heap_order(B: Spec, scores: Array, **options: Any) -> Any:
-    """Equally important tokens come as a sort returns them that is not stable."""
+    """Equally important tokens are ordered by an unstable sort."""
     order = B.importance_score_order(scores, **options)
     return heap_order(scores.real.max(axis=2))[:, : order.shape[1]].astype(np.int32)
 
@@ -145,7 +145,7 @@ def important_in_heap_order(B: Spec, scores: Array, **options: Any) -> Any:
 def removed_after_they_chose(
     B: Spec, scores: Array, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Array | None = None
 ) -> Any:
-    """All tokens are allocated in the order of importance; then those to remove leave their slots empty."""
+    """All tokens are allocated in order of importance; then removed tokens leave their slots empty."""
     options: dict[str, Any] = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
     order = B.batch_priority(scores)
     routing = B.token_choice(scores, order=order, **options)
@@ -156,7 +156,7 @@ def removed_after_they_chose(
 
 
 def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
-    """The capacity is that of other options."""
+    """A change that uses the capacity of other options."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -171,19 +171,19 @@ def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
 
 
 def removed_only_in_training(B: Spec, route: Route) -> RouterOutput:
-    """Tokens are removed in training alone."""
+    """Tokens are removed only in training."""
     output = route.output()
     return output if route.train else route.output(options=replace(route.options, drop=0.0), train=False)
 
 
 def importance_without_noise(B: Spec, route: Route) -> RouterOutput:
-    """Tokens are sorted and choose by the logits without noise."""
+    """Tokens are sorted and choose by the clean logits."""
     output = route.output()
     return rerouted(B, output, route.output(noise=None).routing)
 
 
 def importance_loss_of_those_left(B: Spec, route: Route) -> RouterOutput:
-    """The importance loss counts only the tokens that are left."""
+    """The importance loss counts only the remaining tokens."""
     output = route.output()
     if "importance" not in output.losses:
         return output

@@ -94,7 +94,7 @@ def _layers() -> Iterator[Definition]:
 
 
 def _special_layers() -> Iterator[Definition]:
-    """Equal scores, small sizes, and gradients."""
+    """Layer cases with equal scores, small sizes and gradients."""
     equal = groups_tokens(np.full((G, T, E), 0.25))
     yield _layer("tied", "tie", "Equal scores.", TOKEN, equal, "tie_order", choices=2, capacity=T)
     alone = scores("layer/e", (1, 1, E))
@@ -117,7 +117,7 @@ def _special_layers() -> Iterator[Definition]:
 
 
 def _mlp_layers() -> Iterator[Definition]:
-    """The layer of perceptrons, where most slots are empty, and where they are not."""
+    """The layer of MLPs, with mostly empty and with mostly filled slots."""
 
     def case(
         name: str, kind: str, purpose: str, values: Tensor, *flags: str, gelu: str = "tanh", **options: Any
@@ -156,7 +156,7 @@ def _perceptrons(allocation: Stage, gelu: str = "tanh") -> Stage:
 
 
 def _mlp_gates() -> Iterator[Definition]:
-    """Any number of choices of a token, as in DSelect-k."""
+    """Tokens with any number of choices, as in DSelect-k."""
     gate = scores("layer/gates/s").array
     some = np.where(grid("layer/gates", (G, T, E)) > 0, gate, 0.0)
     for name, kind, purpose, values in (
@@ -170,7 +170,7 @@ def _mlp_gates() -> Iterator[Definition]:
 
 
 def _zero_weight() -> Definition:
-    """Tokens that have a slot and the weight 0: the third expert has no other."""
+    """Tokens with a slot and the weight 0; the third expert has only such tokens."""
     weights = groups_tokens([[[0.5, 0.25, 0.0], [0.75, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]])
     scores = groups_tokens([[[0.5, 0.25, 0.125], [0.25, 0.5, 0.125], [0.125, 0.25, 0.5], [0.5, 0.25, 0.125]]])
     allocation = call("token_choice", {"scores": "scores", "combine_scores": "weights"}, choices=1, capacity=2)
@@ -181,10 +181,10 @@ def _zero_weight() -> Definition:
 
 
 def _sums() -> Iterator[Definition]:
-    """Weighted sums of powers of two: each small term is lost in bfloat16 beside the large one before it, or of two terms
-    only the difference is left, in weights that bfloat16 rounds to 1 and -1.
+    """Weighted sums of powers of two. Either bfloat16 loses each small term next to the preceding large one, or two
+    terms leave only the difference of weights that bfloat16 rounds to 1 and -1.
 
-    Of a known number of choices of a token, and of any number of slots, which a backend may sum differently.
+    Tokens have a known number of choices or any number of slots, which a backend may sum differently.
     """
     signs = grid("layer/long/signs", (G, T, D)) >= 0
     powers = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)
@@ -221,7 +221,7 @@ def _combined(dispatch: Array, combine: Array, tokens: Array, experts: Experts) 
 
 
 def dropped_tokens_pass(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
-    """A token without a slot gets itself, not 0."""
+    """A token without a slot passes through unchanged instead of becoming 0."""
     result = B.moe_layer(tokens, routing, experts)
     lost = (routing.dense().dispatch == 0).all(axis=(2, 3))
     passed = np.zeros_like(result)
@@ -231,28 +231,28 @@ def dropped_tokens_pass(B: Spec, tokens: Array, routing: Any, experts: Experts) 
 
 
 def weights_before_experts(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
-    """The combine weights multiply what enters an expert, not what leaves it."""
+    """The combine weights multiply an expert's input, not its output."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, combine = routing.dense()
     return right if isinstance(routing, B.SoftRouting) else _combined(combine, dispatch, tokens, experts)
 
 
 def weights_left_out(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
-    """What the experts return is added without combine weights."""
+    """Expert outputs are added without combine weights."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, _ = routing.dense()
     return right if isinstance(routing, B.SoftRouting) else _combined(dispatch, dispatch, tokens, experts)
 
 
 def weights_applied_twice(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
-    """The combine weights multiply what enters an expert and what leaves it."""
+    """The combine weights multiply an expert's input and its output."""
     right = B.moe_layer(tokens, routing, experts)
     _, combine = routing.dense()
     return right if isinstance(routing, B.SoftRouting) else _combined(combine, combine, tokens, experts)
 
 
 def output_biases_not_weighted(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
-    """The output biases of the experts are added without combine weights."""
+    """The experts' output biases are added without combine weights."""
     right, params = B.moe_layer(tokens, routing, experts), getattr(experts, "keywords", {}).get("params")
     if params is None or isinstance(routing, B.SoftRouting):
         return right
@@ -276,7 +276,7 @@ def entropy_in_bits(B: Spec, routing: Any) -> Any:
 
 
 def combine_weights_in_bfloat16(B: Spec, tokens: Array, routing: Any, experts: Callable[[Any], Any]) -> Array:
-    """The combine weights are rounded to bfloat16 before they multiply what the experts return."""
+    """The combine weights are rounded to bfloat16 before they multiply the expert outputs."""
     part = "weight" if hasattr(routing, "weight") else "combine"
     weights = getattr(routing, part)
     rounded = weights + (to_bfloat16(weights.real).astype(np.float64) - weights.real)

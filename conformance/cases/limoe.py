@@ -1,4 +1,4 @@
-"""LIMoE's entropies. With a threshold the global one is a difference, whose scale is the sum."""
+"""LIMoE's entropies. With a threshold, the global entropy is a difference, whose scale is the sum."""
 
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ def epsilon_in_the_logarithm(B: Spec, scores: Array) -> Array:
 
 
 def global_entropy_itself(B: Spec, scores: Array) -> Array:
-    """The global loss is the entropy of the mean, not minus it."""
+    """The global loss is the entropy of the mean, not its negative."""
     return -B.global_entropy_loss(scores)
 
 

@@ -1,4 +1,4 @@
-"""The soft cap of logits, and the bias that they may have before it."""
+"""The soft cap of logits, and the optional bias before it."""
 
 from collections.abc import Iterator
 from functools import partial

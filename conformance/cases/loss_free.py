@@ -1,4 +1,4 @@
-"""Balance without a loss: biased scores, the load, and the update of the bias."""
+"""Loss-free balancing: biased scores, the load, and the bias update."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -60,7 +60,7 @@ def bias_multiplied(B: Spec, scores: Array, bias: Array) -> Array:
 
 
 def bias_moves_by_the_violation(B: Spec, bias: Array, load: Array, *, rate: float, recentre: bool = False) -> Array:
-    """The bias moves in proportion to the violation, mean load less load."""
+    """The bias moves in proportion to the violation, mean load minus load."""
     return bias + rate * (np.mean(load) - load)
 
 

@@ -85,12 +85,12 @@ def _z() -> Iterator[Definition]:
 
 
 def _unbiased(experts: int) -> float:
-    """The unbiased variance over that of the population; of one number there is none."""
+    """Ratio of the unbiased variance to the population variance; undefined for one number."""
     return experts / (experts - 1) if experts > 1 else np.nan
 
 
 def threshold_of_the_others(B: Spec, logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
-    """The threshold of the load is the K-th largest noisy logit of the other experts, as Shazeer et al. have it."""
+    """The load threshold is the K-th largest noisy logit of the other experts, as in Shazeer et al."""
     losses = []
     for clean, noisy in zip(logits, noisy_logits, strict=True):
         load = np.zeros(clean.shape[1])
@@ -123,24 +123,24 @@ def balance_of_what_is_kept(B: Spec, scores: Array, **more: Any) -> Array:
 
 
 def balance_of_chosen_scores(B: Spec, scores: Array, **more: Any) -> Array:
-    """The mean scores of the balance loss count 0 for all but the two best experts of each token."""
+    """The mean scores of the balance loss set all but each token's two best experts to 0."""
     shares = chosen_mask(scores, 1).mean(axis=1)
     means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
     return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))
 
 
 def balance_of_padded_experts(B: Spec, scores: Array, **more: Any) -> Array:
-    """The balance loss counts the empty slots of an expert as tokens, so that all have as many."""
+    """The balance loss counts an expert's empty slots as tokens, so all experts have equal counts."""
     return np.mean(np.sum(np.mean(scores, axis=1), axis=1))
 
 
 def _padded(array: Array, value: float) -> Any:
-    """Arrays (groups, tokens, experts) with as many tokens more, all of them `value`, as make a multiple of 8."""
+    """Arrays (groups, tokens, experts) padded with tokens of `value` to a multiple of 8."""
     return np.pad(array, ((0, 0), (0, -array.shape[1] % 8), (0, 0)), constant_values=value)
 
 
 def padding_in_the_balance_loss(B: Spec, scores: Array, **more: Any) -> Array:
-    """The balance loss counts the tokens of logits 0 that pad a group to a multiple of 8."""
+    """The balance loss counts the padding tokens (logits 0) that extend a group to a multiple of 8."""
     return B.balance_loss(_padded(scores, 1 / scores.shape[2]), **more)
 
 

@@ -12,7 +12,7 @@ MIXER = {
     **{"width": 5, "depth": 2, "token_hidden": 3, "hidden": 6},
 }
 SQUARE = {**MIXER, "width": 4, "token_hidden": 3, "hidden": 3, "depth": 1}
-"""As many patches as channels, and MLPs of equal sizes: whatever exchanges the axes keeps every shape."""
+"""Equal numbers of patches and channels, and MLPs of equal sizes: swapping the axes keeps every shape."""
 
 
 def cases() -> Iterator[Definition]:
@@ -20,7 +20,7 @@ def cases() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str) -> Definition:
         inputs = inputs_of("mixer", model, f"mixer/{name}/0")
         stages = (stage_of("mixer_forward", inputs, model=dict(model)),)
-        # What the last block adds to all channels alike the final norm takes away: a gradient of 0 has no scale.
+        # The final norm removes anything the last block adds equally to all channels: a gradient of 0 has no scale.
         by = tuple(name for name in inputs if not name.endswith("token_mlp/b2"))
         flags = ("model", "mixed_axis", *flags)
         return composed("mixer", name, kind, purpose, *flags, inputs=inputs, stages=stages, of="forward/logits", by=by)

@@ -39,13 +39,13 @@ def softmax_of_the_chosen(B: Spec, route: Route) -> RouterOutput:
 
 
 def sigmoid_of_the_weight(B: Spec, route: Route) -> RouterOutput:
-    """The weights are the sigmoid of the router weights, also where they are to be these themselves."""
+    """The weights are the sigmoid of the router weights even if the router weights themselves are requested."""
     scores = B.sigmoid_affinity(B.router_logits(route.tokens, route.params["kernel"]))
     return reweighted(B, route.output(), scores)
 
 
 def last_slot_left_empty(B: Spec, route: Route) -> RouterOutput:
-    """An expert takes the tokens above its C-th best, which is C - 1 of them unless C is 1."""
+    """An expert takes only tokens above its C-th best: C - 1 tokens unless C is 1."""
     output = route.output()
     token, weight = output.routing.token.copy(), output.routing.weight.copy()
     if token.shape[2] > 1:

@@ -1,7 +1,7 @@
-"""Operations around the routers, and the array operations that models are written with.
+"""Operations around the routers, and the array operations that models use.
 
-`1 + tanh` and `1 + erf` cancel far out on the left, and a cross-entropy near 0 is a difference of large numbers: their
-scales are the same computation on absolute values.
+`1 + tanh` and `1 + erf` cancel for large negative arguments, and a cross-entropy near 0 is a difference of large
+numbers. Their scales are the same computation on absolute values.
 """
 
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def sigmoid_gelu(B: Spec, x: Array, *, form: str = "tanh") -> Array:
 
 
 def unbiased_layer_norm(B: Spec, x: Array, scale: Any, bias: Array | None = None, **options: Any) -> Array:
-    """The variance of the layer norm is the unbiased one, divided by n - 1."""
+    """The layer norm uses the unbiased variance, divided by n - 1."""
     centred = B.layer_norm(x, scale, None, **options)
     width, shift = x.shape[-1], 0 if bias is None else bias
     epsilon = options.get("epsilon", 1e-6)

@@ -51,7 +51,7 @@ def _noise() -> Iterator[Definition]:
         return {
             "logits": logits(f"{GATES}/{case}", reach=2.0, step=0.25),
             "noise_logits": logits(f"{GATES}/{case}/scale", reach=reach, step=step),
-            "noise": groups_tokens(noise + 0.125),  # never 0, so that no noisy logits are equal
+            "noise": groups_tokens(noise + 0.125),  # never 0, so no noisy logits are equal
         }
 
     case = partial(single, GATES, LOGITS)
@@ -148,17 +148,17 @@ def _noise_with_a_floor(B: Spec, logits: Array, noise_logits: Array, noise: Arra
 
 
 def softmax_before_the_choice(B: Spec, noisy_logits: Array, *, choices: int) -> Array:
-    """The gates are the softmax over all experts, with all but the chosen set to 0."""
+    """The gates are the softmax over all experts with unchosen experts set to 0."""
     return softmax(noisy_logits, axis=2) * chosen_mask(noisy_logits, choices)
 
 
 def masked_by_zero(B: Spec, noisy_logits: Array, *, choices: int) -> Array:
-    """What is not chosen is masked by 0, not by minus infinity, before the softmax."""
+    """Unchosen logits are masked by 0, not minus infinity, before the softmax."""
     return B.softmax_affinity(noisy_logits * chosen_mask(noisy_logits, choices))
 
 
 def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
-    """The load loss with another load of a group, `load(logits, noise_logits, noisy_logits, choices)`."""
+    """The load loss with another group load, `load(logits, noise_logits, noisy_logits, choices)`."""
 
     def changed(B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Any:
         right = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
@@ -173,7 +173,7 @@ def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
 def _probability(
     clean: Array, scale: Array, noisy: Array, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
 ) -> Any:
-    """How many tokens pass the threshold, the K-th largest of `without(noisy, expert)`."""
+    """Each expert's expected number of tokens above the threshold, the K-th largest of `without(noisy, expert)`."""
     load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
     for expert in range(clean.shape[1]):
         others = without(noisy, expert)
@@ -183,7 +183,7 @@ def _probability(
 
 
 def _quotient(deviation: Array, scale: Array) -> Any:
-    """With the derivative as the rule for quotients has it."""
+    """The quotient, differentiated by the quotient rule."""
     if not np.iscomplexobj(deviation) and not np.iscomplexobj(scale):
         return deviation / scale
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -198,14 +198,14 @@ def _others(noisy: Array, expert: int) -> Any:
 def noisy_load_of_some_alone(
     B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
 ) -> Array:
-    """The load loss of noisy top-k is an error where every expert is chosen."""
+    """The load loss of noisy top-k raises an error if every expert is chosen."""
     if choices == logits.shape[2]:
         raise ConfigError(f"choices: {choices} leaves no expert that is not chosen")
     return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
 
 
 def noisy_top_k_load_counted_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """Without noise, the load loss of noisy top-k is that of the tokens that chose each expert."""
+    """Without noise, the load loss of noisy top-k counts the tokens that chose each expert."""
     output = route.output()
     if route.noise is not None or not route.options.load_weight:
         return output
@@ -215,7 +215,7 @@ def noisy_top_k_load_counted_at_evaluation(B: Spec, route: Route) -> RouterOutpu
 
 
 def noisy_top_k_importance_of_clean_gates(B: Spec, route: Route) -> RouterOutput:
-    """The importance loss of noisy top-k sees the softmax of all clean logits."""
+    """The importance loss of noisy top-k uses the softmax of all clean logits."""
     output = route.output()
     if not route.options.importance_weight:
         return output
@@ -224,7 +224,7 @@ def noisy_top_k_importance_of_clean_gates(B: Spec, route: Route) -> RouterOutput
 
 
 def noisy_top_k_priority_of_gates(B: Spec, route: Route) -> RouterOutput:
-    """The batch priority of noisy top-k is that of the gates, not of the noisy logits."""
+    """The batch priority of noisy top-k uses the gates, not the noisy logits."""
     output = route.output()
     if route.options.batch_priority == "none":
         return output

@@ -1,8 +1,8 @@
-"""The optimisers: steps whose gradients are inputs, of a few parameters of each kind, with all that is kept of them;
-and what implementations do, or may do, differently.
+"""The optimisers: steps with given gradients on a few parameters of each kind, with the full optimiser state, and known
+or likely differences of implementations.
 
-They are cases of `vit`, which trains with them. The loss of a step is the sum of the products of the parameters with
-given numbers, which are thus its gradient.
+They are cases of `vit`, which trains with these optimisers. The loss of a step is the sum of the parameters times given
+numbers, which are therefore its gradient.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"name": "adafactor", "factored_from": 4, "momentum": 0.75, "momentum_dtype": "bfloat16"},
     ),
 }
-"""Case, what it is about, and the optimiser."""
+"""Case -> (purpose, optimiser)."""
 RATES = [2.0**-4, 2.0**-5, 2.0**-4]
 
 
@@ -57,7 +57,7 @@ def cases() -> Iterator[Definition]:
                 values = np.zeros(shape) if leaf == "bias" else grid(f"{key}/value", shape, reach=1.0)
                 inputs[f"params/{part}/{leaf}"] = tensor(values, " ".join(names))
                 drawn = grid(f"{key}/gradient", (len(RATES), *shape), reach=1.0)
-                # The first step is not clipped, the others are.
+                # Every step but the first is clipped.
                 drawn[0] /= 8
                 inputs[f"gradients/{part}/{leaf}"] = tensor(drawn, " ".join(["steps", *names]))
         stage = stage_of("optimizer_steps", inputs, optimizer={**AROUND, **options}, rates=RATES)
@@ -65,12 +65,12 @@ def cases() -> Iterator[Definition]:
 
 
 def _updates() -> Any:
-    """What the reference updates parameters with; a backend is imported where it runs, not where cases are listed."""
+    """The reference's update functions. A backend is imported when it runs, not when cases are listed."""
     return import_module("moespec.backends.numpy.optimizers")
 
 
 def _updating(optimizer: str, name: str, computes: str, update: Any, who: str = "") -> Variant:
-    """The variant in which the optimiser has another update."""
+    """The variant with another update of the optimiser."""
 
     def make_step(B: Spec, *arguments: Any, **options: Any) -> Any:
         step = B.make_step(*arguments, **options)
@@ -93,7 +93,7 @@ def _ratio_only_with_decay(p: Array, g: Array, kept: Any, n: int, d: float, opti
 
 
 def decay_without_rate(B: Spec, loss_function: Any, optimizer: Any, **options: Any) -> Any:
-    """The rate of a parameter does not multiply its decay."""
+    """A parameter's learning rate does not multiply its weight decay."""
     if not optimizer.rates or optimizer.name != "adamw":
         return B.make_step(loss_function, optimizer, **options)
     paths = [path.split("/") for path in ("head/kernel", "experts/w1", "router/scale")]
@@ -103,7 +103,7 @@ def decay_without_rate(B: Spec, loss_function: Any, optimizer: Any, **options: A
 
 
 def norm_with_frozen(B: Spec, loss_function: Any, optimizer: Any, **options: Any) -> Any:
-    """The gradients of frozen parameters count in the norm."""
+    """The gradient norm includes the gradients of frozen parameters."""
     if not optimizer.rates:
         return B.make_step(loss_function, optimizer, **options)
 

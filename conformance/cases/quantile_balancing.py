@@ -1,4 +1,4 @@
-"""Quantile balancing: counts of the biases that tokens require, and the bias at their quantile."""
+"""Quantile balancing: counts of the biases that tokens require, and the bias at the quantile."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -43,7 +43,7 @@ def _quantiles() -> Iterator[Definition]:
 
 
 def quantile_not_interpolated(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
-    """The bias is the upper end of the bin in which the rank lies."""
+    """The bias is the upper edge of the bin that contains the rank."""
     experts, bins = counts.shape
     at = (experts * np.cumsum(counts, axis=1) < choices * counts.sum(axis=1, keepdims=True)).sum(axis=1)
     found = (at + 1) * (np.max(bias) - np.min(bias) + 2) / bins
@@ -51,7 +51,7 @@ def quantile_not_interpolated(B: Spec, bias: Array, counts: Array, *, choices: i
 
 
 def quantile_of_the_next_rank(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
-    """The bias is that of rank K T / E + 1, interpolated within its bin."""
+    """The bias is taken at rank K T / E + 1, interpolated within its bin."""
     experts, bins = counts.shape
     edges, ends = np.cumsum(counts, axis=1), np.arange(1.0, bins + 1)
     ranks = np.minimum(choices * edges[:, -1] / experts + 1, edges[:, -1])

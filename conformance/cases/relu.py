@@ -1,4 +1,4 @@
-"""ReLU routing: gates, their loss, how many are too many, the penalty, and the router `relu`."""
+"""ReLU routing: gates, their loss, the excess of active gates, the penalty, and the router `relu`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -60,23 +60,23 @@ def _parts() -> Iterator[Definition]:
 
 
 def penalty_divided_at_the_target(B: Spec, penalty: Array, excess: Array, *, multiplier: float = 1.2) -> Array:
-    """The penalty is divided, too, where exactly as many gates are above 0 as there should be."""
+    """The penalty is also divided if the number of active gates is exactly the target."""
     return np.where(excess > 0, penalty * multiplier, penalty / multiplier)
 
 
 def loss_without_load(B: Spec, gates: Array, penalty: Array, *, choices: int) -> Array:
-    """The loss is the L1 norm of the gates, all experts alike."""
+    """The loss is the unweighted L1 norm of the gates."""
     return penalty * gates.sum(axis=2).mean()
 
 
 def loss_of_a_smooth_count(B: Spec, gates: Array, penalty: Array, *, choices: int) -> Array:
-    """The number of tokens of an expert carries the gradient of its gates."""
+    """An expert's token count carries the gradient of its gates."""
     smooth = np.mean((gates.real > 0) + gates - gates.real, axis=1)
     return penalty * gates.shape[2] / choices * np.mean(np.sum(smooth * gates.mean(axis=1), axis=1))
 
 
 def best_gates_alone(B: Spec, route: Route) -> RouterOutput:
-    """A token goes to the K best of the experts whose gate is above 0."""
+    """A token goes only to the K best of its experts with a positive gate."""
     gates = B.relu_affinity(B.router_logits(route.tokens, route.params["kernel"]))
     last = -np.sort(-gates.real, axis=2)[:, :, route.options.choices - 1, None]
     capacity = route.options.capacity(train=bool(route.train))

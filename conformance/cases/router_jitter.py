@@ -1,4 +1,4 @@
-"""The jitter of the tokens that a router sees."""
+"""Jitter of a router's input tokens."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -38,7 +38,7 @@ def jitter_added(B: Spec, tokens: Array, noise: Array, *, epsilon: float = 0.01)
 
 
 def jitter_of_the_token(B: Spec, tokens: Array, noise: Array, *, epsilon: float = 0.01) -> Array:
-    """One factor, from the first draw, jitters a whole token."""
+    """One factor, from the first draw, jitters all features of a token."""
     return B.router_jitter(tokens, None if noise is None else 0 * noise + noise[:, :, :1], epsilon=epsilon)
 
 

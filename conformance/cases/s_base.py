@@ -56,7 +56,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _trained(train: bool) -> Callable[..., Any]:
-    """The router as in training, or as at evaluation, always."""
+    """The router always in training mode, or always in evaluation mode."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         return route.output(train=train)

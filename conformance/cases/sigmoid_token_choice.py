@@ -122,7 +122,7 @@ def _selection(B: Spec, options: Any, scores: Array, state: Any) -> Any:
 
 
 def bias_in_the_gate(B: Spec, route: Route) -> RouterOutput:
-    """The gates are the scores with the bias by which experts are chosen."""
+    """The gates include the bias that is used to choose experts."""
     output = route.output()
     scores = _scores(B, route.params, route.tokens, route.options)
     selection = _selection(B, route.options, scores, route.more["state"])
@@ -136,26 +136,26 @@ def divided_if_several(B: Spec, route: Route) -> RouterOutput:
 
 
 def load_after_drops(B: Spec, route: Route) -> RouterOutput:
-    """The load counts the choices that found a slot."""
+    """The load counts only choices with a slot."""
     output = route.output()
     kept = (output.routing.token < route.options.tokens).sum(axis=(0, 2)).astype(float)
     return output._replace(statistics={"load": kept})
 
 
 def balance_of_biased_softmax(B: Spec, route: Route) -> RouterOutput:
-    """The balance loss is that of the softmax of the scores with the bias."""
+    """The balance loss uses the softmax of the biased scores."""
     biased = _scores(B, route.params, route.tokens, route.options) + route.more["state"]["bias"]
     return _with_balance_of(B, route, B.softmax_affinity(biased))
 
 
 def balance_of_biased_scores(B: Spec, route: Route) -> RouterOutput:
-    """The balance loss is that of the scores with the bias, divided by their sum over all experts."""
+    """The balance loss uses the biased scores divided by their sum over all experts."""
     biased = _scores(B, route.params, route.tokens, route.options) + route.more["state"]["bias"]
     return _with_balance_of(B, route, biased / biased.sum(axis=2, keepdims=True))
 
 
 def balance_of_undivided_scores(B: Spec, route: Route) -> RouterOutput:
-    """The balance loss is that of the scores as they are, not divided by their sum over all experts."""
+    """The balance loss uses the raw scores, not divided by their sum over all experts."""
     return _with_balance_of(B, route, _scores(B, route.params, route.tokens, route.options))
 
 

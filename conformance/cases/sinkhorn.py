@@ -45,7 +45,7 @@ def cases() -> Iterator[Definition]:
 
 
 def rows_first(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """Sinkhorn updates the rows first and the columns last, so that columns sum to T / E exactly."""
+    """Sinkhorn updates the rows first and the columns last, so columns sum to exactly T / E."""
     _, tokens, experts = logits.shape
     g = np.zeros((len(logits), experts))
     for _ in range(iterations):
@@ -55,7 +55,7 @@ def rows_first(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float
 
 
 def _stopped(error: Callable[[Any, float], float]) -> Callable[..., Any]:
-    """Sinkhorn that stops where `error(sums of the columns, T / E)` is within the tolerance."""
+    """Sinkhorn that stops once `error(column sums, T / E)` is within the tolerance."""
 
     def sinkhorn_affinity(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Any:
         plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
@@ -76,7 +76,7 @@ def _stopped(error: Callable[[Any, float], float]) -> Callable[..., Any]:
 def sinkhorn_in_the_kernel_domain(
     B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None
 ) -> Array:
-    """Sinkhorn scales rows and columns of exp(logits), which in float32 overflows or vanishes for large logits."""
+    """Sinkhorn scales rows and columns of exp(logits), which overflows or underflows in float32 for large logits."""
     plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
     kernel = np.exp(logits.real.astype(np.float32))
     rows = np.ones(kernel.shape[:2], np.float32)
@@ -87,12 +87,12 @@ def sinkhorn_in_the_kernel_domain(
 
 
 def rows_alone(B: Spec, logits: Array, **options: Any) -> Array:
-    """Sinkhorn normalises the rows and no columns, which is the softmax."""
+    """Sinkhorn normalises only the rows, which is the softmax."""
     return softmax(logits)
 
 
 def implicit_gradient(B: Spec, logits: Array, **options: Any) -> Array:
-    """The Sinkhorn plan is differentiated as the optimum that it would be after infinitely many iterations."""
+    """The Sinkhorn plan is differentiated as the optimum reached after infinitely many iterations."""
     plan = B.sinkhorn_affinity(logits.real, **options)
     if not np.iscomplexobj(logits):
         return plan
@@ -100,7 +100,7 @@ def implicit_gradient(B: Spec, logits: Array, **options: Any) -> Array:
 
 
 def _moved_optimum(plan: Array, step: Array) -> Any:
-    """How a plan (T, E) with fixed row and column sums moves when the logits move: `plan * (step + df + dg)`."""
+    """Derivative of a plan (T, E) with fixed row and column sums along a step of the logits: `plan * (step + df + dg)`."""
     tokens = len(plan)
     system = np.block([[np.diag(plan.sum(axis=1)), plan], [plan.T, np.diag(plan.sum(axis=0))]])
     moved = np.concatenate([(plan * step).sum(axis=1), (plan * step).sum(axis=0)])
@@ -109,9 +109,9 @@ def _moved_optimum(plan: Array, step: Array) -> Any:
 
 
 def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
-    """Sinkhorn that looks at the `norm` of the error of the columns after `first`, `first` + 10, ... iterations.
+    """Sinkhorn that checks the `norm` of the column error after `first`, `first` + 10, ... iterations.
 
-    It stops below `threshold` or the tolerance that is given; a number of iterations that is given alone is kept to.
+    It stops below `threshold` or the given tolerance. A number of iterations given without a tolerance is used exactly.
     """
 
     def sinkhorn_affinity(B: Spec, logits: Array, **options: Any) -> Any:

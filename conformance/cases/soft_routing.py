@@ -56,7 +56,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _ablations() -> Iterator[Definition]:
-    """Without one of the softmaxes, and small sizes."""
+    """Cases without one of the softmaxes, and small sizes."""
     for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
         purpose = f"Ablation: dispatch {first}, combine {second}."
         yield case(f"{first}_{second}", "value", purpose, ABLATION, dispatch=first, combine=second)
@@ -70,7 +70,7 @@ def _ablations() -> Iterator[Definition]:
 
 
 def _gradients() -> Iterator[Definition]:
-    """Of dispatch and of combine."""
+    """Gradient cases of dispatch and of combine."""
     yield case("gradient_dispatch", "gradient", "Through the softmax over tokens.", scale=1.5, of="dispatch")
     yield case("gradient_combine", "gradient", "Through the softmax over slots.", scale=1.5, of="combine")
     yield case("gradient_rsqrt", "gradient", "In the other form.", scale=1.5, of="combine", norm_form="rsqrt")
@@ -88,7 +88,7 @@ def _gradients() -> Iterator[Definition]:
 
 
 def combine_over_the_slots_of_each_expert(B: Spec, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
-    """The combine softmax is taken over the slots of each expert alone."""
+    """The combine softmax is taken separately over the slots of each expert."""
     routing = B.soft_routing(*arguments, combine=combine, **options)
     if combine != "soft":
         return routing
@@ -96,7 +96,7 @@ def combine_over_the_slots_of_each_expert(B: Spec, *arguments: Any, combine: str
 
 
 def combine_over_experts(B: Spec, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
-    """The combine softmax is taken over experts for each slot."""
+    """The combine softmax is taken over the experts for each slot."""
     routing = B.soft_routing(*arguments, combine=combine, **options)
     if combine != "soft":
         return routing
@@ -104,7 +104,7 @@ def combine_over_experts(B: Spec, *arguments: Any, combine: str = "soft", **opti
 
 
 def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
-    """Soft routing of tokens and slots that `norm(x, axis)` normalises."""
+    """Soft routing of tokens and slots normalised by `norm(x, axis)`."""
 
     def soft_routing(B: Spec, tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
         right = B.soft_routing(tokens, slots, scale=scale, **options)
@@ -116,7 +116,7 @@ def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
 
 
 class Unnormalised(NamedTuple):
-    """A soft routing of tokens that are not normalised, which slots mix as they are also under `_mixing`."""
+    """A soft routing of unnormalised tokens. Slots mix these tokens unchanged, even under `_mixing`."""
 
     dispatch: Any
     combine: Any
@@ -149,7 +149,7 @@ def _mixing(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
 def scale_without_normalisation(
     B: Spec, tokens: Array, slots: Array, *, scale: Array = 1.0, normalize: bool = True, **options: Any
 ) -> Any:
-    """The scale multiplies the slots also where nothing is normalised."""
+    """The scale multiplies the slots even without normalisation."""
     right = B.soft_routing(tokens, slots, scale=scale, normalize=normalize, **options)
     return right if normalize else B.soft_routing(tokens, scale * slots, normalize=False, **options)
 
@@ -160,13 +160,13 @@ def slots_dealt_round_robin(B: Spec, *arguments: Any, **options: Any) -> Any:
 
 
 def _dealt(array: Array) -> Any:
-    """(groups, tokens, experts, capacity): what stands in slot `e * C + c` of the list goes to where `c * E + e` is."""
+    """(groups, tokens, experts, capacity): moves entry `e * C + c` of the flattened list to position `c * E + e`."""
     groups, tokens, experts, capacity = array.shape
     return array.reshape(groups, tokens, capacity, experts).swapaxes(2, 3)
 
 
 def identity_expert_by_expert(B: Spec, *arguments: Any, dispatch: str = "soft", **options: Any) -> Any:
-    """The identity ablation fills one expert after the other: token t goes to expert t // C."""
+    """The identity ablation fills experts in turn: token t goes to expert t // C."""
     routing = B.soft_routing(*arguments, dispatch=dispatch, **options)
     if dispatch != "identity":
         return routing

@@ -64,11 +64,11 @@ def _noise() -> Iterator[Definition]:
 
 
 OVERFLOW = 88.7
-"""Float32 overflows in the exponential of larger numbers."""
+"""The exponential of larger numbers overflows float32."""
 
 
 def softmax_over_tokens(B: Spec, logits: Array) -> Array:
-    """The softmax runs over the tokens, not over the experts."""
+    """The softmax runs over the tokens, not the experts."""
     return softmax(logits, axis=1)
 
 
@@ -78,13 +78,13 @@ def sigmoid_for_softmax(B: Spec, logits: Array) -> Array:
 
 
 def maximum_not_subtracted(B: Spec, logits: Array) -> Array:
-    """The softmax does not subtract the maximum, so that large logits overflow float32."""
+    """The softmax does not subtract the maximum, so large logits overflow float32."""
     scores = B.softmax_affinity(logits)
     return np.where(np.max(logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, scores)
 
 
 def noise_variance(B: Spec, logits: Array, noise: Array, *, multiplier: float = 1.0) -> Array:
-    """The multiplier over the number of experts is the variance of the noise."""
+    """The multiplier divided by the number of experts is the variance of the noise, not its standard deviation."""
     return B.add_gating_noise(logits, noise, multiplier=np.sqrt(multiplier * logits.shape[2]))
 
 

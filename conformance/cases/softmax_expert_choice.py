@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def capped_as_in_the_paper(B: Spec, route: Route) -> RouterOutput:
-    """The regularisation of the cap is 0.001 unless it is set."""
+    """The default regularisation of the cap is 0.001."""
     output = route.output()
     if route.options.cap is None or route.options.cap_regularization != 0.01:
         return output
@@ -42,7 +42,7 @@ def capped_as_in_the_paper(B: Spec, route: Route) -> RouterOutput:
 
 
 def cap_kept_exactly(B: Spec, route: Route) -> RouterOutput:
-    """A token keeps the best of the experts that choose it, as many as the cap says."""
+    """A token keeps at most `cap` of the experts that choose it, the best ones."""
     output = route.output()
     if route.options.cap is None:
         return output

@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _choices() -> Iterator[Definition]:
-    """Two choices, priorities and losses."""
+    """Cases of two choices, priorities and losses."""
     half: dict[str, Any] = {"capacity_factor": 0.5}
     purpose = "Two choices, half of the room."
     yield case("two_choices", "overflow", purpose, "first_choices_first", DROP, choices=2, **half)
@@ -56,7 +56,7 @@ def _choices() -> Iterator[Definition]:
 
 
 def _capacities() -> Iterator[Definition]:
-    """Slots, factors of evaluation, and normalised weights."""
+    """Cases of slots, evaluation factors and normalised weights."""
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     purpose = "Three slots for each expert, whatever the factor."
     yield case("slots_per_expert", "value", purpose, ROUNDING, **numbered)

@@ -18,7 +18,7 @@ SPARSE = {
     **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
     **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 3, "sparse_hidden": 2},
 }
-"""Two images have 10 channels in a sparse block, one of which importance-score routing removes."""
+"""A sparse block has 10 channels of two images; importance-score routing removes one."""
 SMALL = {
     **{**SPARSE, "depth": 1, "width": 3, "sparse_tokens": 3, "experts": 2},
     **{"sparse_hidden": 2, "sparse_token_hidden": 2},
@@ -34,7 +34,7 @@ Sizes = tuple[int, int, int, int]
 
 
 def _rescaled(name: str, kind: str, purpose: str, sizes: Sizes, *flags: str, axes: str = "token channel") -> Definition:
-    """Two images and the maps of the rescale sub-layer for `axes`; `sizes` are S, C, S', C'."""
+    """A case of two images and the rescale maps for `axes`. sizes: S, C, S', C'."""
     (s, c, new_s, new_c), key = sizes, f"sparse_mlp/{name}"
     inputs = {"x": tensor(grid(f"{key}/x", (2, s, c)), "images tokens channels")}
     for axis, old, new in (("token", s, new_s), ("channel", c, new_c)):
@@ -60,8 +60,8 @@ def _rescale() -> Iterator[Definition]:
 def _model(
     name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
 ) -> Definition:
-    """zero: the last name of parameters that are 0, so that scores tie. by: what the names of the inputs that a
-    gradient is by have in them."""
+    """zero: last name part of the parameters set to 0, so that scores tie. by: substring of the input names that a
+    gradient is by."""
     inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
     for path, value in inputs.items():
         if zero and path.endswith(zero):
@@ -76,7 +76,7 @@ def _models() -> Iterator[Definition]:
     cut, one = "importance_cut", {**SPARSE, "depth": 1}
     purpose = "A dense and a sparse block, efficient mode."
     yield _model("importance", "value", purpose, SPARSE, cut, "mixed_axis", "generated_code")
-    # Its importances are nearly equal: the loss would be a difference of roundings.
+    # Importances are nearly equal: the loss would be a difference of roundings.
     no_loss = {"importance_weight": 0.0, "load_weight": 0.0}
     dense = {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2", "router_options": no_loss}
     yield _model("dense_channels", "value", "As Sparse-S: channels are neither rescaled nor routed.", dense, cut)
@@ -108,7 +108,7 @@ def channels_rescaled_first(B: Spec, x: Array, params: Mapping[str, Any]) -> Arr
 
 
 def token_bias_over_channels(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
-    """The bias of the token map is added to the channels, where there are as many of them as of new tokens."""
+    """The bias of the token map is added to the channels if there are as many channels as new tokens."""
     right = B.rescale(x, params)
     bias = params.get("token_bias", ())
     if len(params) < 4 or len(bias) != x.shape[2]:
@@ -118,7 +118,7 @@ def token_bias_over_channels(B: Spec, x: Array, params: Mapping[str, Any]) -> Ar
 
 
 def rescaled_around_a_residual(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
-    """The rescale sub-layer adds its input, where that has the same sizes."""
+    """The rescale sub-layer adds its input if the sizes match."""
     right = B.rescale(x, params)
     return right + x if right.shape == x.shape else right
 

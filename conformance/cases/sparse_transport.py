@@ -50,7 +50,7 @@ def _objectives() -> Iterator[Definition]:
     semi_dual, dual = partial(case, "transport_semi_dual"), partial(case, "transport_dual")
 
     def potentials(key: str, **sizes: int) -> dict[str, Any]:
-        """Potentials of these names, of the tokens and then of the experts, and a utility."""
+        """Token and expert potentials under these names, and a utility."""
         names = zip(sizes.items(), ("tokens", "experts"), strict=False)
         return {"utility": utilities(f"transport/{key}")} | {
             name: tensor(grid(f"transport/{key}/{name}", (G, size), reach=0.5, step=0.0625), f"groups {axis}")
@@ -124,7 +124,7 @@ def dual_without_cardinality(
 
 
 def rows_are_sparse(B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", **options: Any) -> Array:
-    """Rows of the plan are sparse, not columns."""
+    """The plan's rows are sparse, not its columns."""
     plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
     if sparsity != "expert":
         return plan
@@ -133,7 +133,7 @@ def rows_are_sparse(B: Spec, utility: Array, *, capacity: int, sparsity: str = "
 
 
 def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]]) -> Callable[..., Any]:
-    """A solver that stops where the gradient of each group of a part has been within the tolerance, by its `size`."""
+    """A solver that stops once every group's gradient part has been within the tolerance, measured by `size`."""
 
     def solved(
         B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", solver: str = "adam", steps: int = 20,
@@ -158,7 +158,7 @@ def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]])
 
 
 def infeasible_refused(B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", **options: Any) -> Array:
-    """Fewer non-zeros than tokens are an error, since no plan then has all its row sums."""
+    """Fewer non-zeros than tokens raise an error, since no plan can then have all row sums."""
     plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
     if sparsity == "expert" and capacity * utility.shape[2] < utility.shape[1]:
         raise ConfigError(f"capacity: {capacity} leaves tokens without a place")

@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _peaked(name: str, purpose: str, *flags: str, **options: Any) -> Definition:
-    """A case in which some expert has fewer tokens with a positive plan (tokens, experts) than its 4 slots."""
+    """A case in which some expert has fewer tokens with a positive plan than its 4 slots."""
     params = kernel_of(f"routers/{NAME}/{name}/kernel", D, E, reach=6.0)
     case = partial(router_case, NAME, name, "value", purpose, *flags, params=params, capacity_factor=2.0)
     return case(accept=lambda plan: bool(((plan > 0).sum(axis=0) < 2 * T // E).any()), **options)

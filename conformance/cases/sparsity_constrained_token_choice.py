@@ -1,4 +1,4 @@
-"""The router `sparsity_constrained_token_choice`, and the variants of both routers by a sparsity-constrained plan."""
+"""The router `sparsity_constrained_token_choice`, and variants of both routers with a sparsity-constrained plan."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ T, E, D, K = 3, 3, 2, 2
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module. The noise of one is at evaluation, that of the other in training."""
+    """All cases of this module. One case has noise at evaluation, the other in training."""
     case = partial(router_case, NAME, groups=1, sizes=(T, E, D), choices=K)
     inside, zero = "noise_inside", "zero_score_slots"
     purpose = "Noise makes the plan and not the weights; all losses, and an even number of slots."
@@ -69,7 +69,7 @@ def noisy_by_default(B: Spec, route: Route) -> RouterOutput:
 
 
 def _plans(B: Spec, route: Route, *, raw: bool = False) -> tuple[Array, Array]:
-    """The plan of either router, of the softmax or of the raw logits, and the scores that weight the outputs."""
+    """The plan of either router (of the softmax or raw logits), and the scores that weight the outputs."""
     clean, noisy = route.logits(B)
     constraint: dict[str, Any] = {"capacity": route.options.capacity(train=route.train)}
     if not route.options.experts_choose:
@@ -79,13 +79,13 @@ def _plans(B: Spec, route: Route, *, raw: bool = False) -> tuple[Array, Array]:
 
 
 def _chosen(B: Spec, route: Route, options: Any, plan: Array, scores: Array, **more: Any) -> RouterOutput:
-    """The output of the router with Token Choice by a plan."""
+    """The router's output with Token Choice by a plan."""
     more |= composition.several_choices(options)
     return rerouted(B, route.output(), composition.token_choice(B, options, plan, scores, train=route.train, **more))
 
 
 def raw_utility(B: Spec, route: Route) -> RouterOutput:
-    """The utility of the sparsity-constrained plan is the raw logits, not their softmax."""
+    """The sparsity-constrained plan uses the raw logits as utility, not their softmax."""
     (plan, scores), options = _plans(B, route, raw=True), route.options
     if not options.experts_choose:
         return _chosen(B, route, options, plan, scores)
@@ -94,14 +94,14 @@ def raw_utility(B: Spec, route: Route) -> RouterOutput:
 
 
 def zero_choices_not_made(B: Spec, route: Route) -> RouterOutput:
-    """A token makes no choice of an expert whose sparsity-constrained plan is 0."""
+    """A token does not choose an expert whose sparsity-constrained plan is 0."""
     plan, scores = _plans(B, route)
     made = np.take_along_axis(plan, stable_order(plan)[..., : route.options.choices], axis=-1) > 0
     return _chosen(B, route, route.options, plan, scores, keep=made)
 
 
 def zero_choices_without_weight(B: Spec, route: Route) -> RouterOutput:
-    """The weight of an expert whose sparsity-constrained plan is 0 is 0, also where the softmax combines."""
+    """An expert whose sparsity-constrained plan is 0 has weight 0 even if outputs are combined by the softmax."""
     plan, scores = _plans(B, route)
     if route.options.normalize_selected:
         scores = B.normalize_selected(plan, scores, choices=route.options.choices)

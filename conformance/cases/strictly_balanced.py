@@ -1,4 +1,4 @@
-"""Strictly balanced gating: the masks, the gates that they keep, the loss of the thresholds, and the router."""
+"""Strictly balanced gating: masks, masked gates, the threshold loss, and the router."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -88,7 +88,7 @@ def _router() -> Iterator[Definition]:
 
 
 def masked_not_divided(B: Spec, gates: Array, mask: Array) -> Array:
-    """The gates that a mask keeps are not divided by their sum."""
+    """Gates kept by a mask are not divided by their sum."""
     return np.where(mask, gates, 0.0)
 
 
@@ -98,7 +98,7 @@ def masked_to_nan(B: Spec, gates: Array, mask: Array) -> Array:
 
 
 def batchwise_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """At evaluation, too, experts of strictly balanced gating take their best tokens, as many each."""
+    """Experts of strictly balanced gating take an equal number of their best tokens even at evaluation."""
     output = route.output()
     if route.train:
         return output
@@ -109,7 +109,7 @@ def batchwise_at_evaluation(B: Spec, route: Route) -> RouterOutput:
 
 
 def balanced_gates_as_they_are(B: Spec, route: Route) -> RouterOutput:
-    """Strictly balanced gating combines with the softmax, not divided by the sum of what a token keeps."""
+    """Strictly balanced gating combines with the softmax, not divided by the sum of a token's kept gates."""
     gates = B.softmax_affinity(B.router_logits(route.tokens, route.params["kernel"]))
     return reweighted(B, route.output(), gates)
 

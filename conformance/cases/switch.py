@@ -47,7 +47,7 @@ def cases() -> Iterator[Definition]:
 
 
 def switch_gate_of_clean_tokens(B: Spec, route: Route) -> RouterOutput:
-    """The gate of Switch is computed from the tokens without jitter."""
+    """Switch computes the gate from tokens without jitter."""
     clean = logits(B, route.params, route.tokens, route.options, None)
     return reweighted(B, route.output(), B.softmax_affinity(clean))
 
@@ -63,7 +63,7 @@ def jitter_of_logits(B: Spec, route: Route) -> RouterOutput:
 
 
 def switch_evaluates_with_two(B: Spec, route: Route) -> RouterOutput:
-    """The capacity factor of Switch at evaluation is 2, unless another is given."""
+    """Switch defaults to a capacity factor of 2 at evaluation."""
     factor = route.options.eval_capacity_factor
     return route.output(options=replace(route.options, eval_capacity_factor=2.0 if factor is None else factor))
 

@@ -1,4 +1,4 @@
-"""The random numbers of noise and dropout: words, uniform and normal numbers."""
+"""Random numbers for noise and dropout: words, uniform and normal numbers."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +16,7 @@ from moespec.conformance.format import Tensor
 NAME = "threefry"
 
 KNOWN = ((0, 0), ((0, 0),)), ((-1, -1), ((-1, -1),)), ((0x13198A2E, 0x03707344), ((0x243F6A88, 0x85A308D3),))
-"""Key and counter of Random123's known answers for 20 rounds."""
+"""Keys and counters of Random123's known-answer tests for 20 rounds."""
 ORIGIN = (7, 0, 3, 0)
 
 
@@ -48,7 +48,7 @@ def cases() -> Iterator[Definition]:
     edges = [[0, 255, 256], [2**31 - 1, -(2**31), -1], [*both[0], 1 << 20]]
     purpose = "The 24 highest bits; the sign is one of them."
     yield case("unit_interval", "uniform", "value", purpose, words=_words(edges, "places columns"))
-    # Every dtype has these numbers. What the largest, 1 - 2^-24, gives is for each backend's own tests.
+    # Exact in every dtype. Each backend's tests cover the largest number, 1 - 2^-24.
     pairs = integers(f"{NAME}/pairs", (5, 2), 0, 127) / 128
     tails = [[0.0, 0.375], [1 - 2.0**-8, 0.0], [1 - 2.0**-8, 0.75], [2.0**-24, 0.25], [0.5, 1 - 2.0**-8], [0.25, 0.5]]
     for name, values, purpose in (
@@ -59,17 +59,17 @@ def cases() -> Iterator[Definition]:
 
 
 def all_bits(B: Spec, words: Array) -> Array:
-    """A uniform number is made of all 32 bits, and half of the last one more."""
+    """A uniform number uses all 32 bits and adds half of the last bit."""
     return ((np.asarray(words).astype(np.int64) & (2**32 - 1)) + 0.5) * 2.0**-32
 
 
 def one_normal_of_each_word(B: Spec, uniform: Array) -> Array:
-    """Each uniform number becomes a normal one by the inverse of the distribution function."""
+    """Each uniform number becomes a normal number through the inverse distribution function."""
     return ndtri(np.maximum(np.real(uniform), 2.0**-25))
 
 
 def sine_first(B: Spec, uniform: Array) -> Array:
-    """The first word is the angle and the second the radius, and the sine comes first."""
+    """The first word gives the angle and the second the radius, and the sine comes first."""
     return B.box_muller(uniform[..., ::-1])[..., ::-1]
 
 

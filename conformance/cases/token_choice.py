@@ -1,4 +1,4 @@
-"""Token Choice, and the weights of the chosen divided by their sum."""
+"""Token Choice, and the normalisation of the chosen weights."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -57,7 +57,7 @@ DROP, ORDER, SIZE, FIRST = "overflow_drop", "tie_order", "degenerate_size", "fir
 
 
 def _values() -> Iterator[Definition]:
-    """Scores that are all different."""
+    """Cases with distinct scores."""
     yield case("one_choice", "value", "One choice, room for all.", scores("tc/a"), choices=1, capacity=T)
     yield case("two_choices", "value", "Two choices, room for all.", scores("tc/b"), capacity=T)
     yield case("three_choices", "value", "Three choices of six.", scores("tc/c", (G, T, 6)), choices=3, capacity=T)
@@ -78,7 +78,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _ties() -> Iterator[Definition]:
-    """Scores that are equal, or nearly so."""
+    """Cases with equal or nearly equal scores."""
     yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), ORDER)
     purpose = "The tie matrix, every expert chosen, one slot."
     yield case("tied_all", "tie", purpose, both(TIED), ORDER, choices=3, capacity=1)
@@ -95,7 +95,7 @@ def _ties() -> Iterator[Definition]:
 
 
 def _sizes() -> Iterator[Definition]:
-    """Small and large ones."""
+    """Cases of small and large sizes."""
     yield case("one_token", "degenerate", "One token.", scores("tc/j", (1, 1, E)), SIZE, capacity=1)
     yield case("one_expert", "degenerate", "One expert.", scores("tc/k", (G, T, 1)), SIZE, choices=1)
     yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), SIZE, choices=E, capacity=T)
@@ -116,7 +116,7 @@ def _sizes() -> Iterator[Definition]:
 
 
 def _gradients() -> Iterator[Definition]:
-    """By the scores, and by the weights alone."""
+    """Gradient cases by the scores, and by the weights only."""
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), DROP)
     apart = distinct("tc/p", (G, T, E))
     purpose = "The selection carries none."
@@ -124,7 +124,7 @@ def _gradients() -> Iterator[Definition]:
 
 
 def _kept_choices() -> Iterator[Definition]:
-    """Where some choices are not made."""
+    """Cases that skip some choices."""
     some: dict[str, Any] = {"keep": tensor(grid("keep/some", (G, 5, 2)) > 0, "groups tokens choices")}
     values, flag = utilities("keep/keep", (G, 5, E)), "choice_not_made"
     yield case("keep", "overflow", "A choice that is not made takes no slot.", values, flag, **some)
@@ -136,7 +136,7 @@ def _kept_choices() -> Iterator[Definition]:
 
 
 def _rerouted() -> Iterator[Definition]:
-    """Where tokens that find an expert full try others."""
+    """Cases in which tokens retry when an expert is full."""
     crowd = rows("0.5 0.375 0.125; 0.5 0.25 0.375; 0.75 0.5 0.25; 0.625 0.5 0.25; 0.25 0.5 0.125")
     purpose = "Two tokens that their first expert drops try their second; one of them its third."
     yield case("tries", "overflow", purpose, both(crowd), "rerouted", choices=1, tries=3)
@@ -147,7 +147,7 @@ def _rerouted() -> Iterator[Definition]:
 
 
 def _by_token() -> Iterator[Definition]:
-    """Where a token gets all of its slots before the next one."""
+    """Cases in which a token gets all its slots before the next token."""
     by_token = partial(case, slot_order="token")
     eight = scores("tc/by_token", (G, 8, 4))
     reverse = tensor(np.stack([np.arange(8)[::-1], permutation("tc/by_token/order", 8)]), "groups tokens")
@@ -160,7 +160,7 @@ def _by_token() -> Iterator[Definition]:
 
 
 def _divided_after_drops() -> Iterator[Definition]:
-    """Where the weights that a token keeps are divided."""
+    """Cases that normalise the weights that a token keeps."""
     flag = "renormalised"
     purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
     apart = distinct("tc/kept/gradient", (G, 10, 4))
@@ -208,11 +208,11 @@ def _normalize_selected() -> Iterator[Definition]:
 
 
 Queue = Iterable[tuple[int, int]]
-"""(token, expert) in the order in which they are assigned."""
+"""(token, expert) pairs in order of assignment."""
 
 
 def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> Any:
-    """The routing in which each expert takes in who comes, until it is full; a queue for each group."""
+    """The routing in which experts accept tokens in queue order until full; one queue per group."""
     groups, tokens, experts = weights.shape
     token = np.full((groups, experts, capacity), tokens, np.int32)
     weight = np.zeros((groups, experts, capacity), weights.dtype)
@@ -226,7 +226,7 @@ def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> 
 
 
 def _tokens(scores: Array, order: Array) -> Any:
-    """The tokens of each group in the order in which they are served."""
+    """The tokens of each group in serving order."""
     return [range(scores.shape[1])] * len(scores) if order is None else order
 
 
@@ -238,9 +238,9 @@ def ties_to_the_higher_expert(B: Spec, scores: Array, *, combine_scores: Array |
 
 
 def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[..., Any]:
-    """Token Choice whose experts take in who comes in `queue(scores, tokens, choices, capacity)` of a group.
+    """Token Choice whose experts accept tokens in the order `queue(scores, tokens, choices, capacity)` of a group.
 
-    Where choices are not made, others are tried or other options are given, it is as it should be.
+    Calls with skipped choices, retries or other options are computed correctly.
     """
 
     @wraps(queue)
@@ -256,7 +256,7 @@ def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[
 
 @_queued
 def experts_in_heap_order(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
-    """Among equal scores a token chooses what a sort returns that is not stable."""
+    """Among equal scores, a token chooses by an unstable sort."""
     chosen = heap_order(scores)
     return ((t, chosen[t, k]) for k in range(choices) for t in tokens)
 
@@ -270,7 +270,7 @@ def all_choices_of_a_token_first(scores: Any, tokens: Iterable[int], choices: in
 
 @_queued
 def next_best_expert(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
-    """A token that finds its expert full tries its next-best one."""
+    """A token whose expert is full tries its next-best expert."""
     filled = [0] * scores.shape[1]
     wishes = {t: iter(row) for t, row in enumerate(stable_order(scores))}
     for _, t in itertools.product(range(choices), tokens):
@@ -282,14 +282,14 @@ def next_best_expert(scores: Any, tokens: Iterable[int], choices: int, capacity:
 
 @_queued
 def most_probable_kept(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
-    """A full expert keeps those who chose it with the highest scores, not those who came first."""
+    """A full expert keeps the tokens with the highest scores, not the first to arrive."""
     chosen = stable_order(scores)
     pairs = [(t, chosen[t, k]) for k in range(choices) for t in tokens]
     return (pairs[i] for i in np.argsort([-scores[pair].real for pair in pairs], kind="stable"))
 
 
 def newcomers_replace_the_last(B: Spec, scores: Array, *, choices: int, **options: Any) -> Any:
-    """A token that finds its expert full takes the place of the one in the last slot."""
+    """A token whose expert is full replaces the token in the last slot."""
     routing = B.token_choice(scores, choices=choices, **options)
     if options.keys() - {"capacity", "combine_scores", "order"}:
         return routing
@@ -305,14 +305,14 @@ def newcomers_replace_the_last(B: Spec, scores: Array, *, choices: int, **option
 
 
 def priority_of_choices(B: Spec, scores: Array, *, order: Array | None = None, **options: Any) -> Any:
-    """Where tokens have a priority, each choice has its own: a strong second choice comes before a weak first one."""
+    """With token priorities, each choice has a separate priority: a strong second choice comes before a weak first choice."""
     if order is None:
         return B.token_choice(scores, **options)
     return most_probable_kept(B, scores, order=order, **options)
 
 
 def padding_in_the_slots(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
-    """Tokens of equal scores, which pad a group to a multiple of 8 on its left, take slots, and then leave them empty."""
+    """Padding tokens of equal scores, which extend a group on the left to a multiple of 8, take slots and then leave them empty."""
     left, tokens = -scores.shape[1] % 8, scores.shape[1]
     if options.get("order") is not None or options.get("keep") is not None or "normalize" in options:
         return B.token_choice(scores, combine_scores=combine_scores, **options)
@@ -325,7 +325,7 @@ def padding_in_the_slots(B: Spec, scores: Array, *, combine_scores: Array | None
 
 
 def rerouted_always(B: Spec, scores: Array, *, tries: Any = None, **options: Any) -> Any:
-    """A token that finds its experts full tries all others, in turn, after the choices of all tokens."""
+    """A token whose experts are full tries all others in turn, after all tokens' choices."""
     if options.get("keep") is not None or options.get("slot_order") == "token":
         return B.token_choice(scores, tries=tries, **options)
     return B.token_choice(scores, tries=scores.shape[2], **options)
@@ -337,7 +337,7 @@ def kept_weights_renormalised(B: Spec, scores: Array, *, normalize: Any = None, 
 
 
 def kept_sum_clamped(B: Spec, scores: Array, *, normalize: Any = None, **options: Any) -> Any:
-    """The sum of the weights that a token keeps, by which they are divided, is at least 2^-23."""
+    """A token's kept weights are divided by their sum, but at least by 2^-23."""
     routing = B.token_choice(scores, normalize=normalize, **options)
     if normalize != "sum":
         return routing
@@ -347,7 +347,7 @@ def kept_sum_clamped(B: Spec, scores: Array, *, normalize: Any = None, **options
 
 
 def divided_before_drops(B: Spec, scores: Array, *, choices: int, normalize: Any = None, **options: Any) -> Any:
-    """Weights that should be divided by what is left after drops are divided by what there is before them."""
+    """Weights that should be normalised after drops are normalised before them."""
     if normalize is not None:
         weights = B.normalize_selected(scores, options.get("combine_scores"), choices=choices, norm=normalize)
         options = {**options, "combine_scores": weights}
@@ -365,14 +365,14 @@ def chosen_weights_renormalised(
 
 
 def selected_not_normalised(B: Spec, scores: Array, combine_scores: Array | None = None, **options: Any) -> Array:
-    """Combine weights are not divided by anything, where they should sum to 1."""
+    """Combine weights that should sum to 1 are not normalised."""
     return scores if combine_scores is None else combine_scores
 
 
 def selected_sum_clamped(
     B: Spec, scores: Array, combine_scores: Array | None = None, *, choices: int, **options: Any
 ) -> Array:
-    """The sum that combine weights are divided by is at least 2^-23, the epsilon of float32."""
+    """Combine weights are divided by their sum, but at least by 2^-23, the epsilon of float32."""
     if options.get("norm", "sum") != "sum":
         return B.normalize_selected(scores, combine_scores, choices=choices, **options)
     weights = scores if combine_scores is None else combine_scores

@@ -1,4 +1,4 @@
-"""Token ids of hash layers. Patches and codewords are on a grid on which distances are exact, so that ties are meant."""
+"""Token ids of hash layers. Patches and codewords lie on a grid with exact distances, so every tie is intended."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -67,7 +67,7 @@ def _others() -> Iterator[Definition]:
 
 
 def codes_to_the_higher(B: Spec, patches: Array, codebook: Array) -> Array:
-    """Among codewords at equal distance the higher index wins."""
+    """Among codewords at equal distance, the higher index wins."""
     return (len(codebook) - 1 - B.patch_codes(patches, codebook[::-1])).astype(np.int32)
 
 
@@ -76,12 +76,12 @@ def _nearest(pixels: Array, codebook: Array) -> Any:
 
 
 def codes_of_raw_pixels(B: Spec, patches: Array, codebook: Array) -> Array:
-    """The pixels of a patch are compared as they are, not normalised."""
+    """Patches are compared without normalising their pixels."""
     return _nearest(patches, codebook)
 
 
 def codes_without_epsilon(B: Spec, patches: Array, codebook: Array) -> Array:
-    """A patch is divided by its standard deviation, however small; one of a single colour stays 0."""
+    """A patch is divided by its standard deviation, however small; a constant patch stays 0."""
     centred = patches - np.mean(patches, axis=2, keepdims=True)
     spread = np.sqrt(np.mean(centred.real**2, axis=2, keepdims=True))
     return _nearest(centred / np.where(spread == 0, 1, spread), codebook)

@@ -1,4 +1,4 @@
-"""The vision transformer with experts: its forward pass with every router, and training steps with the routing of each."""
+"""The vision transformer with experts: a forward pass with every router, and training steps with each step's routing."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +21,7 @@ TWO = {"choices": 2}
 FORWARD: dict[str, dict[str, Any]] = {
     "soft_moe": {"pool": "gap", "qk_norm": True, "qk_norm_bias": True, "channels": 3},
     "softmax_token_choice": {"pool": "token", "positions": "sincos2d", "router_options": TWO, "group_images": 2},
-    "sinkhorn_token_choice": {  # two blocks with experts, and two groups
+    "sinkhorn_token_choice": {  # two MoE blocks and two groups
         **{**SMALL, "pool": "map", "gelu": "erf", "moe": "last_2"},
         **{"router_options": {"balance_weight": 0.5}, "group_images": 2},
     },
@@ -40,19 +40,19 @@ FORWARD: dict[str, dict[str, Any]] = {
     "part_of_image": {**SMALL, "router": "softmax_token_choice", "pool": "gap_norm", "registers": 1, "group_tokens": 2},
     "stem": {**SMALL, "stem": 1, "router": "softmax_token_choice", "experts": 2, "channels": 2},
 }
-"""Case and what is particular to its model; the router is called like the case unless it says another."""
+"""Case -> settings of its model. The router has the case's name unless the settings name another."""
 
 TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
-    "softmax_token_choice": (0, {**STEPS, "depth": 2}),  # a dense block before that with experts, once
+    "softmax_token_choice": (0, {**STEPS, "depth": 2}),  # here only: a dense block before the MoE block
     "sinkhorn_token_choice": (1, STEPS),
     "softmax_expert_choice": (2, STEPS),
     "sinkhorn_expert_choice": (0, STEPS),
     "sparsity_constrained_expert_choice": (5, {**STEPS, "router_options": {"transport_steps": 5}}),
     "sparsity_constrained_token_choice": (0, {**LEAST, "router_options": {"choices": 2, "transport_steps": 5}}),
     "soft_moe": (0, STEPS),
-    "importance_score": (0, {**LEAST, "router_options": {"drop": 0.25}}),  # two of eight tokens
+    "importance_score": (0, {**LEAST, "router_options": {"drop": 0.25}}),  # drops two of eight tokens
     "dselect_k": (0, LEAST),
-    "base": (4, {**LEAST, "experts": 4}),  # which eight tokens can be divided among
+    "base": (4, {**LEAST, "experts": 4}),  # eight tokens divide evenly among four experts
     "hash": (0, {**LEAST, "codes": 5, "token_ids": "previous"}),
     "switch": (0, LEAST),
     "s_base": (1, LEAST),
@@ -67,7 +67,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "relu": (0, {**LEAST, "router_options": {"initial_penalty": 0.0625}}),
     "batch_expert_choice": (2, LEAST),
 }
-"""Router, the number of the draw of its numbers (the first without a step near a tie), and its model."""
+"""Router -> (index of the first draw without a step near a tie, model settings)."""
 
 
 def cases() -> Iterator[Definition]:
@@ -88,7 +88,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _evaluation() -> Definition:
-    """One model at evaluation and in training, between which its router differs."""
+    """One model at evaluation and in training, where its router differs."""
     model = {**LEAST, "router": "base", "experts": 4}
     inputs = inputs_of("vit", model, "vit/evaluation/0")
     stages = (
@@ -100,7 +100,7 @@ def _evaluation() -> Definition:
 
 
 def _dropped() -> Definition:
-    """A model in training, of which units and branches are dropped."""
+    """A model in training with dropped units and branches."""
     model = {**LEAST, "depth": 2, "router": "soft_moe", "experts": 2, "dropout": 0.25, "stochastic_depth": 0.5}
     inputs = inputs_of("vit", model, "vit/dropped/0")
     inputs["random"] = tensor(of_step(2, seed=5, step=7), "images words")
@@ -110,16 +110,16 @@ def _dropped() -> Definition:
 
 
 def _router_in_float32() -> Definition:
-    """A model whose experts are pairs, of which the low bits of the router's kernel choose one.
+    """A model whose experts form pairs; the low bits of the router's kernel choose within a pair.
 
-    Bfloat16 does not have these bits. What the router sees is exact in it: patches of +-16 whose mean is 0 are embedded
-    as they are, the attention adds 0, and the normalisation makes +-1 of them.
+    bfloat16 drops these bits. The router's input is exact in bfloat16: patches of +-16 with mean 0 are embedded
+    unchanged, the attention adds 0, and the normalisation maps them to +-1.
     """
     model = {**SMALL, "depth": 1, "moe": "last_1", "pool": "gap", "router": "softmax_token_choice", "experts": 4}
     key, block = "vit/router_in_float32", "params/blocks/0"
     inputs = inputs_of("vit", model, key)
     balanced = np.array([[1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]])
-    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # of two images, one after the other
+    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # of two images in sequence
     images = patches.reshape(2, 2, 2, 2, 2, 1).transpose(0, 1, 3, 2, 4, 5).reshape(2, 4, 4, 1)
     kernel = signs(f"{key}/signs", (4, 2)) * grid(f"{key}/kernel", (4, 2), reach=0.25, centre=0.75)
     low = np.array([[0, 1, 0, -1], [0, 2, 0, 3], [0, 3, 0, 2], [0, -2, 0, 1]]) / 2**11
@@ -138,17 +138,17 @@ def _router_in_float32() -> Definition:
 
 
 def _training(router: str) -> Definition:
-    """Training steps: a batch that comes again is routed differently, and no step is near a tie."""
+    """Training steps: a repeated batch is routed differently, and no step is near a tie."""
     draw, fields = TRAINED[router]
     model = {**fields, "router": router}
     key = f"vit/training/{router}/{draw}"
     inputs = inputs_of("vit", model, key, images=4)
     inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")
-    # Every dtype has these numbers: `1 - b2` of b2 = 0.999 in float32 is wrong by 1e-5. A large epsilon, so that what is
-    # 0 but for rounding (the gradient of a key's bias) does not become a full step.
+    # These numbers are exact in every dtype; for b2 = 0.999, `1 - b2` in float32 is wrong by 1e-5. The large epsilon
+    # keeps gradients that are 0 up to rounding (a key's bias) from becoming a full step.
     optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
     rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
-    # These assign differently in training than at evaluation, or move a state only there.
+    # These assign differently in training than at evaluation, or update a state only in training.
     training = "base s_base strictly_balanced batch_expert_choice mixture_of_depths sigmoid_token_choice relu"
     mode: dict[str, Any] = {"train": True} if router in training.split() else {}
     stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)
@@ -158,7 +158,7 @@ def _training(router: str) -> Definition:
 
 
 def _accumulated() -> Definition:
-    """Training steps whose batches come in two parts."""
+    """Training steps with batches split into two micro-batches."""
     model = {**LEAST, "router": "switch", "group_images": 1}
     inputs = inputs_of("vit", model, "vit/training/accumulated/0", images=4)
     inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")

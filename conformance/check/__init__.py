@@ -1,1 +1,1 @@
-"""What runs the suite on a target, and compares."""
+"""Run the suite on a target and compare results."""

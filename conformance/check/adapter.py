@@ -1,29 +1,28 @@
-"""The interface of an adapter, for a kernel that computes a whole layer and shows none of its steps.
+"""The interface of an adapter, for a kernel that computes a complete layer without exposing its steps.
 
     layer(x, params, options) -> output
 
 x: tokens, (groups, tokens, width), in the dtype of the run.
-params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}`, shaped as by the specification; the router of
-    Soft MoE has `{"slots", "scale"}` instead. The state of a router that keeps one is there, too, by its name: `bias` of
-    `sigmoid_token_choice`, `penalty` of `relu`, `thresholds` of `batch_expert_choice`. No gradient by it is compared.
-options: the name of the router as `router`, every field of its `Options` in `moespec.spec.ROUTERS`, `train`, whether it
-    routes as in training, `gelu`, the form of GELU, and `capacity`, the slots of each expert. With as many slots as
-    tokens (`options["capacity"] >= options["tokens"]`), as of an infinite `capacity_factor`, no choice is dropped.
+params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}` with the specification's shapes; the router of Soft MoE has `{"slots",
+    "scale"}` instead. A router's state is included under its name: `bias` of `sigmoid_token_choice`, `penalty` of `relu`, `thresholds` of
+    `batch_expert_choice`. Gradients by the state are not compared.
+options: `router`, the router's name; every field of its `Options` in `moespec.spec.ROUTERS`; `train`, whether it routes
+    as in training; `gelu`, the form of GELU; `capacity`, the slots per expert. If `options["capacity"] >=
+    options["tokens"]`, as with an infinite `capacity_factor`, no choice is dropped.
 output: (groups, tokens, width).
 
-What `layer` raises NotImplementedError for is not implemented, and so is what `not_offered` declares, as of a module; see
-`declined.py`. Without a `from_numpy(tree, dtype)` the arrays are NumPy's, bfloat16 is not supported, and the output may be
-float64, which NumPy widens to by itself; `to_numpy(tree)` gives results back, and `with_dtype(dtype)` is the context in which
-a dtype is run. The routers' cases are compared by their output alone; steps, noise and errors are not run.
-`__moespec_version__` says which version of the specification the adapter follows.
+A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declares it; see `declined.py`. Without
+`from_numpy(tree, dtype)`, arrays are NumPy arrays, bfloat16 is not supported, and the output may be float64, because NumPy promotes
+implicitly. `to_numpy(tree)` converts results back, and `with_dtype(dtype)` is the context for running in a dtype. Router cases compare only
+the output; steps, noise and errors are not run. `__moespec_version__` states which version of the specification the adapter follows.
 
-Gradients of the layer, by x and all params, are those of torch's or JAX's automatic differentiation, if `from_numpy`
-makes arrays of theirs, or what a method of the adapter returns:
+Gradients of the layer by x and all params come from torch's or JAX's automatic differentiation if `from_numpy` returns
+their arrays, or from a method of the adapter:
 
     vjp(x, params, options, cotangent) -> (gradient by x, gradients by params)
 
-cotangent: the gradient by the output, in its shape and the dtype of the run. The gradients by params are a tree like
-params, which may lack the state. The compiled mode needs `compile(function)`, by default `torch.compile` or `jax.jit`.
+cotangent: the gradient by the output, with its shape and the run's dtype. The gradients by params are a tree like
+params and may omit the state. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
 """
 
 import importlib
@@ -50,10 +49,10 @@ __all__ = ["Adapter", "Kernel", "kernel"]
 
 @dataclass(frozen=True)
 class Framework:
-    """Operations on its arrays.
+    """A framework's operations on its arrays.
 
-    value_and_grad: of `f(params, rest) -> (scalar, more)`, a function that returns what f does and the gradient by
-    params, a dict of dicts. sum: of all numbers. cast: to a dtype by name. compile: of a function.
+    value_and_grad: transforms `f(params, rest) -> (scalar, more)` into a function that also returns the gradient by
+    params, a dict of dicts. sum: of all numbers. cast: to a dtype by name. compile: compiles a function.
     """
 
     value_and_grad: Callable[..., Any]
@@ -63,7 +62,7 @@ class Framework:
 
 
 def framework_of(array: Any) -> Framework | None:
-    """That of torch's tensors and of JAX's arrays, None for all others. Neither is imported here."""
+    """The framework of a torch tensor or JAX array, else None. Imports neither."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(array, torch.Tensor):
         return Framework(_torch_gradient, torch.sum, lambda x, dtype: x.to(getattr(torch, dtype)), torch.compile)
@@ -77,7 +76,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """By autograd; zeros by what the result does not depend on. Raises NotOfferedError for a result without a graph."""
+    """The gradient by autograd, zero for parameters that do not affect the result. Raises NotOfferedError for a result without a graph."""
     torch = sys.modules["torch"]
 
     def differentiated(params: dict[str, dict[str, Any]], rest: Any) -> Any:
@@ -97,7 +96,7 @@ def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is used of an adapter."""
+    """The parts of an adapter that the suite uses."""
 
     layer: Callable[..., Any]
     vjp: Callable[..., Any] | None
@@ -110,13 +109,13 @@ class Kernel:
 
     @cached_property
     def framework(self) -> Framework | None:
-        """What differentiates and compiles functions of its arrays, None for NumPy's and unknown ones."""
+        """The framework that differentiates and compiles functions of its arrays; None for NumPy and unknown arrays."""
         with self.with_dtype("float32"):
             return framework_of(self.from_numpy({"x": np.zeros(1, np.float32)}, "float32")["x"])
 
     @property
     def compile(self) -> Callable[..., Any]:
-        """The adapter's, or that of the framework of its arrays. Raises NotOfferedError without both."""
+        """The adapter's compiler, else its framework's. Raises NotOfferedError if there is neither."""
         if self.compiler is None and self.framework is None:
             text = "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
             raise NotOfferedError(text)
@@ -124,9 +123,9 @@ class Kernel:
 
 
 def kernel(name: str) -> Kernel:
-    """The adapter `package.module` or `package.module:object`; of a class, an object made without arguments.
+    """The adapter `package.module` or `package.module:object`. A class is instantiated without arguments.
 
-    Raises ConfigError where there is none, and whatever importing the module raises.
+    Raises ConfigError if there is no adapter, and any error from importing the module.
     """
     module, _, path = name.partition(":")
     adapter: Any = importlib.import_module(module)
@@ -170,25 +169,25 @@ class Adapter(Target):
 
     @property
     def on_numpy(self) -> bool:
-        """Whether its arrays are NumPy's, for want of a `from_numpy`."""
+        """Whether its arrays are NumPy arrays because it has no `from_numpy`."""
         return bool(self.module.from_numpy is _from_numpy)
 
     def check_dtypes(self, results: Mapping[str, Any]) -> None:
-        """As of any target, but NumPy widens float32 to float64 wherever it meets a scalar of that dtype."""
+        """Like `Target.check_dtypes`, but skips NumPy, which promotes float32 to float64 on meeting a float64 scalar."""
         if not self.on_numpy:
             super().check_dtypes(results)
 
     def copies(self, arrays: Values) -> Values:
-        """As of any target, if its arrays are NumPy's: the `to_numpy` of an adapter is for its output alone."""
+        """Like `Target.copies`, but only for NumPy arrays: an adapter's `to_numpy` converts only its output."""
         return super().copies(arrays) if self.on_numpy else {}
 
     def facts(self) -> Facts:
-        """Nothing is missing: an adapter says so by NotImplementedError."""
+        """The facts, with nothing missing: an adapter declines by NotImplementedError."""
         return replace(super().facts(), missing={})
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Of a router's case the layer around it, whose other stages the adapter does not show, and no gradient by a state."""
+        """The layer stage of a router case without gradients by a state. An adapter does not expose other stages."""
         if not _is_layer(case):
             return case
         *steps, layer = case.stages
@@ -199,7 +198,7 @@ class Adapter(Target):
 
     @staticmethod
     def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
-        """Why a job is not run, or an empty string."""
+        """Why a job is not run, or ""."""
         case = job.case
         if reason := facts.declared(case):
             return reason
@@ -214,13 +213,13 @@ class Adapter(Target):
         return f"an adapter takes no {taken[0]}" if taken else ""
 
     def without_gradients(self) -> str:
-        """Why there are no gradients, or an empty string."""
+        """Why there are no gradients, or ""."""
         if self.module.vjp is not None or self.module.framework is not None:
             return ""
         return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
 
     def derivative(self, job: Job) -> Callable[[Values, Any], Values] | None:
-        """A call of `vjp`, if there is one, as a function of the arrays of the layer and the cotangent of its output."""
+        """The adapter's `vjp`, if any, as a function of the layer's arrays and the output's cotangent."""
         if self.module.vjp is None:
             return None
         options = _options(job)
@@ -233,16 +232,16 @@ class Adapter(Target):
         return run
 
     def array_operations(self) -> Any:
-        """`value_and_grad`, `sum` and `cast` on the adapter's arrays."""
+        """An object with `value_and_grad`, `sum` and `cast` for the adapter's arrays."""
         return self.module.framework
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
-        """A call of `layer`."""
+        """The call of `layer` as a function of its arrays."""
         options = _options(job)
         return lambda values: self._declining(self.module.layer, values, options)
 
     def _declining(self, method: Callable[..., Any], values: Values, options: Values, *more: Any) -> Any:
-        """A call of a method. Raises NotOfferedError where that raises NotImplementedError."""
+        """Call a method. Raises NotOfferedError if it raises NotImplementedError."""
         params = {"router": _below("router", values) | _below("state", values), "experts": _below("experts", values)}
         try:
             return method(values["tokens"], params, options, *more)
@@ -251,7 +250,7 @@ class Adapter(Target):
 
 
 def _options(job: Job) -> Values:
-    """What an adapter is told of the layer around a router."""
+    """The options that an adapter gets for the layer around a router."""
     route = next(each for each in job.case.stages if each.router)
     fields = ROUTERS[route.router].options(**route.options["options"])
     experts: Any = job.stage.arguments["experts"]

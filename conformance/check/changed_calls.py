@@ -1,7 +1,7 @@
-"""Which change of a call gives a wrong result: the specification is called with one array or option changed.
+"""Find the change of a call that reproduces a wrong result, by calling the specification with one array or option changed.
 
-That says what a target overlooks, or takes for something else, where nobody has written a known variant: "it is what is
-expected with experts/b2 = 0", "with noisy in place of logits", "with choices=1".
+The change shows what a target ignores or confuses if no known variant matches: "it is what is expected with experts/b2
+= 0", "with noisy in place of logits", "with choices=1".
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +24,9 @@ from moespec.conformance.functions import function
 __all__ = ["changed_calls"]
 
 TRIED = 3
-"""Failures of a stage on which all changes are tried; on the others, those that explain one of these."""
+"""Number of a stage's failures on which all changes are tried. Other failures try only changes that explain one of these."""
 LARGE = 50_000
-"""Numbers in the arrays of a call, above which it takes too long."""
+"""Maximum total array size of a call; larger calls take too long."""
 CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
     **{"{} = 0": np.zeros_like, "{} = 1": np.ones_like, "{} negated": np.negative, "{} inverted": np.reciprocal},
     **{"{} squared": np.square, "exp({0}) in place of {0}": np.exp, "ln({0}) in place of {0}": np.log},
@@ -35,13 +35,13 @@ CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
         "{} rounded to bfloat16": partial(short, bits=8),
     },
 }
-"""What is made of an array."""
+"""Changes of an array, in words."""
 
 
 def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) -> dict[Place, str]:
-    """What failures of one stage equal, in words: for each of them the change that explains most, and two if two fail.
+    """For each failure of one stage, the change, in words, that explains most failures (if several fail, at least two).
 
-    failing: places, with what was returned there and the dtype.
+    failing: (place, returned values, dtype).
     """
     fitting: dict[str, list[Place]] = {}
     for number, (place, returned, dtype) in enumerate(failing):
@@ -60,7 +60,7 @@ def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) ->
 
 
 def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
-    """Calls with one change, in words: an array is something else, or an option as in another case or a number next to it."""
+    """Yield calls with one change, in words: a changed array, or an option with another case's value or an adjacent number."""
     job = known.job(place)
     if function(job.stage.call).batched or sum(tensor.array.size for tensor in job.values.values()) > LARGE:
         return

@@ -1,9 +1,8 @@
-"""What a target declares as not offered: patterns of ids of cases, and options of calls, each with a reason.
+"""What a target declines in `not_offered`: patterns of case ids and options of calls, each with a reason.
 
     not_offered = {"token_choice/keep*": "every choice is made", "token_choice(tries=)": "a full expert drops its token"}
 
-An option of a function or a router declines each case that passes it with another value than its default in any of its calls,
-in a step of a router too.
+An entry with an option declines each case in which any call, including a router's steps, passes a non-default value for it.
 """
 
 import re
@@ -27,7 +26,7 @@ OPTION = re.compile(r"(\w+)\((\w+)=\)")
 
 @cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    """The options of each function and router by name, with their defaults."""
+    """The options of each function and router with their defaults."""
     calls = {name: getattr(spec, name) for name in FUNCTIONS if isfunction(getattr(spec, name, None))}
     known = {}
     for name, call in {**calls, **{name: router.route for name, router in spec.ROUTERS.items()}}.items():
@@ -40,7 +39,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 def problem(entry: str) -> str:
-    """What is wrong with an entry, or an empty string: no such call or option, or no case that it matches."""
+    """The problem with an entry (unknown call or option, or no matching case), or ""."""
     if found := OPTION.fullmatch(entry):
         known, (name, option) = _defaults(), found.groups()
         if name in known:
@@ -55,7 +54,7 @@ def problem(entry: str) -> str:
 
 
 def declines(entry: str, case: Case) -> bool:
-    """Whether an entry is for a case."""
+    """Whether an entry declines a case."""
     if not (found := OPTION.fullmatch(entry)):
         return fnmatchcase(case.id, entry)
     name, option = found.groups()
@@ -64,7 +63,7 @@ def declines(entry: str, case: Case) -> bool:
 
 
 def _calls(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The name of each function and router that a case calls, and all that is passed to it."""
+    """Yield each function and router that a case calls with all its arguments and options."""
     waiting: list[Any] = [{"call": s.call, "arguments": s.arguments, "options": s.options} for s in case.stages]
     for each in waiting:
         if isinstance(each, Mapping) and "call" in each:

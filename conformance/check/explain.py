@@ -1,13 +1,13 @@
-"""What is known of the failures of a report: known variants, ties in another order, words, and small tables.
+"""Diagnose a report's failures: known variants, reordered ties, sentences and small tables.
 
-The words do not depend on the case: what is right, and how the wrong result is related to the one that is expected
-(`relations.py`), or which change of the call gives it (`changed_calls.py`). No variant computes it, but its numbers say
-much: experts lack second choices alone, the features of a token are off by one factor, no gradient reaches an input.
+If no variant computes a wrong result, its numbers still tell much: experts lack only second choices, a token's features
+are off by one factor, no gradient reaches an input. Sentences state which results are right, and how the wrong one
+relates to the expected one (`relations.py`) or which change of the call reproduces it (`changed_calls.py`).
 
-Results that differ only in the order of equal scores are the commonest failure of a third party's allocation. The
-specification puts the lower index first. A sort that is not stable makes other choices among equal scores, and no known
-variant computes those of somebody's sort; but in each slot, or for each token, the scores must be the same, bit by bit,
-and a token whose score for an expert equals none of its others keeps its place in that expert's order.
+The most common failure of third-party allocations is another order of equal scores. The specification puts the lower
+index first. An unstable sort makes other choices among equal scores, and no known variant reproduces a particular sort.
+But in each slot, or for each token, the scores must be bitwise equal, and a token whose score for an expert differs
+from its other scores keeps its place in that expert's order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +32,14 @@ __all__ = ["LARGEST", "MATRICES", "diagnosed", "explain_failures", "mark_reorder
 Array = NDArray[Any]
 EXPLAINED = ("fail", "reordered")
 MOST = 6
-"""Results that are listed as right."""
+"""Maximum number of correct results listed."""
 REORDERED = "differs only in the order of equal scores"
 LARGEST, MATRICES = 8, 4
-"""Rows and columns of a table, and tables of a result, at most."""
+"""Maximum rows and columns of a table, and tables per result."""
 
 
 def diagnosed(report: Report, known: Known) -> Report:
-    """The report with the known variants that its failures equal, and each failure with words and a small table."""
+    """The report with matching known variants, and with an explanation and a small table for each failure."""
     cases, matches = list(known.cases.values()), match_variants(report.results, known)
     results = explain_failures(mark_reordered(report.results, cases), known)
     tables = [replace(r, table=_table(r, known.cases[r.id])) if r.state in FAILED else r for r in results]
@@ -60,7 +60,7 @@ def _table(result: CaseResult, case: Case) -> Table | None:
 
 
 def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> list[list[list[str]]]:
-    """The numbers, with as many digits as tell a wrong one from what it should be."""
+    """The numbers with enough digits to distinguish wrong values from expected ones."""
 
     def text(number: Any, beside: Any, differs: Any) -> str:
         if array.dtype.kind != "f":
@@ -75,7 +75,7 @@ def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> li
 
 
 def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseResult]:
-    """The results, each failure with an explanation, and with the token that is expected in the first wrong slot."""
+    """The results with an explanation of each failure, including the token expected in the first wrong slot."""
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         if result.state in EXPLAINED:
@@ -85,7 +85,7 @@ def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseRe
 
 
 def _wrong(result: CaseResult, case: Case) -> Wrong | None:
-    """The first result that is wrong, if what is expected and what was computed can be compared."""
+    """The first wrong result, if the expected and the computed values are comparable."""
     stage, _, name = result.first.stage.partition("/")
     expected = case.gradients.wrt if stage == "gradient" and case.gradients else _outputs(case, stage)
     got = np.asarray(result.returned.get(stage, {}).get(name))
@@ -94,7 +94,7 @@ def _wrong(result: CaseResult, case: Case) -> Wrong | None:
     value, dtype = expected[name], ALL_DTYPES[result.dtype]
     dtype = dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype)
     wrong = Wrong(case, name, replace(value, array=value.array.astype(np.float64)), got.astype(np.float64), dtype)
-    return wrong if wrong.differs.any() else None  # of two calls the first is right
+    return wrong if wrong.differs.any() else None  # of two repeated calls, the first is right
 
 
 def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
@@ -111,7 +111,7 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
         said, first, outcomes = changed.get((result.id, stage), ""), result.first, result.outcomes
         case = known.cases[result.id]
         if wrong is None:
-            said = said or (first.message if "/" in first.stage else "")  # of its shape, or that it is missing
+            said = said or (first.message if "/" in first.stage else "")  # a message about its shape or absence
         elif _is_slots(wrong):
             content, related = _slots(case, case.stage(stage), wrong.want.astype(int), wrong.got.astype(int))
             said = "; ".join(filter(None, [next(in_other_places(wrong), related), said]))
@@ -138,7 +138,7 @@ def _is_slots(wrong: Wrong) -> bool:
 
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
-    """Other arrays of the case that have the shape of a wrong result; of weights, what they are in its slots."""
+    """The case's other arrays with the shape of a wrong result. For weights, their values in its slots."""
     own = (stage, f"{stage}/{wrong.name}")
     arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")
@@ -149,7 +149,7 @@ def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
 
 
 def _of_numbers(case: Case, stage: str, wrong: Wrong, arrays: dict[str, Array]) -> Iterator[str]:
-    """How a wrong result is related to what is expected and to other arrays."""
+    """Yield sentences that relate a wrong result to the expected one and to other arrays."""
     slots = _outputs(case, stage).get("slots")
     if stage == "gradient" and (said := _gradient(case, wrong)):
         yield said
@@ -171,7 +171,7 @@ def _sizes(case: Case) -> dict[str, int]:
 
 
 def _slots(case: Case, stage: Stage, want: Array, got: Array) -> tuple[str, str]:
-    """What is in the first wrong slot, and what is the matter with all of them."""
+    """Describe the first wrong slot and the problem common to all of them."""
     reference = ordered(stage, case)
     scores = call.golden(case)[reference].array if reference else None
     tokens = _sizes(case)["tokens"] if scores is None else scores.shape[1]
@@ -204,7 +204,7 @@ def _slots(case: Case, stage: Stage, want: Array, got: Array) -> tuple[str, str]
 
 
 def _ranks(scores: Array) -> Array:
-    """The place of each expert among those of a token, 0 for the best: (groups, tokens, experts)."""
+    """The rank of each expert for each token, 0 for the best: (groups, tokens, experts)."""
     return np.argsort(np.stack([stable_order(group) for group in scores]), axis=2)
 
 
@@ -213,7 +213,7 @@ def _ordinal(rank: int) -> str:
 
 
 def _gradient(case: Case, wrong: Wrong) -> str:
-    """Where a derivative is 0 and should not be, or the other way round. All values are right, as they come before."""
+    """Describe where a derivative is wrongly zero or wrongly nonzero. All values are right, because they are compared first."""
     got, differs, name = wrong.got, wrong.differs, wrong.name
     if not np.isfinite(got).all():
         return ""
@@ -233,7 +233,7 @@ def _gradient(case: Case, wrong: Wrong) -> str:
 
 
 def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
-    """The results, with the state `reordered` for failures that differ only in the order of equal scores."""
+    """The results, with the state `reordered` for failures that differ only in tie-breaking."""
     known = {case.id: case for case in cases}
 
     def reordered(outcome: Outcome) -> Outcome:
@@ -248,7 +248,7 @@ def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list
 
 
 def _is_reordered(result: CaseResult, case: Case) -> bool:
-    """Whether every stage that fails has slots that differ so, and their weights, or is what follows from them."""
+    """Whether every failing stage has only reordered slots and weights, or depends on such a stage."""
     allocation = next((stage for stage in case.stages if "slots" in stage.outputs and ordered(stage, case)), None)
     failing = [outcome.stage for outcome in result.outcomes if outcome.state == "fail"]
     if allocation is None or not any(name.endswith("/slots") for name in failing):
@@ -260,13 +260,13 @@ def _is_reordered(result: CaseResult, case: Case) -> bool:
             return False
     stages = {failed.partition("/")[0] for failed in failing if failed.endswith(("/slots", "/weights"))}
     if not stages <= {stage.name for stage in case.stages if "slots" in stage.outputs}:
-        return False  # files may have stages that the case has not
+        return False  # files may have stages that the case lacks
     dtype = ALL_DTYPES[result.dtype]
     return all(_alike(case, allocation, stage, result.returned.get(stage, {}), dtype) for stage in stages)
 
 
 def ordered(stage: Stage, case: Case) -> str:
-    """The reference of the scores that a stage orders, if the case has them, or an empty string."""
+    """The reference of the scores that a stage orders, if the case has them, else ""."""
     choice = function(stage.call).choice
     if choice is None or not isinstance(choice.ordered, str):
         return ""
@@ -275,7 +275,7 @@ def ordered(stage: Stage, case: Case) -> str:
 
 
 def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], dtype: Dtype) -> bool:
-    """Whether slots hold the scores that are expected, and the weights that belong to what they hold."""
+    """Whether slots hold the expected scores, with weights that match their contents."""
     golden = call.golden(case)
     scores = golden[ordered(allocation, case)].array
     want = case.stage(stage).outputs["slots"].array
@@ -298,23 +298,23 @@ def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], 
 
 
 def _taken(scores: Array, slots: Array) -> Array:
-    """The scores (groups, tokens, experts) of what is in the slots (groups, experts, capacity), -1 for nothing."""
+    """The scores (groups, tokens, experts) of the slots' tokens (groups, experts, capacity); -1 for an empty slot."""
     padded = np.concatenate([scores, np.full_like(scores[:, :1], -1)], axis=1).astype(np.float64)
     taken: Array = np.take_along_axis(padded.swapaxes(1, 2), slots, axis=2)
     return taken
 
 
 def _untied(scores: Array, slots: Array) -> Array:
-    """The tokens of each expert in order, without those whose score for it equals another score of the same token."""
+    """Each expert's tokens in order, without tokens whose score for it equals another score of the same token."""
     tied = (scores[..., None] == scores[..., None, :]).sum(axis=-1) > 1
-    left_out = _taken(tied, slots) != 0  # nothing counts as tied
+    left_out = _taken(tied, slots) != 0  # empty slots count as tied
     order = np.argsort(left_out, axis=2, kind="stable")
     untied: Array = np.take_along_axis(np.where(left_out, scores.shape[1], slots), order, axis=2)
     return untied
 
 
 def _chosen(slots: Array, scores: Array) -> Array:
-    """Which experts have which tokens: (groups, tokens, experts)."""
+    """Whether each expert has each token: (groups, tokens, experts)."""
     chosen = np.zeros((scores.shape[0], scores.shape[1] + 1, scores.shape[2]), bool)
     np.put_along_axis(chosen.swapaxes(1, 2), slots, True, axis=2)
     return chosen[:, :-1]

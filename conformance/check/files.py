@@ -1,8 +1,8 @@
-"""The interface of files that any program wrote from the published inputs; nothing of that program is run.
+"""Check files that any program wrote from the published inputs. The program itself is not run.
 
     FOLDER/<algorithm>/<case>.safetensors, with tensors named <stage>/<result>, such as `token_choice/slots`
 
-All that is there is compared, and a case passes if nothing of it fails and its end is there; see docs/conformance.md.
+All tensors present are compared. A case passes if none fails and its final results are present; see docs/conformance.md.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,19 +19,19 @@ from moespec.models.tensors import Found, decoded
 __all__ = ["MODE", "FileError", "check", "dtype_of", "expected", "read", "read_all"]
 
 MODE = "files"
-"""What stands for the mode in results of files."""
+"""The mode recorded for results from files."""
 LIMIT = 1 << 26
-"""Bytes that a file may have, some hundred times those of the largest case."""
+"""Maximum file size in bytes, about a hundred times the largest case."""
 FLOATS = {"BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-"""The floating dtypes by the names that safetensors gives them, the coarsest first."""
+"""Floating dtypes by their safetensors names, coarsest first."""
 
 
 class FileError(Exception):
-    """A file cannot be compared; the message names it."""
+    """A file cannot be compared. The message names it."""
 
 
 def read(path: Path) -> dict[str, Found]:
-    """The tensors of a safetensors file. Raises FileError naming it if there is anything that is not such a tensor."""
+    """The tensors of a safetensors file. Raises FileError, naming the file, if it contains anything else."""
     try:
         return decoded(read_file(path, LIMIT))
     except OSError as error:
@@ -44,9 +44,9 @@ Files = dict[str, dict[str, Found] | FileError]
 
 
 def read_all(folder: Path, ids: Collection[str]) -> Files:
-    """The files below `folder` by the id of their case; the error where one cannot be read.
+    """The files below `folder` by case id, with an error in place of an unreadable file.
 
-    ids: of all cases there are. Raises FileError if there is no folder, or a file that belongs to none of them.
+    ids: of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
     """
     if not folder.is_dir():
         raise FileError(f"{folder}: no folder")
@@ -63,9 +63,9 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """The floating dtype of the files, of each the coarsest in it; float64 if there are only integers.
+    """The common floating dtype of the files, taking each file's coarsest; float64 if all are integers.
 
-    Raises FileError naming two files whose dtypes differ: one in bfloat16 must not loosen what the others are held to.
+    Raises FileError, naming two files, if dtypes differ: one bfloat16 file must not loosen the others' tolerance.
     """
     first: dict[str, str] = {}  # the first file of each dtype
     for id, tensors in files.items():
@@ -80,7 +80,7 @@ def dtype_of(files: Files) -> Dtype:
 
 
 def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]:
-    """What came of each of the cases."""
+    """The result of each case."""
     results = []
     for case in cases:
         tensors = files.get(case.id)
@@ -95,7 +95,7 @@ def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]
 
 
 def expected(case: Case) -> dict[str, Value]:
-    """Every tensor that the file of a case may have, by name, in the order of its stages."""
+    """Every tensor that a case's file may contain, by name, in the order of its stages."""
     values = {f"{stage.name}/{name}": value for stage in case.stages for name, value in stage.outputs.items()}
     if case.gradients is not None:
         values |= {f"gradient/{name}": value for name, value in case.gradients.wrt.items()}
@@ -103,7 +103,7 @@ def expected(case: Case) -> dict[str, Value]:
 
 
 def _end(case: Case) -> list[str]:
-    """The tensors without which a case is not implemented."""
+    """The tensors that a case requires to count as implemented."""
     if case.gradients is not None:
         return [f"gradient/{name}" for name in case.gradients.wrt]
     if any(stage.router for stage in case.stages):

@@ -1,9 +1,8 @@
-"""Which known variant a target's results equal: what a third-party router computes where it is not the specification.
+"""Match a target's wrong results to known variants, to find out what a third-party router computes instead.
 
-For each stage that fails, the variants are run on what the stage was given. One of them agrees where all that the
-target returned is what it computes, within a few tolerances of the dtype, and that is not the expected result, nor what
-the right backend computes. A stage that the target passes and the variant fails is one where they do not agree, and so is
-one where the target raises and the variant does not.
+For each failing stage, the variants run on the stage's arrays. A variant agrees if all the target's results equal its results within a few
+tolerances of the dtype and differ from the expected results and from the correct backend's. Target and variant disagree in a stage that the
+target passes and the variant fails, and in a stage where only the target raises.
 """
 
 import math
@@ -24,32 +23,32 @@ from moespec.conformance.functions import function
 __all__ = ["DTYPE", "Known", "called", "match_variants"]
 
 DTYPE = DTYPES["float64"]
-"""In which variants are run."""
+"""The dtype in which variants run."""
 
 ENOUGH = 0.5
-"""A variant that explains a part is named if it agrees in at least this fraction of the stages that it or the target
+"""A partial explanation is reported if the variant agrees in at least this fraction of the stages that it or the target
 fails."""
 
 SLACK = 4
-"""How many tolerances a target may be away from a variant, whose own scale is not known; what is expected must be twice
-as far. A variant fails a stage that the target passes if it is further off than this."""
+"""Maximum distance, in tolerances, between a target and a variant (whose scale is unknown); the expected result must be
+twice as far. A variant fails a stage that the target passes if its distance exceeds this."""
 
 Place = tuple[str, str]
-"""A case by id, and a stage of it."""
+"""(case id, stage)."""
 
 
 def called(job: Job) -> set[str]:
-    """The public names, and the routers, that a stage calls on the values of a case."""
+    """The public names and routers that a stage calls on a case's values."""
     names: set[str] = set()
     execute(Target("recorded", DTYPE, noting(names)), [job], "eager")
     return names
 
 
 def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]:
-    """The variants that a target agrees with, algorithm by algorithm in each dtype and mode.
+    """The variants that a target matches, per algorithm, dtype and mode.
 
-    Those that agree wherever the target or they differ from the specification, all of them if several do; else those
-    that together explain a part of the failures, the largest part first.
+    These are all variants that agree wherever the target or the variant differs from the specification. If there are
+    none, they are variants that together explain part of the failures, the largest part first.
     """
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in results:
@@ -64,7 +63,7 @@ def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]
 
 
 class Known:
-    """What the variants compute for the stages of cases. Each is run once, when it is needed, whatever the dtype."""
+    """The variants' results for stages of cases, computed lazily once for all dtypes."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: case for case in cases}
@@ -73,31 +72,31 @@ class Known:
         self.computed = cache(self._computed)
 
     def expected(self, place: Place) -> dict[str, Value]:
-        """The expected results of a stage; none if the case does not have it."""
+        """A stage's expected results; empty if the case lacks the stage."""
         id, name = place
         return next((stage.outputs for stage in self.cases[id].stages if stage.name == name), {})
 
     def job(self, place: Place) -> Job:
-        """A stage to be run."""
+        """The job that runs a stage."""
         return job_of(self.cases[place[0]], place[1])
 
     def compares(self, place: Place) -> bool:
-        """Whether variants are run on a stage: it has results, and is not training, which takes seconds."""
+        """Whether variants run on a stage: it has results and is not training, which takes seconds."""
         return bool(self.expected(place)) and not function(self.job(place).stage.call).pooled
 
     def _concerned(self, place: Place) -> list[str]:
-        """The variants that replace something that a stage calls."""
+        """The variants that replace a name that the stage calls."""
         names = called(self.job(place))
         return [variant.name for variant in variants().values() if variant.replaced.keys() & names]
 
     def _computed(self, place: Place, name: str) -> Values:
-        """The results of a variant, or of the right backend, which has no name; none where it raises an error."""
-        with np.errstate(all="ignore"):  # those that compute with NaN
+        """The results of a variant, or of the correct backend (name ""); empty if it raises."""
+        with np.errstate(all="ignore"):  # some variants compute with NaN
             (values,) = execute(self.target(name), [self.job(place)], "eager")
         return {} if isinstance(values, Exception) else values
 
     def differs(self, place: Place, name: str, dtype: Dtype) -> bool:
-        """Whether a stage fails under a variant, by far."""
+        """Whether a stage clearly fails under a variant."""
         values, call = self.computed(place, name), self.job(place).stage.call
         return any(
             result not in values or compare(value, values[result], precision(call, result, dtype)).fraction > SLACK
@@ -105,11 +104,11 @@ class Known:
         )
 
     def agrees(self, place: Place, name: str, returned: Values, dtype: Dtype) -> bool:
-        """Whether all that was returned, and is expected, is what a variant computes."""
+        """Whether all returned and expected results equal a variant's."""
         return self.equals(place, self.computed(place, name), returned, dtype)
 
     def equals(self, place: Place, values: Values, returned: Values, dtype: Dtype) -> bool:
-        """Whether all that was returned at a place, and is expected, has these values, and not those that are expected."""
+        """Whether all returned and expected results at a place equal these values and not the expected ones."""
         expected = self.expected(place)
         shared = [result for result in expected if result in returned]
         if not shared or not values.keys() >= set(shared):
@@ -118,13 +117,13 @@ class Known:
         bounds = {result: precision(call, result, dtype) for result in shared}
         away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
         wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
-        if wrong <= 1:  # only what is there differs: a target that lacks results is like no variant that has them
+        if wrong <= 1:  # a target that lacks results matches no variant that has them
             return values.keys() == returned.keys() != expected.keys()
         return away <= min(SLACK, wrong / 2)
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
-    """Variants, the number of stages in which they agree, and of how many."""
+    """(variant, number of stages that agree, number of stages)."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
     raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
     raised = [place for place in raised if known.compares(place)]
@@ -150,7 +149,7 @@ def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[
 
 
 def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]) -> Iterator[tuple[str, int, int]]:
-    """Of the variants, the likeliest first, those that explain something that none before them does."""
+    """Yield, likeliest first, the variants that explain a stage no earlier variant explains."""
     explained: set[Place] = set()
     for name, agreed, of in counted:
         if agree[name] - explained:
@@ -159,7 +158,7 @@ def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
-    """The stages of a case all of whose outcomes pass, or of which some fail and the target returned something."""
+    """The stages of a case that pass completely, or that fail with a returned result, depending on `state`."""
     states: dict[str, set[str]] = {}
     for outcome in result.outcomes:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)
@@ -172,9 +171,9 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
 
 
 def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
-    """How many tolerances a result is away from that of a variant, by the larger of its scale and its own size.
+    """Distance of a result from a variant's in tolerances, using the larger of its scale and its magnitude.
 
-    Where the variant computes NaN or infinity, so must the target, but no matter which.
+    If the variant computes NaN or infinity, the target must compute one of them, not necessarily the same one.
     """
     want, got = np.asarray(want), np.asarray(got)
     if value.kind != "float" or want.shape != got.shape or got.dtype.kind != "f":

@@ -1,8 +1,8 @@
-"""The suite tried on known variants: every variant must be caught by a vector.
+"""Test the suite on known variants: a vector must catch every variant.
 
-A variant is run, in double precision and op by op, on the cases that call a name that it replaces, as a run of the
-suite runs them, algorithm by algorithm until two have failed; of trajectories, which take longer, the first step. Error
-cases come last, and only where nothing else has failed: most variants check nothing, which is not what they are about.
+A variant runs in float64, op by op, on the cases that call a replaced name, as in a suite run, algorithm by algorithm
+until two cases have failed. Trajectories take longer, so only their first step runs. Error cases come last and only if
+nothing else has failed, because most variants validate nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,15 +25,15 @@ from moespec.conformance.matrix_rows import ALGORITHMS
 __all__ = ["MutationReport", "falls", "first_step", "mutation_report", "table"]
 
 ENOUGH = 2
-"""Cases that catch a variant, after which no other algorithm is tried."""
+"""Number of catching cases after which no further algorithm is tried."""
 
 
 @dataclass(frozen=True)
 class MutationReport:
-    """Which cases catch which variants.
+    """Which cases catch each variant.
 
-    caught: for each variant ids of cases that fail on it, with the stage where it differs first; all if these are fewer
-    than two. cases: the ids of all cases, which were run as long as this was not so.
+    caught: for each variant, ids of cases that fail on it, with the first differing stage; complete if there are fewer
+    than two. cases: ids of all cases available.
     """
 
     caught: Mapping[str, Mapping[str, str]]
@@ -41,7 +41,7 @@ class MutationReport:
 
     @property
     def survivors(self) -> list[str]:
-        """The variants that no case of an algorithm that they concern catches, if all those were run."""
+        """The variants that no case of their algorithms catches, if all these cases were run."""
         run = {id.split("/")[0] for id in self.cases}
         return [
             name
@@ -51,13 +51,13 @@ class MutationReport:
 
     @property
     def singly_detected(self) -> dict[str, str]:
-        """The variants that fall to one case, with it; none if only a part of the suite was run."""
+        """The variants that exactly one case catches, with that case; empty if only part of the suite was run."""
         whole = {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
         return {name: next(iter(ids)) for name, ids in self.caught.items() if whole and len(ids) == 1}
 
 
 def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:
-    """Every variant run on the cases that it concerns."""
+    """Run every variant on its cases."""
     cases = [first_step(case) for case in cases]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
     caught = {}
@@ -67,7 +67,7 @@ def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> Mutat
 
 
 def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
-    """Those that fail, algorithm by algorithm, until there are enough: first those that must catch it."""
+    """The failing cases, algorithm by algorithm until there are enough, starting with the algorithms that must catch it."""
     target, caught, otherwise = Target(variant.name, DTYPE, module_of(variant.replaced)), dict[str, str](), False
 
     def rank(case: Case) -> tuple[bool, bool, bool, str]:
@@ -85,12 +85,12 @@ def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
 
 
 def falls(result: CaseResult) -> bool:
-    """Whether a case fails on a variant, and not because the variant lacks an argument."""
+    """Whether a case fails on a variant for another reason than a missing argument."""
     return result.state in FAILED and not result.first.message.startswith("TypeError")
 
 
 def _called_by(case: Case) -> set[str]:
-    if case.expect is not None:  # by the call that must raise
+    if case.expect is not None:  # the call that must raise
         return {name for stage in case.stages for name in (stage.call.partition(".")[0], stage.router)}
     names = set().union(*(called(job_of(case, stage.name)) for stage in case.stages))
     names |= {name for stage in case.stages for name in function(stage.call).needs}
@@ -98,7 +98,7 @@ def _called_by(case: Case) -> set[str]:
 
 
 def first_step(case: Case) -> Case:
-    """A trajectory cut to its first step; any other case unchanged."""
+    """A trajectory truncated to its first step; other cases unchanged."""
     if case.kind != "trajectory":
         return case
     (stage,) = case.stages
@@ -117,9 +117,9 @@ def _sliced(value: Value) -> Value:
 
 
 def table(report: MutationReport) -> str:
-    """For each variant that concerns the cases: how many catch it, the first of them with its stage, and its ledger id.
+    """One line per variant of these cases: the number of catching cases, the first with its stage, and the ledger id.
 
-    Then what is wrong, and a line with the numbers.
+    Problems and a line of totals follow.
     """
     rows = [("variant", "caught by", "first", "ledger")]
     for name, ids in report.caught.items():

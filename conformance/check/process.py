@@ -1,7 +1,7 @@
-"""A target in a process of its own, which knows nothing of what is expected and can only answer with bytes.
+"""A target in a separate process, which does not know the expected values and can only answer with bytes.
 
-So a target cannot read or change the expected values, the comparison or the report, nor end the run; one that hangs is
-ended when its time is over. It is not a sandbox: what a target does to the machine is that of any program of the user.
+A target therefore cannot read or change the expected values, the comparison or the report, nor end the run. A target that hangs is killed
+after its time limit. This is not a sandbox: a target can do to the machine anything that the user's programs can.
 """
 
 import atexit
@@ -30,19 +30,19 @@ from moespec.spec.errors import ConfigError
 __all__ = ["LIMIT", "EndedError", "Remote", "claims", "end", "process"]
 
 LIMIT = 120.0
-"""Seconds that one case may take: the slowest, 20 steps of training, take some 10 of one core, and compiling one less; a
-machine may be ten times slower, or shared. Importing a framework may take as long."""
+"""Time limit per case in seconds. The slowest case, 20 training steps, takes about 10 s of one core and compilation
+takes less, but a machine may be ten times slower or shared. Importing a framework has the same limit."""
 ROOM = 1 << 24
-"""Bytes that an answer may have beside what is expected, for results that are not."""
+"""Bytes allowed in an answer beyond the expected size, for unexpected results."""
 WIDER = 16
-"""How much larger an answer may be than what is expected."""
+"""Factor by which an answer may exceed the expected size."""
 MAPS = 30_000
-"""Memory maps after which a process is a new one at the next part. Linux gives a process 65 530, and every program that
-LLVM compiles in it keeps some: JAX ends with a segmentation fault where there are no more."""
+"""Memory maps above which the next part starts a new process. Linux allows 65 530 per process, and every program that
+LLVM compiles keeps some. JAX segfaults once they are exhausted."""
 FOLDERS: list[str] = []
-"""What is in front of the path in a target's process alone, once the suite is imported there: a command's working folder."""
+"""Folders (a command's working folder) prepended to `sys.path` only in a target's process, after importing the suite."""
 TRUSTED: list[str] = []
-"""Routers of the user's own, `package.module:ROUTER`, that a target's process imports."""
+"""Custom routers, `package.module:ROUTER`, that a target's process imports."""
 PROGRAM = (
     "import sys; sys.path[:] = {path}; from moespec.conformance.check.worker import main; "
     "sys.path[:0] = {folders}; main(*{arguments})"
@@ -53,7 +53,7 @@ Read = TypeVar("Read")
 
 
 class EndedError(Exception):
-    """A process gave no answer: it ended, took too long, or what it said is none."""
+    """A process gave no answer: it ended, timed out, or sent invalid data."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -61,7 +61,7 @@ class EndedError(Exception):
 
 
 class Process:
-    """A process that answers about one target; see `worker.py`. It has no terminal, and prints where errors go."""
+    """A process that runs one target; see `worker.py`. It has no terminal, and its stdout goes to stderr."""
 
     def __init__(self, interface: type[Target], name: str, memory: int) -> None:
         self.key = (interface, name, memory, *TRUSTED)
@@ -80,9 +80,9 @@ class Process:
             )
 
     def ask(self, request: bytes, limit: float, size: int, read: Callable[[Any, Any], Read]) -> Read:
-        """What `read` makes of the answer to a request. Raises EndedError for want of one; the process is no more then.
+        """The answer to a request, parsed by `read`. Raises EndedError without an answer; the process has then ended.
 
-        limit: seconds that it may take. size: bytes that it may have. read: of entry and arrays; it may raise anything.
+        limit: maximum seconds. size: maximum bytes of the answer. read: parses entry and arrays; it may raise anything.
         """
         deadline = time.monotonic() + limit
         try:
@@ -103,7 +103,7 @@ class Process:
             reason = f"no answer within {limit:g} s"
         except (EOFError, ConnectionError):
             reason = self._status()
-        except Exception as error:  # whatever it is, the answer is what is wrong
+        except Exception as error:  # any exception means an invalid answer
             reason = f"an answer that cannot be read: {type(error).__name__}: {error}"
         end()
         raise EndedError(Failure(reason))
@@ -119,7 +119,7 @@ class Process:
         return bytes(data)
 
     def _status(self) -> str:
-        """How a process that closed its socket ended."""
+        """The exit status, in words, of a process that closed its socket."""
         try:
             status = self.popen.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -129,7 +129,7 @@ class Process:
         return f"the process ended with exit status {status}"
 
     def end(self) -> None:
-        """End it, and all that it started and that is in its session still."""
+        """Kill the process and all its descendants still in its session."""
         with suppress(ProcessLookupError):
             killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
@@ -140,7 +140,7 @@ _running: list[Process] = []
 
 
 def process(interface: type[Target], name: str, memory: int = 0) -> Process:
-    """The process of a target: that of the last call, or a new one, for which any other is ended."""
+    """The process of a target: the last call's, or a new one that replaces any other."""
     if not _running or _running[0].key != (interface, name, memory, *TRUSTED):
         end()
         _running.append(Process(interface, name, memory))
@@ -148,7 +148,7 @@ def process(interface: type[Target], name: str, memory: int = 0) -> Process:
 
 
 def relieve() -> None:
-    """End the process that is running if it has too many memory maps for another part, where the system tells."""
+    """End the running process if it has too many memory maps for another part (where the system reports them)."""
     with suppress(IndexError, OSError), open(f"/proc/{_running[0].popen.pid}/maps", "rb") as maps:
         if sum(1 for _ in maps) > MAPS:
             end()
@@ -156,15 +156,15 @@ def relieve() -> None:
 
 @atexit.register
 def end() -> None:
-    """End the process that is running, if there is one."""
+    """End the running process, if any."""
     while _running:
         _running.pop().end()
 
 
 def claims(interface: type[Target], name: str) -> str:
-    """The version of the specification that a target claims to follow, or an empty string.
+    """The version of the specification that a target claims to follow, or "".
 
-    Raises ConfigError, naming it, for one that cannot be imported, or lacks what the suite calls.
+    Raises ConfigError, naming the target, if it cannot be imported or lacks a name that the suite calls.
     """
     problem = "expected the name of a module, such as package.module"
     if name and not name.startswith("."):
@@ -180,10 +180,10 @@ def claims(interface: type[Target], name: str) -> str:
 
 
 class Remote:
-    """A target in one dtype, in a process of its own. One that ends is started again for the next job.
+    """A target in one dtype, in a separate process. If the process ends, the next job starts a new one.
 
-    limit: seconds for each job, those that are compiled together as many times. memory: see `worker.main`. called: the
-    functions of moespec that it is seen to call; see `watch.py`.
+    limit: seconds per job; jobs compiled together share the sum. memory: see `worker.main`. called: the functions of
+    moespec that it was observed to call; see `watch.py`.
     """
 
     def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
@@ -193,7 +193,7 @@ class Remote:
         relieve()
 
     def facts(self) -> Facts:
-        """As of any target. What is imported is imported here, and takes no time of a case. Raises EndedError."""
+        """As for any target. Triggers the imports, so that they do not count towards a case's time. Raises EndedError."""
         running, dtype = process(*self.key), self.dtype.name
         if dtype not in running.facts:
             request, limit = pack({"dtype": dtype}, {}), max(self.limit, LIMIT)
@@ -201,7 +201,7 @@ class Remote:
         return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """As `worker.answers`: all together if they are compiled, else, or where that ends the process, one by one."""
+        """As `worker.answers`: compiled jobs run together; uncompiled jobs, or jobs that end the process, run one by one."""
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)
@@ -231,7 +231,7 @@ class Remote:
 
 
 def _found(count: int, answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
-    """The answers for as many jobs. Raises an exception for anything else."""
+    """Parse the answers to `count` jobs. Raises an exception for anything else."""
     answers: list[Answer] = [{} for _ in range(count)]
     for name, array in arrays.items():
         number, _, result = name.partition("/")
@@ -245,7 +245,7 @@ NOTHING = Value(np.zeros(0), (), "int")
 
 
 def _question(job: Job, gradient: bool) -> Case:
-    """A case without what is expected: of the results of its stages those have numbers that the job reads."""
+    """The case without expected values: stage results keep numbers only if the job reads them."""
     case, asked = job.case, {job.stage.name: set(job.values)}
     if gradient and case.expected_gradients.losses:
         asked["route"] = set(job_of(case, "route").values)
@@ -262,7 +262,7 @@ def _question(job: Job, gradient: bool) -> Case:
 
 
 def _outputs(stage: Stage, read: set[str], asked: bool) -> dict[str, Value]:
-    """Those that are read, with the names of the others; no names of a stage that is neither read nor asked for."""
+    """The results that are read, and names of the rest; no names for a stage that is neither read nor requested."""
     alone = stage.name in read and len(stage.outputs) == 1
     known = {
         name: replace(value, scale="magnitude") if alone or f"{stage.name}/{name}" in read else NOTHING
@@ -272,7 +272,7 @@ def _outputs(stage: Stage, read: set[str], asked: bool) -> dict[str, Value]:
 
 
 def _size(case: Case) -> int:
-    """The bytes of all that is expected of a case."""
+    """The size in bytes of a case's expected results."""
     values = [value for stage in case.stages for value in stage.outputs.values()]
     values += case.gradients.wrt.values() if case.gradients else ()
     return sum(8 * value.array.size for value in values)

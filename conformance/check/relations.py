@@ -1,7 +1,7 @@
-"""How the numbers of a wrong result are related to those that are expected; each relation is measured before it is said.
+"""Relate the numbers of a wrong result to the expected ones. A relation is reported only if it holds numerically.
 
-A relation holds where the result is within a few tolerances of a guess, and at least twice as far from what is expected. One
-number, such as a loss, is some multiple of any other: of numbers a relation is said that several cases share.
+A relation holds if the result is within a few tolerances of a guess and at least twice as far from the expected value. A single number,
+such as a loss, is always a multiple of any other, so for single numbers several cases must share the relation.
 """
 
 import math
@@ -20,15 +20,15 @@ __all__ = ["Wrong", "error_size", "in_other_places", "quantities", "relations", 
 
 Array = NDArray[Any]
 SLACK = 4.0
-"""Tolerances that a result may be away from a guess."""
+"""Maximum distance from a guess, in tolerances."""
 CHANCE = 0.05
-"""Wrong entries are said to be at one place only if random ones were there with a smaller chance."""
+"""Wrong entries are attributed to a place only if random entries would fall there with a smaller probability."""
 SPREAD = 64.0
-"""How many times their median the largest error is, at most, where errors are said to come from a format."""
+"""Maximum ratio of the largest error to the median for errors attributed to a format."""
 NEAR = 1e-3
-"""How near to 1 a factor is that tells less than the size of the error."""
+"""A factor this close to 1 tells less than the size of the error."""
 FORMATS = {"bfloat16": 8, "float16 or TF32": 11, "float32": 24}
-"""The bits of the significands of formats."""
+"""Significand bits by format."""
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "the square root of what is expected": np.sqrt,
@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "the exponential of what is expected": np.exp,
     "1 minus what is expected": lambda want: 1 - want,
 }
-"""What a result may be."""
+"""Functions of the expected result that are tried."""
 WITH_ANOTHER: dict[str, Callable[[Array, Array], Array]] = {
     "it is the same as {}": lambda want, other: other,
     "{} is added to what is expected": np.add,
@@ -46,7 +46,7 @@ WITH_ANOTHER: dict[str, Callable[[Array, Array], Array]] = {
     "it is what is expected times {}": np.multiply,
     "it is what is expected divided by {}": np.divide,
 }
-"""What a result may be of what is expected and of another array."""
+"""Functions of the expected result and another array that are tried."""
 NUMBERS: dict[str, Callable[[float], float]] = {
     **{"{}": lambda x: x, "1/{}": lambda x: 1 / x, "{}^2": lambda x: x * x, "1/{}^2": lambda x: 1 / (x * x)},
     **{"sqrt({})": lambda x: abs(x) ** 0.5, "1/sqrt({})": lambda x: abs(x) ** -0.5},
@@ -55,17 +55,17 @@ NUMBERS: dict[str, Callable[[float], float]] = {
     **{"sqrt(({0} - 1)/{0})": lambda x: abs((x - 1) / x) ** 0.5, "pi": lambda x: math.pi},
     **{"ln 2": lambda x: math.log(2), "1/ln 2": lambda x: 1 / math.log(2), "1/(ln 2)^2": lambda x: math.log(2) ** -2},
 }
-"""What a factor may be of a size or an option of a case, or whatever these are, the simplest first."""
+"""Expressions tried for a factor: of one size or option of a case, or constant; simplest first."""
 OF_TWO: dict[str, Callable[[float, float], float]] = {
     **{"{}*{}": lambda x, y: x * y, "{}/{}": lambda x, y: x / y, "{1}/{0}": lambda x, y: y / x},
     **{"1/({}*{})": lambda x, y: 1 / (x * y)},
 }
-"""What a factor may be of two of them."""
+"""Expressions of two sizes or options."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A result that is wrong: what is expected of it, and what was computed. dtype: whose roundoff bounds its errors."""
+    """A wrong result: the expected and the computed values. dtype: the dtype whose roundoff bounds its errors."""
 
     case: Case
     name: str
@@ -75,12 +75,12 @@ class Wrong:
 
     @property
     def want(self) -> Array:
-        """What is expected."""
+        """The expected values."""
         return self.value.array
 
     @property
     def differs(self) -> Array:
-        """Which entries are wrong."""
+        """The mask of wrong entries."""
         return wrong(self.value, self.got, self.dtype)
 
     @property
@@ -89,7 +89,7 @@ class Wrong:
         return max(constant(self.value.constant, self.dtype), self.dtype.least) * self.dtype.roundoff
 
     def fits(self, guess: Any, at: Any = ...) -> bool:
-        """Whether entries are those of a guess, which is better than what is expected: by far, in a coarse dtype."""
+        """Whether entries equal a guess and are closer to it than to the expected values, by far in a coarse dtype."""
         got, want = self.got[at], self.want[at]
         bound = np.broadcast_to(tolerance(self.value, self.dtype), self.got.shape)[at]
         with np.errstate(all="ignore"):
@@ -98,21 +98,21 @@ class Wrong:
         return bool(away <= min(1.0, off / (2 if self.dtype.roundoff <= DTYPES["float32"].roundoff else 8)))
 
     def factor(self, at: Any = ...) -> float:
-        """By what entries are multiplied; NaN if by no one number, or if 0 is expected of all."""
+        """The factor common to all entries; NaN if there is none or if all expected values are 0."""
         got, want = self.got[at], self.want[at]
         with np.errstate(all="ignore"):
             times = float((got * want).sum() / (want**2).sum())
         return times if math.isfinite(times) and self.fits(times * want, at) else math.nan
 
     def summand(self, at: Any = ...) -> float:
-        """What is added to entries; NaN if it is no one number."""
+        """The summand common to all entries; NaN if there is none."""
         with np.errstate(all="ignore"):
             added = float(np.median(self.got[at] - self.want[at]))
         return added if math.isfinite(added) and self.fits(self.want[at] + added, at) else math.nan
 
 
 def quantities(case: Case) -> dict[str, float]:
-    """The sizes of a case, its options and its inputs that are numbers, by name, but for those that are 0."""
+    """The nonzero sizes, numeric options and scalar inputs of a case, by name."""
     outputs = (value for stage in case.stages for value in stage.outputs.values())
     arrays: list[Tensor | Value] = [*case.inputs.values(), *outputs]
     found: dict[str, Any] = {axis: n for each in arrays for axis, n in zip(each.axes, each.array.shape, strict=False)}
@@ -123,7 +123,7 @@ def quantities(case: Case) -> dict[str, float]:
 
 
 def _names(wrongs: Sequence[Wrong], numbers: Sequence[float]) -> list[str]:
-    """What numbers are in each of several cases: the simplest names, if there are at most three."""
+    """Names that the numbers have in all cases: the simplest ones, if at most three fit."""
     if np.allclose(np.abs(numbers), 1):
         return []
     known = [quantities(each.case) for each in wrongs]
@@ -147,7 +147,7 @@ def _here(names: Sequence[str]) -> str:
 
 
 def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> str:
-    """A sentence about a number that results have in common, or that has one name in all; "" if they have neither."""
+    """A sentence about a number that is equal, or has one name, in all results; "" if neither holds."""
     first, names = numbers[0], _names(wrongs, numbers)
     if text.endswith("plus {}") and first < 0:
         first, numbers, text = -first, [-x for x in numbers], text.replace("plus", "minus")
@@ -155,21 +155,21 @@ def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> s
         same = len({*np.sign(numbers)}) == 1
         return text.format("minus " * (first < 0) + " or ".join(names)) if names and same else ""
     if "times" in text and abs(first - 1) < NEAR and (wrongs[0].want.size == 1 or abs(first - 1) < 1e-9):
-        return ""  # which the size of the error says
+        return ""  # the size of the error tells this
     digits = f"{first:.4g}" if abs(first - 1) > NEAR else f"{first:.10g}"
     return text.format(digits) + _here(names)
 
 
 LISTED = 6
-"""Places along an axis that are listed."""
+"""Maximum places along an axis that are listed."""
 MOST = 64
-"""Places along an axis that are compared with one another."""
+"""Maximum places along an axis that are compared with each other."""
 MEASURES = ((Wrong.factor, "it is {} times what is expected"), (Wrong.summand, "it is what is expected plus {}"))
 
 
 def shared(wrongs: Sequence[Wrong]) -> list[str]:
-    """For the wrong results of one stage, what most of them have in common, or one that has several entries has: a factor,
-    a summand, or a function; else ""."""
+    """For each wrong result of one stage, the factor, summand or function that most results share or that one result
+    with several entries has; else ""."""
     said = [""] * len(wrongs)
     for measure, text in MEASURES:
         found = {i: x for i, each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]}
@@ -189,14 +189,14 @@ def shared(wrongs: Sequence[Wrong]) -> list[str]:
 
 
 def _is_plain(wrongs: Sequence[Wrong], wrong: Wrong, factor: float) -> bool:
-    """Whether a factor of one number tells something: it is an option, or 2 or a half in the only case that fails."""
+    """Whether a single number's factor is informative: an option, or 2 or 1/2 in the only failing case."""
     options = [x for x in quantities(wrong.case).values() if x != round(x)]
     known = [*options, *(1 / x for x in options), *((0.5, 1.0, 2.0) if len(wrongs) == 1 else ())]
     return bool(np.isclose(abs(factor), known, rtol=SLACK * wrong.unit + 1e-9, atol=0).any())
 
 
 def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
-    """How a wrong result is related to what is expected and to other arrays of its shape, the strictest relation first."""
+    """Yield relations of a wrong result to the expected one and to other arrays of its shape, strictest first."""
     got, want, differs = wrong.got, wrong.want, wrong.differs
     if (lost := ~np.isfinite(got)).any():
         kind = "NaN" if np.isnan(got[lost]).all() else "not finite"
@@ -226,7 +226,7 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
 
 
 def in_other_places(wrong: Wrong) -> Iterator[str]:
-    """Whether it is right but for its order along an axis, or has there what is expected at another place."""
+    """Yield whether a result is only reordered along an axis, or has another place's expected values."""
     want, axes = wrong.want, wrong.value.axes
     if want.ndim > 1 and want.shape[-1] == want.shape[-2] and wrong.fits(want.swapaxes(-1, -2)):
         yield "its last two axes are exchanged"
@@ -247,7 +247,7 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
 
 
 def _of_parts(wrong: Wrong) -> Iterator[str]:
-    """Whether the entries of each token, expert or group, or of each pair of these, have a factor of their own."""
+    """Yield whether each token, expert or group, or each pair of these, has a separate factor."""
     got, want, axes = wrong.got, wrong.want, wrong.value.axes
     long = [i for i in range(want.ndim) if want.shape[i] > 1]
     for kept in [kept for n in range(1, len(long)) for kept in combinations(long, n)]:
@@ -268,7 +268,7 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
 
 
 def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
-    """Where the marked entries are: where an array has a property, or at one part of an axis; else ""."""
+    """Location of the marked entries: where an array has a property, or in one part of an axis; else ""."""
     count, axes = int(np.count_nonzero(marked)), wrong.value.axes
     for name, array in (
         {"what is expected": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
@@ -295,7 +295,7 @@ def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
 
 
 def rounded(wrongs: Sequence[Wrong]) -> str:
-    """The format that all errors of the results of one stage come from, or are as large as those of; else ""."""
+    """The format whose rounding explains all errors of one stage, exactly or by size; else ""."""
     for name, bits in FORMATS.items() if wrongs else ():
         if any(2.0**-bits <= 8 * each.unit for each in wrongs):
             continue
@@ -313,20 +313,20 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
 
 
 def short(x: Array, bits: int) -> Array:
-    """The numbers with a significand of so many bits."""
+    """The numbers rounded to a significand of `bits` bits."""
     fraction, exponent = np.frexp(x)
     return np.asarray(np.ldexp(np.round(fraction * 2.0**bits), exponent - bits))
 
 
 def _is_rounded(wrong: Wrong, bits: int) -> bool:
-    """Whether it has a significand of so many bits, and is next to what is expected, or in many bits near it."""
+    """Whether a result has a significand of `bits` bits and is adjacent to the expected value or, with many bits, near it."""
     last = np.ldexp(1.0, np.frexp(wrong.want)[1] - bits)
     near = np.maximum(last * (1 if bits < 24 else 16), 2.0**-126) >= np.abs(wrong.got - wrong.want)
     return bool((wrong.got == short(wrong.got, bits)).all() and near.all())
 
 
 def error_size(wrong: Wrong, arrays: Mapping[str, Array]) -> str:
-    """How large the errors are beside what is expected, how many entries are wrong, and where."""
+    """The errors relative to the expected values, the number of wrong entries, and their location."""
     error, size = np.abs(wrong.got - wrong.want)[wrong.differs], np.abs(wrong.want)[wrong.differs]
     relative = float(np.median(np.divide(error, size, out=np.full_like(error, np.inf), where=size > 0)))
     percent = f"{100 * relative:.3g} %" if relative < 10 else f"{relative:.2g} times"

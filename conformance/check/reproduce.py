@@ -1,4 +1,4 @@
-"""One stage of one case, to be looked at: what it reads, what is expected, and what a target computes.
+"""Inspect one stage of one case: its inputs, its expected results, and a target's results.
 
 from moespec.conformance.check.reproduce import open_case
 
@@ -36,8 +36,8 @@ Arrays = dict[str, NDArray[Any]]
 class OpenStage:
     """A stage ready to run.
 
-    inputs: what it reads, by name. expected: its results by name, or the class of the error that it must raise. run():
-    the target's results by name, on NumPy; it raises what the target raises.
+    inputs: arrays by name. expected: results by name, or the class of the error that it must raise. run(): the target's
+    results by name as NumPy arrays; raises the target's exceptions.
     """
 
     inputs: Arrays
@@ -58,14 +58,14 @@ def open_case(
     size: str = "small",
     vectors: Path = VECTORS,
 ) -> OpenStage:
-    """The stage (or `gradient`) of the case with that id, for one of: a target module, an adapter, a folder of files.
+    """The stage (or `gradient`) of the case with this id, for one of: a target module, an adapter, a folder of files.
 
     seed, size: of a fresh case. Raises ValueError if there is no such case or stage.
     """
     if seed is None:
         cases = load(vectors, id.__eq__)
     else:
-        from moespec.conformance.golden.fresh import fresh  # which imports all cases
+        from moespec.conformance.golden.fresh import fresh  # imports all cases
 
         cases = fresh(seed, id.__eq__, size=size)
     if not cases:
@@ -111,7 +111,7 @@ def _read(path: Path, stage: str) -> Arrays:
 
 
 def code(report: Report, result: CaseResult, case: Case) -> str:
-    """A few lines of Python that show where a failed case first differs and run as they stand, or an empty string."""
+    """A few self-contained lines of Python that show where a failed case first differs, or ""."""
     stage, _, name = result.first.stage.partition("/")
     stages = {each.name: each for each in case.stages}
     if stage != "gradient" and stage not in stages:

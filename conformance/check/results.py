@@ -1,4 +1,4 @@
-"""What came of a case, and of all cases that a run checked."""
+"""Results of a case, and reports of all cases in a run."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ COLUMNS = {
     "errors": ("negative",),
     "trajectory": ("trajectory",),
 }
-"""The columns of the matrix and the classes of cases in them."""
+"""The columns of the matrix and their classes of cases."""
 
 STATES = {
     "fail": "what was computed is not what is expected",
@@ -36,22 +36,22 @@ STATES = {
     "unchecked": "an optional check that the target does not make",
     "pass": "within the tolerance",
 }
-"""What can come of a case and what it means; the state that decides comes first."""
+"""The states of a case and their meanings, in order of precedence."""
 FAILED = ("fail", "error", "reordered")
-"""The states of a failure; every other state but `pass` is a skip."""
+"""The states that count as failures. Every other state except `pass` is a skip."""
 ORDER = tuple(STATES)
 EAGER = {"strided": "right on contiguous arrays, wrong on strided ones", "compiled": "right as called, wrong compiled"}
-"""What is said of a mode in which a case fails that passes as called."""
+"""Explanation by mode of a case that fails in this mode but passes eagerly."""
 FINER = {"float64": (), "float32": ("float64",)} | dict.fromkeys(("bfloat16", "float16"), ("float32", "float64"))
-"""The dtypes that are finer than one, the nearest first."""
+"""The finer dtypes of each dtype, nearest first."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A known variant that a target's results equal, in one algorithm, dtype and mode.
+    """A known variant that matches a target's results, in one algorithm, dtype and mode.
 
-    variant, computes, ledger, who: of the variant. agree: the stages in which the results of the target are those of
-    the variant, of: those that fail or would fail under the variant. Where agree < of, it explains a part.
+    variant, computes, ledger, who: of the variant. agree: number of stages in which target and variant agree. of:
+    number of stages that fail or would fail under the variant. If agree < of, the variant is a partial explanation.
     """
 
     algorithm: str
@@ -81,9 +81,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Table:
-    """A small result that is wrong, as text: matrices of what is expected and of what was computed.
+    """A small wrong result as text: matrices of expected and computed values.
 
-    name: of the stage and the result. wrong: which entries are outside of their tolerance.
+    name: of the stage and the result. wrong: mask of the entries outside their tolerance.
     """
 
     name: str
@@ -94,11 +94,11 @@ class Table:
 
 @dataclass
 class CaseResult:
-    """What came of one case in one dtype and mode.
+    """The result of one case in one dtype and mode.
 
-    returned: what the target returned for each stage that fails, by name. seconds: the time that the cases of its
-    algorithm took together, in equal parts, since they are compiled together. table: the first result that is wrong, if
-    it is small. explanation: of a failure, what is right, what is wrong, and how; see `explain.py`.
+    returned: the target's results for each failing stage, by name. seconds: an equal share of the time for all cases of
+    its algorithm, which are compiled together. table: the first wrong result, if it is small. explanation: of a
+    failure, what is right, what is wrong, and how; see `explain.py`.
     """
 
     id: str
@@ -114,24 +114,24 @@ class CaseResult:
 
     @property
     def state(self) -> str:
-        """The state that decides."""
+        """The deciding state."""
         return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
 
     @property
     def fraction(self) -> float:
-        """The largest fraction of a tolerance that was used, of finite ones."""
+        """The largest finite fraction of a tolerance."""
         return max((o.fraction for o in self.outcomes if math.isfinite(o.fraction)), default=0.0)
 
     @property
     def first(self) -> Outcome:
-        """The first outcome that decides: for a failure, where the target first differs or raises."""
+        """The first deciding outcome: for a failure, where the target first differs or raises."""
         deciding = FAILED if self.state in FAILED else (self.state,)
         return next(outcome for outcome in self.outcomes if outcome.state in deciding)
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A dtype that a target does not support, with its reason and the number of cases that were left out."""
+    """A dtype that a target does not support, with the reason and the number of omitted cases."""
 
     dtype: str
     reason: str
@@ -140,14 +140,13 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of one target.
+    """The results of one target.
 
-    interface: target, adapter or files; target: the name of what was checked. suite: the sha256 of `suite.json`. problems:
-    sentences about what is wrong besides the cases, such as a waiver that waives nothing; each counts as a failure.
-    matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors, and size:
-    theirs. repeat: whether everything was computed twice. claims: the version of the specification that the target claims
-    to follow, or an empty string. left_out: the cases of the same rows that were not run, by id, each with the word
-    for it of `--class`. called: the functions of moespec that the target was seen to call.
+    interface: target, adapter or files; target: the name of the checked object. suite: the sha256 of `suite.json`. problems: sentences
+    about problems besides the cases, such as an unused waiver; each counts as a failure. matches: the known variants that match failures.
+    seed, size: of fresh cases, if they replace the vectors. repeat: whether everything was computed twice. claims: the version of the
+    specification that the target claims to follow, or "". left_out: ids of cases of the same rows that were not run, with their `--class`
+    word. called: the functions of moespec that the target was observed to call.
     """
 
     interface: str
@@ -166,7 +165,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of the version that the target claims, if it is not the installed one, and of what it calls."""
+        """Notes on a claimed version that differs from the installed one, and on calls of moespec."""
         notes = []
         if self.claims and not is_installed(self.claims):
             notes.append(f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}")
@@ -177,23 +176,23 @@ class Report:
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said besides its cases."""
+        """Notes and problems besides the cases."""
         lacking = [f"{u.dtype} not supported ({u.cases} cases): {u.reason}" for u in self.unsupported]
         return [*lacking, *self.problems, *self.notes]
 
     @property
     def title(self) -> str:
-        """What was checked, and if with fresh cases of which seed."""
+        """The name of the target and, for fresh cases, the seed."""
         return self.target if self.seed is None else f"{self.target} ({self.made})"
 
     @property
     def made(self) -> str:
-        """Of which seed, and of what size, fresh cases are."""
+        """The seed and size of fresh cases, in words."""
         return f"fresh, seed {self.seed}" + ("" if self.size == "small" else f", {self.size}")
 
     @property
     def citation(self) -> str:
-        """A sentence to be cited: how many of how many cases passed in each dtype and mode, and which cases those were."""
+        """A citable sentence: how many of how many cases passed in each dtype and mode, and which cases these were."""
         groups: dict[str, list[CaseResult]] = {}
         for result in self.results:
             groups.setdefault(f"{result.dtype} {result.mode}", []).append(result)
@@ -205,13 +204,13 @@ class Report:
         return f"{self.title} passes {', '.join(parts) or 'no case'} of moespec {version()} conformance; {suite}"
 
     def matches_of(self, result: CaseResult) -> list[Match]:
-        """The known variants that the failures of an algorithm equal, in the dtype and mode of a result."""
+        """The known variants that match failures of a result's algorithm in its dtype and mode."""
         place = (result.algorithm, result.dtype, result.mode)
         return [match for match in self.matches if (match.algorithm, match.dtype, match.mode) == place]
 
     @property
     def not_differentiated(self) -> list[str]:
-        """The algorithms of which an adapter computes the layer, and whose gradient was not compared in any dtype."""
+        """The algorithms whose layer an adapter computes but whose gradient was not compared in any dtype."""
         if self.interface != "adapter":
             return []
         skipped = ("not implemented", "inconclusive")
@@ -227,16 +226,16 @@ class Report:
 
 
 def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
-    """Passed, failed, skipped: what is neither passed nor failed is skipped, never passed."""
+    """Passed, failed, skipped. A case that neither passed nor failed counts as skipped."""
     states = [result.state for result in results]
     passed, failed = states.count("pass"), sum(state in FAILED for state in states)
     return passed, failed, len(states) - passed - failed
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """How many cases of the chosen rows pass wherever they were compared, how many there are, and of which none was compared.
+    """The number of cases of the chosen rows that pass wherever compared, the number of cases, and the cases never compared.
 
-    The last by the words of `--class`.
+    The cases never compared are counted by `--class` word.
     """
     words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
     cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}
@@ -249,7 +248,7 @@ def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
 
 
 def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """The results; the explanation of each failure says where the same case is right, in another mode or a finer dtype."""
+    """The results; each failure's explanation adds where the same case is right, in another mode or a finer dtype."""
     passed = {(r.id, r.dtype, r.mode) for r in results if r.state == "pass"}
 
     def noted(r: CaseResult) -> CaseResult:
@@ -264,7 +263,7 @@ def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
 
 
 def unpacked(content: dict[str, Any]) -> Report:
-    """A report that was made a dict by `asdict`, and came as JSON from another process of the same run."""
+    """The inverse of `asdict` for a report that came as JSON from another process of the same run."""
     for each in content["results"]:
         each["outcomes"] = [Outcome(**outcome) for outcome in each["outcomes"]]
         each["table"] = each["table"] and Table(**each["table"])

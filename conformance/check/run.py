@@ -1,4 +1,4 @@
-"""Run the suite on a target: what is checked, which cases together, and what comes of each in every dtype."""
+"""Run the suite on a target: select cases, group them, and collect each case's result in every dtype."""
 
 import json
 import math
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "invalid_and_valid", "run_cases", "run_part", "verdict"]
 
 STRIDED_KINDS = ("value", "degenerate", "overflow", "tie", "gradient")
-"""The kinds of cases that the mode `strided` chooses from."""
+"""The kinds of cases eligible for the mode `strided`."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Cases by id, to be checked in dtypes and modes on the target of a report.
+    """Case ids to check in dtypes and modes on a report's target.
 
-    report: without results; of fresh cases it has their seed. limit, memory: see `run_part`.
+    report: without results; has the seed of fresh cases. limit, memory: see `run_part`.
     """
 
     report: Report
@@ -53,9 +53,9 @@ class Plan:
     memory: float = 0.0
 
     def parts(self) -> Iterator[tuple[str, str, list[str]]]:
-        """What is run together: a dtype, a mode and the ids of cases of one algorithm.
+        """Yield the parts that run together: (dtype, mode, case ids of one algorithm).
 
-        Composite algorithms come late in the registry and are slow, so they are first.
+        Composite algorithms are slow and come late in the registry, so they run first.
         """
         groups = [list(group) for _, group in groupby(self.ids, lambda id: id.partition("/")[0])]
         for group in groups[::-1]:
@@ -66,7 +66,7 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """For each function that cases are about, the first with values and the first with gradients, of the fewest functions."""
+        """For each function, the first value case and the first gradient case, preferring cases about the fewest functions."""
         about = {id: self._about(id) for id in ids}
         firsts: dict[tuple[bool, str], str] = {}
         for kind in STRIDED_KINDS:
@@ -76,17 +76,17 @@ class Plan:
         return [id for id in ids if id in firsts.values()]
 
     def _about(self, id: str) -> tuple[str, list[str]]:
-        """The class of a case, and the calls that it is about. A fresh case makes those of the committed case."""
+        """A case's class and the calls that it is about. A fresh case makes the calls of its committed case."""
         if (path := self.vectors / f"{id}.json").exists():
             return suite.about(path)
-        from moespec.conformance.golden import fresh  # which imports all cases
+        from moespec.conformance.golden import fresh  # imports all cases
 
         return fresh.kind(id), ["moe_layer"]
 
     def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
-        """What came of each case of a part, or of some of them, by id. A mode that the target does not have has no results.
+        """The results of a part's cases, or some of them, by id. A mode that the target lacks has no results.
 
-        Raises VectorError for a vector that is damaged, and GoldenError for a fresh case that cannot be made.
+        Raises VectorError for a damaged vector and GoldenError for a fresh case that cannot be generated.
         """
         place, repeat = (self.vectors, self.report.seed), self.report.repeat
         cases = [_case(*place, id) for id in ids]
@@ -96,14 +96,14 @@ class Plan:
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
         report = replace(self.report, results=results, unsupported=lacking, called=called)
         if any(result.state in FAILED for result in results):
-            from moespec.conformance.check.explain import diagnosed  # which imports all known variants
+            from moespec.conformance.check.explain import diagnosed  # imports all known variants
 
             report = diagnosed(report, _known(*place, tuple(ids)))
         settled = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}
         return {id: replace(report, results=settled.get(id, [])) for id in ids}
 
     def packed(self) -> str:
-        """The plan as text, for another process."""
+        """Serialise the plan for another process."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
@@ -114,7 +114,7 @@ class Plan:
         return cls(**plan | {"report": unpacked(plan["report"]), "waivers": waivers, "vectors": Path(plan["vectors"])})
 
     def joined(self, reports: Sequence[Report]) -> Report:
-        """The reports of single cases as one, whose order does not depend on theirs."""
+        """Merge reports of single cases into one, independent of their order."""
         numbers = {id: number for number, id in enumerate(self.ids)}
 
         def place(report: Report) -> tuple[int, int, int]:
@@ -145,7 +145,7 @@ def _case(vectors: Path, seed: int | None, id: str) -> Case:
 
 @lru_cache(maxsize=1)
 def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> "Known":
-    """The cases, and what variants compute for them, which is the same in every dtype."""
+    """The cases and the variants' results on them, shared by all dtypes."""
     from moespec.conformance.check.match_variant import Known
 
     return Known([_case(vectors, seed, id) for id in ids])
@@ -161,18 +161,18 @@ def run_part(
     limit: float = LIMIT,
     memory: float = 0.0,
 ) -> tuple[list[CaseResult], str, list[str]]:
-    """The results of the cases of one algorithm, why the target does not have the dtype, or an empty string, and what it calls of moespec.
+    """The results of one algorithm's cases, why the target lacks the dtype ("" if it has it), and the moespec functions it calls.
 
-    The target runs in a process that the next part has, too, until `process.end` is called. repeat: whether each case is
-    run twice. limit: the seconds that a case may take. memory: the GiB that the target's process may address, 0 for any
-    number: JAX and GPUs reserve many times what they use.
+    The target runs in a process that later parts reuse until `process.end` is called. repeat: whether to run each case
+    twice. limit: seconds per case. memory: GiB that the target's process may address; 0 for unlimited, since JAX and
+    GPUs reserve many times what they use.
     """
     begun = time.perf_counter()
     target = Remote(interface, name, ALL_DTYPES[dtype], limit, int(memory * 2**30))
     try:
         reason = target.facts().unsupported
         results = [] if reason else run_cases(target, cases, mode, repeat)
-    except EndedError as error:  # where it is not called for a case
+    except EndedError as error:  # outside the call of a case
         lost = error.failure
         outcome = Outcome("target", lost.state, lost.fraction, lost.text, lost.trace)
         return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], "", target.called
@@ -182,9 +182,9 @@ def run_part(
 
 
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
-    """The results of the cases in the target's dtype, algorithm by algorithm; with `repeat` of two calls each.
+    """The results of the cases in the target's dtype, algorithm by algorithm, from two calls each with `repeat`.
 
-    None where arrays of the target cannot be strided, and are to be. A Target is called in this process.
+    Returns no results if strided arrays are requested but the target's arrays cannot be strided. A Target runs in this process.
     """
     facts = target.facts()
     if mode == STRIDED and not facts.strides:
@@ -197,7 +197,7 @@ def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat:
 
 @dataclass(frozen=True)
 class _Run:
-    """Cases run on a target, which `answers` asks, as `worker.answers` does."""
+    """A run of cases on a target. `answers` queries the target like `worker.answers`."""
 
     target: Target | Remote
     answers: Callable[..., list[Answer]]
@@ -206,25 +206,25 @@ class _Run:
     repeat: bool
 
     def ask(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """What the target makes of jobs, or of their gradients, or why it is not asked."""
+        """The target's answers to jobs or their gradients, or the reason for not running them."""
         obstacles = [self._obstacle(job, gradient) for job in jobs]
         able = [job for job, obstacle in zip(jobs, obstacles, strict=True) if obstacle is None]
         results = iter(self.answers(able, mode, gradient=gradient) if able else ())
         return [next(results) if obstacle is None else obstacle for obstacle in obstacles]
 
     def _obstacle(self, job: Job, gradient: bool) -> Failure | None:
-        """Why a job, or its gradient, cannot be run, if so."""
+        """Why a job or its gradient cannot run, or None."""
         dtype = self.target.dtype
         lacks = self.facts.without_gradients if gradient else ""
         if lacks := lacks or self.target.lacks(job, self.facts, dtype):
             return Failure(lacks, state="not implemented")
-        # The parameters of a whole model are float32 in every dtype.
+        # A model's parameters are float32 in every dtype.
         if not function(job.stage.call).batched and not all(exact(t.array, dtype) for t in job.case.inputs.values()):
             return Failure(f"an input has numbers that {dtype.name} does not have", state="inconclusive")
         return None
 
     def results(self, cases: Sequence[Case]) -> list[CaseResult]:
-        """The results of the cases of one algorithm."""
+        """The results of one algorithm's cases."""
         results = {c.id: CaseResult(c.id, c.algorithm, c.kind, self.target.dtype.name, self.mode) for c in cases}
         for case, (state, message) in self._verdicts([case for case in cases if case.expect is not None]):
             results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
@@ -234,7 +234,7 @@ class _Run:
         for job, outcomes in self._outcomes(jobs, results, gradient=True):
             results[job.case.id].outcomes += outcomes
 
-        # What every case is about comes first, the whole and its gradient. Compiled, which takes long, steps explain alone.
+        # A case's main stages and gradient come first. Compilation is slow, so compiled steps only explain failures.
         values = [case for case in cases if case.expect is None]
         self._stages(values, results, whole=True)
         passed = {case.id for case in values if results[case.id].state == "pass"}
@@ -243,9 +243,9 @@ class _Run:
         return list(results.values())
 
     def _verdicts(self, cases: Sequence[Case]) -> Iterator[tuple[Case, tuple[str, str]]]:
-        """The verdict on each error case. Of compiled code, which does not look at values, no runtime error is expected."""
+        """Yield the verdict on each error case. Compiled code does not inspect values, so it need not raise runtime errors."""
         pairs = [invalid_and_valid(case) for case in cases]
-        # Many error cases are an edit of the same valid one, which is run once.
+        # Many error cases edit the same valid case, which runs only once.
         valid_jobs = {_content(valid): valid for _, valid in pairs}
         known = dict(zip(valid_jobs, self.ask(list(valid_jobs.values()), self.mode), strict=True))
         for case, (invalid, valid) in zip(cases, pairs, strict=True):
@@ -260,9 +260,9 @@ class _Run:
     def _stages(
         self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool, passed: Collection[str] = ()
     ) -> None:
-        """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier.
+        """Run the main stages or the steps of cases, and insert their outcomes before existing ones, because they come earlier.
 
-        passed: cases whose whole passes. A step of them can fail, but one that is not run takes nothing from them.
+        passed: cases whose main stages pass. One of their steps can still fail, but a step that does not run does not count against them.
         """
         chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
         before: dict[str, list[Outcome]] = {}
@@ -275,7 +275,7 @@ class _Run:
     def _outcomes(
         self, jobs: Sequence[Job], results: dict[str, CaseResult], *, gradient: bool = False
     ) -> Iterator[tuple[Job, list[Outcome]]]:
-        """What came of each job, or of its gradient; what was returned where it is wrong goes to the results."""
+        """The outcomes of each job or its gradient. Wrong return values are stored in the results."""
         first = self.ask(jobs, self.mode, gradient=gradient)
         second = iter(self.ask(jobs, self.mode, gradient=gradient) if self.repeat else ())
         for job, answer in zip(jobs, first, strict=True):
@@ -291,9 +291,9 @@ class _Run:
 
 
 def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[str, Any] | Failure) -> list[Outcome]:
-    """A failure for each result of a stage that is not the same in both calls.
+    """A failure for each result of a stage that differs between the two calls.
 
-    One without results is a failure already if it is the first, and an error if it is the second alone.
+    A first call without results is already a failure. It is an error if only the second has no results.
     """
     if isinstance(first, Failure):
         return []
@@ -313,7 +313,7 @@ def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[st
 
 
 def invalid_and_valid(case: Case) -> tuple[Job, Job]:
-    """The job that must raise, and the one that is an edit away and must not."""
+    """The job that must raise, and the valid job one edit away that must not."""
     wanted = case.expected_error
     edit = wanted.valid
     stages = tuple(
@@ -325,15 +325,15 @@ def invalid_and_valid(case: Case) -> tuple[Job, Job]:
 
 
 def verdict(case: Case, invalid: object, valid: object, *, required: bool = False) -> tuple[str, str]:
-    """State and message, from what the invalid and the valid call gave: results, or a failure.
+    """State and message from the answers (results or a failure) to the invalid and the valid call.
 
-    The class is compared by name along the bases, so that a target may have errors of its own; the argument must be a
-    word of the message; nothing else of the text counts. A runtime error that is not raised is "unchecked", or a
-    failure for a target that checks values (`required`).
+    The class is compared by name along its bases, so a target may define its own errors. The message must contain the
+    argument as a word; the rest of the text is ignored. A missing runtime error is "unchecked", or a failure for a
+    target that checks values (`required`).
     """
     want, argument = case.expected_error.error, case.expected_error.argument
     for result in (valid, invalid):
-        if isinstance(result, Failure) and not result.classes:  # its process ended, or it is not offered
+        if isinstance(result, Failure) and not result.classes:  # its process ended, or the target declines it
             return result.state, result.text
     if isinstance(valid, Failure):
         return "fail", f"the valid counterpart raises {valid.text}"
@@ -348,7 +348,7 @@ def verdict(case: Case, invalid: object, valid: object, *, required: bool = Fals
 
 
 def _content(job: Job) -> tuple[object, ...]:
-    """What makes two jobs the same."""
+    """Equality key of jobs."""
     arrays = sorted((n, t.array.dtype.str, t.array.shape, t.array.tobytes()) for n, t in job.values.items())
     calls = [(stage.call, stage.arguments, stage.options) for stage in job.case.stages]
     return job.stage.name, json.dumps(calls, sort_keys=True), *arrays

@@ -1,22 +1,22 @@
-"""A target, any module with some of the public names, and stages of cases that run on it, op by op or compiled.
+"""A target (any module with some of the public names) and case stages that run on it, op by op or compiled.
 
-docs/conformance.md says what a target has and declares. It cannot decline a case while it runs: what it raises is an error
-of the case. Its arrays are copies that it must leave as they are. It runs in a process of its own (`process.py`), but for
-the known variants and a reproduction, which call the same functions here. Besides `compile` it may have `quick_compile` and
-`trace`, which see less and take less time.
+docs/conformance.md documents a target's names and declarations. A target cannot decline a case at run time: any
+exception is an error of the case. Its arrays are copies that it must not modify. It runs in a separate process
+(`process.py`), except known variants and reproductions, which call the same functions here. Besides `compile` it may
+offer `quick_compile` and `trace`, which are less thorough and faster.
 
-Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
-compiled as ONE function, from the list of their values to the list of their results. Cases that differ in numbers alone
-are one part of it, which is called for each. When the function raises, each stage is compiled alone, so that the
-exception has the right address. A target that has them compiles as much as a case is there to show:
+Compilers are slow and cases are many and small. In compiled mode, all stages of one algorithm in one dtype are
+therefore compiled as ONE function from the list of their values to the list of their results. Cases that differ only in
+numbers share one part, which is called for each. If the function raises, each stage is compiled separately, so the
+exception is attributed to the right stage. Each case uses the cheapest compiler that shows what the case is for:
 
     compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
                     their gradients
-    quick_compile   the first case of every other call, and the first gradient: what can make a graph of the call
-    trace           all others, and errors: the graph on shapes alone, which decisions by values break, run on numbers
+    quick_compile   the first case of every other call, and the first gradient: graph construction
+    trace           all others, and errors: a graph on shapes only, which data-dependent branches break, run on numbers
 
-The last two take what `value_and_grad` returns, as training does. One that has no `trace` has `quick_compile` in its
-place, and else `compile`.
+The last two receive functions from `value_and_grad`, as in training. Without `trace`, the target's `quick_compile` is
+used, or else `compile`.
 """
 
 import importlib
@@ -47,18 +47,18 @@ __all__ = [
 
 Values = dict[str, Any]
 STRIDED = "strided"
-"""Op by op on arrays that are not contiguous in any order of their axes: some cases in one dtype, of targets in torch."""
+"""Op by op on arrays that are contiguous in no order of axes: some cases in one dtype, for torch targets."""
 MODES = ("eager", "compiled", STRIDED)
 DEFAULT = ("eager", STRIDED)
-"""Those of a run that names none."""
+"""The default modes."""
 
 
 class ChangedError(Exception):
-    """The target changed an array that it was given."""
+    """The target modified an input array."""
 
 
 def claimed(target: Any) -> str:
-    """The version of the specification that a module or an object claims to follow, or an empty string."""
+    """The version of the specification that a module or an object claims to follow, or ""."""
     return str(getattr(target, "__moespec_version__", ""))
 
 
@@ -66,10 +66,10 @@ _numbers = count(1)
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one that no compiler has met.
+    """A copy of the function that no compiler has cached.
 
-    Compilers remember a function by its code and generalise when they meet it with other constants; here each case has
-    its own, and must be compiled as if it were the first.
+    Compilers cache a function by its code and generalise it for new constants. Each case has different constants and
+    must be compiled afresh.
     """
     f: Any = function
     code = f.__code__.replace(co_firstlineno=next(_numbers))
@@ -80,22 +80,22 @@ class Target:
     """A module in one dtype; see the module's docstring."""
 
     kind = "target"
-    """The option that names it, and its interface in a report."""
+    """The command-line option for this kind, and the interface in a report."""
     declines = False
-    """Whether it may decline a case by an exception, as adapters may."""
+    """Whether it may decline a case by an exception, like adapters."""
     strided = False
-    """Whether its arrays are views, transposed and with gaps, where they can be."""
+    """Whether its arrays are, if possible, transposed views with gaps."""
 
     def __init__(self, name: str, dtype: Dtype, module: ModuleType | None = None) -> None:
         self.name, self.dtype = name, dtype
         self.module: Any = module or importlib.import_module(name)
 
     def context(self) -> AbstractContextManager[Any]:
-        """In which everything in this dtype runs."""
+        """The context in which everything in this dtype runs."""
         return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
 
     def check(self) -> None:
-        """Raise ConfigError if it lacks what the suite calls of every target, or what it declares is not a declaration."""
+        """Raise ConfigError if it lacks a name that every target needs or has an invalid declaration."""
         missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(self.module, needed)]
         if missing:
             raise ConfigError(f"has no {' and no '.join(missing)}; see docs/conformance.md")
@@ -109,7 +109,7 @@ class Target:
             raise ConfigError(f"not_offered: {wrong}")
 
     def facts(self) -> "Facts":
-        """What is to be known of it before it is run in this dtype."""
+        """The target's facts, collected before it runs in this dtype."""
         try:
             with self.context():
                 array = self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""]
@@ -125,51 +125,51 @@ class Target:
 
     @property
     def wide(self) -> str:
-        """The dtype of affinities and losses in this dtype."""
+        """The dtype of affinities and losses for this dtype."""
         return "float64" if self.dtype.name == "float64" else "float32"
 
     @property
     def claims(self) -> str:
-        """The version of the specification that the target claims to follow, or an empty string."""
+        """The version of the specification that the target claims to follow, or ""."""
         return claimed(self.module)
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """The part of a case that such a target must compute."""
+        """The part of a case that this kind of target must compute."""
         return case
 
     @staticmethod
     def lacks(job: "Job", facts: "Facts", dtype: Dtype) -> str:
-        """Why a target of which these facts are known cannot run a job, or an empty string."""
+        """Why a target with these facts cannot run a job, or ""."""
         if reason := facts.declared(job.case):
             return reason
         if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
         needs = call.needs(job.stage, job.stages, job.values)
-        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # a step, which no target needs
+        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # targets lack custom steps
         return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:
-        """Why the target has no gradients, or an empty string."""
+        """Why the target has no gradients, or ""."""
         needs = ("value_and_grad", "sum", "cast")
         return next((f"{name} is missing" for name in needs if not hasattr(self.module, name)), "")
 
     def result(self, job: "Job", compile: Any = None) -> Callable[[Values], Any]:
-        """What the call of a stage returns, as a function of its arrays.
+        """A stage's call as a function of its arrays.
 
-        compile: what compiles the inner functions of a stage that is not traced.
+        compile: compiler for the inner functions of a stage that is not traced.
         """
         more = {} if compile is None or not function(job.stage.call).compiles else {"compile": compile}
         more |= {"dtype": "bfloat16"} if self.mixes(job.stage) else {}
         return call.result(self.module, job.stage, job.stages, job.values, more)
 
     def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
-        """The function compiled by what the target has of this name."""
+        """The function compiled by the target's attribute `compiler`."""
         compiled: Callable[..., Any] = getattr(self.module, compiler)(unseen(function))
         return compiled
 
     def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
-        """The `value_and_grad` of the function, compiled by what the target has of a name."""
+        """The function's `value_and_grad`, compiled by the target's attribute `compiler` (None: not compiled)."""
         B: Any = self.array_operations()
         if not compiler or compiler == "compile":
             derivative: Callable[..., Any] = B.value_and_grad(
@@ -180,32 +180,32 @@ class Target:
         return derivative
 
     def derivative(self, job: "Job") -> Callable[[Values, Any], Values] | None:
-        """A derivative of its own of a whole layer, as an adapter may have, of the arrays that a stage reads and the cotangent."""
+        """An adapter's derivative of the complete layer, if any, as a function of the stage's arrays and the cotangent."""
         return None
 
     def array_operations(self) -> Any:
-        """What has `value_and_grad`, `sum` and `cast`."""
+        """An object with `value_and_grad`, `sum` and `cast`."""
         return self.module
 
     def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
-        """Copies of values as arrays of the target in its dtype."""
+        """Copies of values as the target's arrays in its dtype."""
         plain = {name: value.array.copy() for name, value in values.items()}
         arrays = self.module.from_numpy(plain, dtype or self.dtype.name)
         return {name: _strided(array) if self.strided else array for name, array in arrays.items()}
 
     def mixes(self, stage: Stage) -> bool:
-        """Whether a stage is a model that computes in bfloat16, which is then an option, with float32 parameters."""
+        """Whether a stage is a model that computes in bfloat16 (an option) with float32 parameters."""
         return function(stage.call).batched and self.dtype.name == "bfloat16"
 
     def finished(self, job: "Job", results: Any) -> Values:
-        """Results on NumPy, routings reduced; see `finish`. Raises TypeError for one that is wider than the dtype."""
+        """Results as NumPy arrays with routings reduced; see `finish`. Raises TypeError for a result wider than the dtype."""
         on_numpy = self.module.to_numpy(results)
         if not job.on_numpy:
             self.check_dtypes(on_numpy)
         return finish(on_numpy)
 
     def check_dtypes(self, results: Mapping[str, Any]) -> None:
-        """Raise TypeError for an array that is wider than the dtype: what computes in float64 is not checked as less."""
+        """Raise TypeError for an array wider than the dtype: float64 computation must not pass as a lower precision."""
         widest = 8 if self.dtype.name == "float64" else 4
         for name, value in results.items():
             dtype = getattr(value, "dtype", None)
@@ -213,12 +213,12 @@ class Target:
                 raise TypeError(f"{name} has dtype {dtype} in a run in {self.dtype.name}")
 
     def copies(self, arrays: Values) -> Values:
-        """What is in arrays of the target, to be compared with what is in them after a call."""
+        """Copies of the target's arrays, for comparison after a call."""
         return {name: np.array(array) for name, array in self.module.to_numpy(arrays).items()}
 
 
 def _strided(array: Any) -> Any:
-    """The same tensor as every second number of another, whose last two axes are exchanged in memory."""
+    """The same tensor as a view of every second number of a larger one whose last two axes are swapped in memory."""
     if array.ndim < 2:
         return array.repeat_interleave(2)[::2] if array.ndim else array
     return array.mT.repeat_interleave(2, dim=-1)[..., ::2].mT
@@ -226,12 +226,11 @@ def _strided(array: Any) -> Any:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a target says of itself in one dtype.
+    """A target's properties in one dtype.
 
-    unsupported: why it does not compute in it, or an empty string. checks_values: whether it must reject values that are
-    not finite. strides: whether it has arrays, as torch has, whose numbers can lie in memory in more than one way.
-    without_gradients: why it has none, or an empty string. missing: the paths that stages need and it does not have; see
-    `call.missing`. not_offered: what it declines, with reasons; see `declined.py`.
+    unsupported: why it does not support the dtype, or "". checks_values: whether it must reject non-finite values. strides: whether its
+    arrays, like torch's, can have several memory layouts. without_gradients: why it has no gradients, or "". missing: the paths that stages
+    need and it lacks; see `call.missing`. not_offered: what it declines, with reasons; see `declined.py`.
     """
 
     unsupported: str = ""
@@ -242,14 +241,14 @@ class Facts:
     not_offered: dict[str, str] = field(default_factory=dict)
 
     def declared(self, case: Case) -> str:
-        """Why the target declines a case, or an empty string."""
+        """Why the target declines a case, or ""."""
         reasons = (reason for entry, reason in self.not_offered.items() if declines(entry, case))
         return next((f"declared as not offered: {reason}" for reason in reasons), "")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One stage of one case, with the arrays that it reads."""
+    """One stage of one case with the arrays that it reads."""
 
     case: Case
     stage: Stage
@@ -257,22 +256,22 @@ class Job:
 
     @property
     def stages(self) -> dict[str, Stage]:
-        """The stages of the case by name."""
+        """The case's stages by name."""
         return {stage.name: stage for stage in self.case.stages}
 
     @property
     def traced(self) -> bool:
-        """Whether the stage can be compiled as a whole."""
+        """Whether the complete stage can be compiled."""
         return function(self.stage.call).traced
 
     @property
     def on_numpy(self) -> bool:
-        """Whether the stage takes NumPy's arrays, whatever the target: a function that is never compiled."""
+        """Whether the stage takes NumPy arrays for every target (a function that is never compiled)."""
         return function(self.stage.call).on_numpy
 
     @property
     def program(self) -> str:
-        """What is the same in jobs that differ in numbers alone: calls, options, names, shapes and dtypes."""
+        """A key equal for jobs that differ only in numbers: calls, options, names, shapes and dtypes."""
         called = [self.stage, *call.earlier(self.stage, self.stages, self.values)]
         calls = [(s.name, s.call, s.arguments, s.options) for s in called]
         arrays = sorted((name, value.array.dtype.str, value.array.shape) for name, value in self.values.items())
@@ -280,9 +279,9 @@ class Job:
         return json.dumps([calls, arrays, inputs, sorted(self.stage.outputs)], sort_keys=True)
 
     def bind(self, target: Target, compiler: str | None = None) -> Callable[[Values], Values]:
-        """The stage as a function of its arrays, with everything static closed over.
+        """The stage as a function of its arrays; everything static is closed over.
 
-        compiler: of its inner functions, if it is one that is not traced.
+        compiler: for the inner functions of a stage that is not traced.
         """
         compile_ = partial(target.compile, compiler=compiler) if compiler and not self.traced else None
         result, wanted = target.result(self, compile_), tuple(self.stage.outputs)
@@ -293,9 +292,9 @@ class Job:
         return run
 
     def arrays(self, target: Target) -> Values:
-        """The values as arrays of the target: inputs in its dtype, earlier results in float32 or better.
+        """The values as the target's arrays: inputs in its dtype, earlier results in float32 or better.
 
-        Where they are NumPy's, rounded as the target rounds.
+        NumPy arrays are rounded as the target rounds.
         """
         results = {name: value for name, value in self.values.items() if name not in self.case.inputs}
         inputs = {name: value for name, value in self.values.items() if name in self.case.inputs}
@@ -307,14 +306,14 @@ class Job:
 
 
 def job_of(case: Case, name: str) -> Job:
-    """The job of a stage by name."""
+    """The job of the stage with this name."""
     values, stage = call.golden(case), case.stage(name)
     read = call.reads(stage, {each.name: each for each in case.stages}, values)
     return Job(case, stage, {reference: values[reference] for reference in read})
 
 
 def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
-    """The finished results of each job of one algorithm, or the exception it raised."""
+    """The finished results, or the exception, of each job of one algorithm."""
     results: dict[int, Values | Exception] = {}
     by = compilers(target, jobs, mode)
     for compiler in filter(None, dict.fromkeys(by)):
@@ -328,7 +327,7 @@ def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exc
 
 
 def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
-    """By what each job of one algorithm is compiled, None for op by op; see the module's docstring."""
+    """The compiler of each job of one algorithm, None for op by op; see the module's docstring."""
     if mode != "compiled":
         return [None] * len(jobs)
     quick, trace = (
@@ -345,7 +344,7 @@ def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None
 
 
 def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, Values | Exception]:
-    """Jobs that differ in numbers alone are one part of the function, which is called until each had its turn."""
+    """Results of compiled jobs. Jobs that differ only in numbers share one part of the function, which is called once per job."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.program, []).append(job)
@@ -381,7 +380,7 @@ def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception
 
 
 def check_unchanged(before: Values, after: Values) -> None:
-    """Raise ChangedError for an array that is not as it was."""
+    """Raise ChangedError if an array has changed."""
     for name, array in before.items():
         if array.tobytes() != after[name].tobytes():
             raise ChangedError(f"{name} is not as it was before the call")

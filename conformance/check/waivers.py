@@ -1,7 +1,7 @@
-"""Waivers: accepted failures, in a TOML file, whose entries docs/conformance.md describes.
+"""Waivers: accepted failures in a TOML file; docs/conformance.md describes the entries.
 
-What a waiver matches must fail or be skipped. A failure is then counted as skipped, never as passed, and a pass is a
-failure, of a pattern too. `expected_failures` of `moespec.conformance.pytest` are waivers of a pattern and a reason alone.
+A case that a waiver matches must fail or be skipped. The failure then counts as skipped, never as passed. A pass counts as a failure, even
+for a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
 """
 
 import tomllib
@@ -21,12 +21,12 @@ __all__ = ["Waiver", "WaiverError", "read", "waived"]
 
 
 class WaiverError(Exception):
-    """A file of waivers is not in the format, or one of them does not fit the suite; the message names both."""
+    """A waiver file is malformed, or a waiver does not fit the suite. The message names both."""
 
 
 @dataclass(frozen=True)
 class Waiver:
-    """One entry of the file; an empty dtype or mode stands for every one."""
+    """One entry of the file. An empty dtype or mode matches all."""
 
     case: str
     reason: str
@@ -38,19 +38,19 @@ class Waiver:
         return f"{self.case} [{place}]" if place else self.case
 
     def matches(self, name: str) -> bool:
-        """Whether it is for the case with that id, or with that id and dtype, such as "z_loss/large-float32"."""
+        """Whether it matches a case id or an id with dtype, such as "z_loss/large-float32"."""
         return fnmatchcase(name, self.case)
 
     def covers(self, id: str, dtype: str, mode: str) -> bool:
-        """Whether it is for the case with that id in a dtype and mode."""
+        """Whether it covers the case with this id in a dtype and mode."""
         matched = self.matches(id) or self.matches(f"{id}-{dtype}")
         return matched and self.dtype in ("", dtype) and self.mode in ("", mode)
 
 
 def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waiver]:
-    """The waivers of a file. `ids` are those of all cases of the suite, `modes` what `mode` may be.
+    """The waivers of a file. ids: of all cases of the suite. modes: valid values of `mode`.
 
-    Raises WaiverError for the first thing that is wrong, including two waivers for one result.
+    Raises WaiverError for the first problem, including two waivers for one result.
     """
     try:
         content = tomllib.loads(read_file(path).decode())
@@ -107,7 +107,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
 
 
 def waived(waivers: Iterable[Waiver], result: CaseResult) -> CaseResult:
-    """A result with the first waiver that covers it: a failure as waived, a pass as a failure, anything else as it is."""
+    """The result under the first waiver that covers it: a failure becomes waived, a pass becomes a failure, other states are unchanged."""
     waiver = next((each for each in waivers if each.covers(result.id, result.dtype, result.mode)), None)
     if waiver is None or result.state not in ("pass", *FAILED):
         return result

@@ -1,6 +1,6 @@
-"""Whether a target calls moespec itself for its results: functions and routers of the specification, or of our backends.
+"""Detect whether a target's results come from moespec: functions and routers of the specification or our backends.
 
-What it computes in another process, or in compiled code, is not seen. Conversions, gradients and compilation may be ours.
+Calls in other processes or in compiled code are not detected. Conversions, gradients and compilation may be ours.
 """
 
 import sys
@@ -20,7 +20,7 @@ NAMES = {*FUNCTIONS, *ROUTERS}
 
 
 def _ours(frame: FrameType) -> bool:
-    """Whether it is of a public function."""
+    """Whether a frame belongs to a public function of moespec."""
     return frame.f_code.co_name in NAMES and _module(frame).startswith(OURS)
 
 
@@ -30,7 +30,7 @@ def _module(frame: FrameType) -> str:
 
 @contextmanager
 def watched(called: set[str]) -> Iterator[None]:
-    """Add to `called` what is called from outside of moespec, or by the suite as a function of the target."""
+    """Add to `called` each function called from outside moespec, or by the suite as the target's function."""
 
     def seen(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and _ours(frame):

@@ -1,7 +1,7 @@
-"""The process of a target: it is asked about jobs in frames of bytes, and answers with results, or why there are none.
+"""A target's process: receives jobs as frames of bytes and answers with results or failures.
 
-A frame is its length, 8 bytes, and a safetensors file, whose tensor without a name is JSON. A request names a dtype, and in it
-a mode and jobs: cases in which the results that a job is to compute have no numbers. `process.py` is the other side.
+A frame is its length (8 bytes) and a safetensors file; the tensor with the empty name is JSON. A request names a dtype,
+a mode and jobs: cases without numbers for the results to compute. `process.py` is the other side.
 """
 
 import importlib
@@ -37,13 +37,13 @@ Answer = Values | Failure
 Arrays = dict[str, NDArray[Any]]
 CALLED: set[str] = set()
 MET: set[tuple[str, str]] = set()
-"""What the target of this process calls of moespec, and the calls of each row in which that was watched."""
+"""The functions of moespec that this process's target calls, and the watched calls of each row."""
 SENT = "fiub"
-"""The kinds of dtypes of results; what has another kind, or more than 8 bytes a number, is none."""
+"""Valid dtype kinds of results. Arrays of other kinds, or with more than 8 bytes per number, are not results."""
 
 
 def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-    """What a target makes of the jobs of one algorithm, or of their gradients: finished results, or why there are none."""
+    """A target's answers to one algorithm's jobs, or to their gradients: finished results or failures."""
     with target.context():
         target.strided = mode == STRIDED
         found = (gradients if gradient else execute)(target, jobs, mode)
@@ -51,22 +51,22 @@ def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = 
 
 
 def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """A frame of an entry as JSON, and arrays by name."""
+    """A frame with an entry as JSON and arrays by name."""
     body = save({"": np.frombuffer(json.dumps(entry).encode(), np.uint8), **arrays})
     return len(body).to_bytes(8, "little") + body
 
 
 def unpack(body: bytes) -> tuple[Any, Arrays]:
-    """Entry and arrays of a frame without its length. Raises an exception for anything else."""
+    """The entry and arrays of a frame without its length. Raises an exception for anything else."""
     arrays = {name: tensor.array for name, tensor in tensors.decoded(body, half=True).items()}
     return json.loads(arrays.pop("").tobytes()), arrays
 
 
 def main(interface: str, name: str, descriptor: int, memory: int, trusted: Sequence[str]) -> None:
-    """Answer requests about the target `name` until there are no more.
+    """Answer requests about the target `name` until they end.
 
-    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any. trusted:
-    objects of the user's own, which are imported.
+    interface: `module:class` of the target. descriptor: of the socket. memory: bytes that the process may address; 0
+    for unlimited. trusted: custom objects to import.
     """
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -80,7 +80,7 @@ def main(interface: str, name: str, descriptor: int, memory: int, trusted: Seque
             for each in trusted:
                 load_own("trust", each)
             reply = pack(*_reply(opened, entry, arrays))
-        except BaseException as error:  # also what ends a process, and what is too much for its memory
+        except BaseException as error:  # including SystemExit and MemoryError
             reply = pack({"failure": asdict(Failure.of(error))}, {})
         stream.write(reply)
         stream.flush()
@@ -104,7 +104,7 @@ def _reply(opened: Callable[[str], Target], entry: Any, arrays: Arrays) -> tuple
 
 
 def _lost_device() -> Failure | None:
-    """Why torch's GPU computes nothing more in this process, if that is so: an index out of bounds, for one, ends its context."""
+    """The failure if torch's GPU context is lost in this process, for example after an out-of-bounds index; else None."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_initialized():
@@ -115,19 +115,19 @@ def _lost_device() -> Failure | None:
 
 
 def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
-    """What is wrong with the target, if anything is, and the version of the specification that it claims to follow."""
+    """The target's problem, if any, and the version of the specification that it claims to follow."""
     try:
         target = opened("float64")
         target.check()
     except ConfigError as error:
         return {"problem": str(error), "claims": ""}
-    except BaseException as error:  # a third party's module may do anything
+    except BaseException as error:  # a third-party module may raise anything
         return {"problem": f"cannot be imported: {type(error).__name__}: {error}", "claims": ""}
     return {"problem": "", "claims": target.claims}
 
 
 def _told(answers: Sequence[Answer]) -> tuple[Any, Arrays]:
-    """Failures, and the arrays of results, by the number of the job; what a frame cannot hold is not a result."""
+    """Failures and result arrays by job number. Arrays that a frame cannot hold are not results."""
     failures: dict[str, Any] = {}
     arrays: Arrays = {}
     for number, answer in enumerate(answers):

@@ -1,1 +1,1 @@
-"""The command line of the suite: its options, and what its commands do."""
+"""The suite's command line: options and commands."""

@@ -1,4 +1,4 @@
-"""The options of `moespec conformance`, and what they may be."""
+"""The options of `moespec conformance` and their valid values."""
 
 import argparse
 import re
@@ -23,9 +23,9 @@ from moespec.spec.names import near_it
 __all__ = ["parser", "spread"]
 
 SIZES = ("small", "large")
-"""Of the cases of a seed: those of the vectors with other numbers, and layers that a kernel can run."""
+"""Sizes of fresh cases: the vectors' sizes with other numbers, and layers large enough for kernels."""
 DIGITS = 40
-"""Of a seed, at most."""
+"""Maximum digits of a seed."""
 PYTEST = """
 Every case is a test of pytest in each dtype and mode, such as token_choice/tied[float32-eager]. All other options are pytest's:
 -k EXPRESSION chooses by words of these names, --lf what failed the last time, -x stops at the first failure, -v prints each
@@ -35,7 +35,7 @@ of pytest are not read, but for those that -p names.
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that says what is wrong in one line, without a usage that has more lines than a screen."""
+    """A parser that reports an error in one line, without a usage text longer than a screen."""
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Words(argparse.Action):
-    """Adds the words of an option each time that it is given, each word once."""
+    """Accumulate an option's words over repeated uses, without duplicates."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)
@@ -52,7 +52,7 @@ class _Words(argparse.Action):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """The command line with `--algorithm a b` as `--algorithm a --algorithm b`; known words alone where another argument may follow."""
+    """The command line with `--algorithm a b` as `--algorithm a --algorithm b`; if another argument may follow, only known words."""
     option, valued = "", True
     first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
     for word in words:
@@ -67,7 +67,7 @@ def spread(words: Sequence[str]) -> Iterator[str]:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The parser of all commands; `command` of what it parses is the name of one."""
+    """The parser of all commands. The parsed `command` is the command's name."""
     parser = _Parser(prog="moespec conformance", description=description)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -199,11 +199,11 @@ LISTS: Mapping[str, Mapping[str, str]] = {
         for name, n in (("algorithm", [*ALGORITHMS]), ("class", CLASSES), ("mode", MODES))
     },
 }
-"""Options that take several words, and the words that they know, of which some stand for others."""
+"""Options that take several words, with their known words; some words are aliases for others."""
 
 
 def _some_of(option: str) -> Callable[[str], list[str]]:
-    """The type of an option: a comma-separated list of words that it knows."""
+    """An option type: a comma-separated list of the option's known words."""
     known = LISTS[option]
 
     def parse(text: str) -> list[str]:
@@ -243,7 +243,7 @@ def _seed(text: str) -> int:
 
 
 def _suite(text: str) -> str:
-    """The type of an option that demands a version of the suite."""
+    """Option type: a required version of the suite."""
     try:
         suite.require(text)
     except ConfigError as error:
@@ -252,7 +252,7 @@ def _suite(text: str) -> str:
 
 
 def _output(text: str) -> Path:
-    """The type of an option that names a file to write, so that no work is lost for want of a folder."""
+    """Option type: a file to write. Checks its folder early, so that no work is lost."""
     try:
         check_output("file", Path(text))
     except RunError as error:

@@ -1,4 +1,4 @@
-"""What the commands of `moespec conformance` do. Each takes what the parser made of its arguments and returns the exit status."""
+"""The commands of `moespec conformance`. Each takes the parsed arguments and returns the exit status."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ OUTPUTS = ("report", "html", "badge", "shields")
 
 
 def _check_installed(command: str, *packages: str) -> None:
-    """ConfigError, with the command that installs it, for a package that a command needs and that is not installed."""
+    """Raise ConfigError, with the install command, if a package that a command needs is not installed."""
     for module, package in ((name.removeprefix("pytest-"), name) for name in packages):
         if find_spec(module) is None:
             raise ConfigError(f'{command} needs {package}: pip install "moespec[conformance]"')
@@ -110,7 +110,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _only(options: argparse.Namespace) -> Callable[[str], bool]:
-    """Whether a case, by its id, is of the algorithms, classes and ids that are chosen, by default of all.
+    """A predicate of case ids: whether a case is among the chosen algorithms, classes and ids (default: all).
 
     Raises ConfigError for a pattern of ids that no case matches.
     """
@@ -132,7 +132,7 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
 
 
 def _ids(options: argparse.Namespace) -> Iterator[str]:
-    """The ids of all cases: of the vectors, and of fresh ones that these have not."""
+    """The ids of all cases: the vectors, and fresh cases that are not among them."""
     yield from suite.ids(options.vectors)
     from moespec.conformance.author import large
 
@@ -140,7 +140,7 @@ def _ids(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _class_of(options: argparse.Namespace, id: str) -> str:
-    """The word for a case, by its id; that of a fresh one is the word of its class of the format."""
+    """The `--class` word for a case id; for a fresh case, the word for its class in the format."""
     if getattr(options, "size", "small") == "small":
         return suite.class_of(id, options.vectors)
     from moespec.conformance.golden import fresh
@@ -155,7 +155,7 @@ def _waivers(options: argparse.Namespace) -> list[Waiver]:
 
 
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
-    """What is checked of a target or an adapter."""
+    """The plan for a target or an adapter."""
     interface, name = (Target, options.target) if options.target is not None else (Adapter, options.adapter)
     TRUSTED[:] = filter(None, options.trust.split(","))
     try:
@@ -170,7 +170,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
 
 
 def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
-    """The report with those of every case that are of the chosen rows, and were not run."""
+    """The report with the cases of the chosen rows that were not run."""
     rows = options.algorithm or {id.partition("/")[0] for id in chosen}
     ran = {result.id for result in report.results}
     ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)
@@ -178,7 +178,7 @@ def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable
 
 
 def _conclude(options: argparse.Namespace, report: Report) -> int:
-    """Print and write the report; the exit status."""
+    """Print and write the report. Returns the exit status."""
     differentiated = {result.algorithm for result in report.results if result.kind == "gradient"}
     if unseen := [name for name in report.not_differentiated if name in differentiated]:
         text = f"the backward pass of {', '.join(unseen)} is not checked; run without gradients by --forward-only"
@@ -193,7 +193,7 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
 
 
 def _status(reports: Sequence[Report]) -> int:
-    """Print the last line; the exit status is 1 if anything failed or nothing passed."""
+    """Print the last line. The exit status is 1 if anything failed or nothing passed."""
     if not any(one.results for one in reports):
         print("nothing was collected")
     if line := matrix.missed(reports):
@@ -218,7 +218,7 @@ def _golden(options: argparse.Namespace) -> int:
 
 
 def _golden_of_own(options: argparse.Namespace) -> int:
-    """Make the vectors of routers of the user's own, check the backends on them, and write the page."""
+    """Generate vectors of custom routers, check the backends on them, and write the page."""
     from moespec.conformance.golden.generate import generate
     from moespec.conformance.golden.own import described, read
 
@@ -321,7 +321,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _shown(report: Report, case: Case) -> int:
-    """Print what came of one case; the exit status."""
+    """Print the result of one case. Returns the exit status."""
     from moespec.conformance.check.reproduce import code
 
     for each in report.unsupported:
@@ -355,14 +355,14 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a command and returns its exit status."""
+    """Run a command and return its exit status."""
     parsing = parser("Check a target, an adapter or files; reports; the vectors and their cases.")
     options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")
     options.pytest = options_of_pytest
     if hasattr(options, "vectors") and (options.vectors / "suite.json").is_file():
-        options.vectors /= "vectors"  # of a folder that `golden --out` wrote
+        options.vectors /= "vectors"  # a folder written by `golden --out`
     if getattr(options, "size", "small") != "small" and options.fresh is None:
         parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
     paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]

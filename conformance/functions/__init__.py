@@ -1,7 +1,7 @@
-"""How the results of each public function are stored and compared, and what the function decides.
+"""Descriptions of public functions: how to store and compare their results, and which choices they make.
 
-A module for each kind of function; `describe.py` says what a description has. Every case that calls a function, alone or
-inside a router, is stored and compared as it says.
+There is one module per kind of function; `describe.py` defines a description. It applies to every case that calls the
+function, directly or inside a router.
 """
 
 from moespec.conformance.format import path_parts
@@ -17,11 +17,12 @@ _MODULES = (affinities, allocations, hashing, layers, losses, models)
 FUNCTIONS: dict[str, Function] = {
     known.name: known for known in (ROUTE, *(known for module in _MODULES for known in module.FUNCTIONS))
 }
-"""The descriptions by the name of the function; `golden --cases` adds those of the user's own, `package.module:function`."""
+"""The descriptions by function name. `golden --cases` adds custom functions, `package.module:function`."""
 
 
 def function(path: str) -> Function:
-    """The description of the function at a path, by the first part of it. One of somebody's own is known by its vectors alone."""
+    """The description of the function at a path, by the path's first part; a default one for unregistered custom
+    functions."""
     name = path_parts(path)[0]
     if name == ROUTE.name and path.endswith(".update"):
         return UPDATE

@@ -1,4 +1,4 @@
-"""Affinities, gates and logits: what is computed of each token and expert before anything is chosen."""
+"""Affinities, gates and logits: values per token and expert before any choice."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,14 +19,14 @@ __all__ = ["FUNCTIONS", "UPDATE", "chosen_by_level", "levels"]
 
 SCORES = "groups tokens experts"
 TANH = 5.0
-"""Roundoffs u by which a tanh may be off: CUDA's `tanhf` by 2 ulp besides its rounding (CUDA C++ Programming Guide, Mathematical
-Functions), which is up to 5 u of the result; XLA's approximation by 4.63 u (4 million arguments in float32, on a CPU)."""
+"""Error of a tanh in roundoffs u. CUDA's `tanhf` is off by 2 ulp plus its rounding (CUDA C++ Programming Guide, Mathematical Functions), up
+to 5 u of the result. XLA's approximation is off by 4.63 u (4 million arguments in float32, on a CPU)."""
 
 
 def _cosine_scale(
     tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
-    """A projection is rounded by as much as its terms are large, and its norm, too; divided by the norm, that moves a cosine."""
+    """Rounding errors of a projection and of its norm scale with their terms. Divided by the norm, they move a cosine."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
@@ -35,19 +35,20 @@ def _cosine_scale(
 
 
 def _cap_scale(logits: Array, *, cap: float) -> Array:
-    """`4 u A` is what the roundings add up to, of the quotient, of the tanh, and of the product.
+    """`4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
 
-    The first moves the result by `|L| (1 - tanh^2)`. The condition has it alone, which is near 0 where the tanh is near 1.
+    The quotient's error moves the result by `|L| (1 - tanh^2)`, which is all that the condition contains and is near 0
+    at tanh near 1.
     """
     t = np.tanh(logits / cap)
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
 
 
 def _softmax_scale(logits: Array, chosen: Any = True) -> Array:
-    """Of the softmax over the chosen: `4 u A` is what the roundings of `exp(L - (max + log sum))` add up to.
+    """For the softmax over the chosen entries, `4 u A` is the sum of the rounding errors of `exp(L - (max + log sum))`.
 
-    These are of the logits, the logarithm, its sum with the maximum, the difference and the exponential. The condition has the
-    first alone, which is small where the logits are near 0.
+    These are the errors of the logits, the logarithm, its sum with the maximum, the difference and the exponential. The
+    condition contains only the first, which is small if the logits are near 0.
     """
     p = softmax(np.where(chosen, logits, -np.inf))
     size, from_total = np.abs(logits), -np.log(np.where(p > 0, p, 1.0))
@@ -61,7 +62,7 @@ def _gates_scale(noisy_logits: Array, *, choices: int) -> Array:
 
 
 def _hierarchical_scale(noisy_logits: Array, *, branches: int, choices: int) -> Any:
-    """Of a product: the errors of both factors."""
+    """The scale of a product: the errors of both factors."""
     by_level = [*zip(levels(noisy_logits, branches), chosen_by_level(noisy_logits, branches, choices), strict=True)]
     upper, lower = (spec.noisy_top_k_affinity(logits, choices=count) for logits, count in by_level)
     errors = [_gates_scale(logits, choices=count) for logits, count in by_level]
@@ -72,8 +73,8 @@ def _hierarchical_scale(noisy_logits: Array, *, branches: int, choices: int) -> 
 def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: int = 100, **options: Any) -> Array:
     """`A (1 + max S / lambda + sqrt(3 sum a^2))`, where `a` is `log A` after each round.
 
-    The logarithms of the start are rounded, and so are those of each of the three steps of a round. These errors stay, and add
-    up as random numbers do.
+    Rounding affects the initial logarithms and the logarithms of all three steps per round. These errors persist and
+    add up like random numbers.
     """
     rounds = [
         spec.capped_affinity(scores, regularization=regularization, iterations=n + 1, **options)
@@ -84,12 +85,12 @@ def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: in
 
 
 def _bins_scale(bias: Array, **of_counts: Any) -> Array:
-    """The width of all bins: a position may be in the last, and subtracting the mean leaves its rounding."""
+    """The total width of all bins: a position may be in the last bin, and subtracting the mean leaves its rounding error."""
     return np.full(len(bias), np.ptp(bias) + 2)
 
 
 def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
-    """Of a bias by quantiles; of everything else the condition is enough."""
+    """The scale of a quantile bias. For all other states the condition suffices."""
     return _bins_scale(state["bias"]) if getattr(options, "bias_update", "") == "quantile" else 0.0
 
 
@@ -106,12 +107,12 @@ ROWS = {"projection": Output("rows n")}
 
 
 def _support(utility: Array, **options: Any) -> Any:
-    """Where a plan is positive: which scores each step of the solver keeps shows there."""
+    """Where a plan is positive, which reveals the scores that each solver step keeps."""
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
 def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given: Any) -> Any:
-    """A gradient on absolute values: what the rows or the columns of a plan are to sum to, and what they do."""
+    """A gradient on absolute values: the target sums of a plan's rows or columns plus the actual sums."""
     plan = dual(utility=utility, **given).plan
     return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
 
@@ -122,7 +123,7 @@ def levels(columns: Array, branches: int) -> tuple[Any, Any]:
 
 
 def chosen_by_level(columns: Array, branches: int, choices: int) -> tuple[int, int]:
-    """How many are chosen at each level."""
+    """The number of choices at each level."""
     return min(choices, branches), min(choices, (columns.shape[-1] - branches) // branches)
 
 
@@ -140,21 +141,21 @@ def _outside(codes: Array, scale: Array, options: Mapping[str, Any]) -> float:
 
 
 def _positive(gate: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """A gate that is not 0 stays so in every dtype, unless it underflows."""
+    """A nonzero gate stays nonzero in every dtype unless it underflows."""
     return float(((gate == 0) | (gate > 1e-30)).all())
 
 
 def _selector_entropy_scale(selectors: Array) -> Array:
-    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of what is nearly 1 cancels."""
+    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of a value near 1 cancels."""
     return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
 
 
 def _soft_scale(name: str) -> Array:
     """The softmaxes of Soft MoE on absolute values.
 
-    With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most
-    `u p (1 + a + sum p a)` to first order, the sum being that of the softmax, and the logarithm of a sum of
-    n terms by as much as log n.
+    With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most `u p (1
+    + a + sum p a)` to first order, where the sum is the softmax's, and the logarithm of a sum of n terms by up to log
+    n.
     """
 
     def scale(tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
@@ -175,14 +176,14 @@ def _of_groups(scores: Array, group_by: Array | None = None, *, groups: int, bes
 
 
 def _positions(scores: Array, bias: Array, *, choices: int, bins: int) -> Any:
-    """Where the required biases are, in bins."""
+    """Positions of the required biases, in bins."""
     selection, low = scores + bias, np.min(bias.real) - 1
     order = np.argsort(-selection.real, axis=-1, kind="stable")[..., choices : choices + 1]
     return (np.take_along_axis(selection, order, -1) - scores - low) * (bins / (np.max(bias.real) - 1 - low + 2))
 
 
 def _edge_margin(positions: Array, scale: Array, options: Any) -> float:
-    """Over the distances from the next edge between two bins."""
+    """The margin over the distances to the nearest bin edge."""
     edge = np.clip(np.round(positions), 1, options["bins"] - 1)
     return float(np.min(np.abs(positions - edge) / scale)) if options["bins"] > 1 else np.inf
 
@@ -257,7 +258,7 @@ FUNCTIONS = (
         "soft_routing",
         {name: Output(DENSE, scale="written", written=_soft_scale(name)) for name in ("dispatch", "combine")},
     ),
-    # It carries no gradient, so that the condition has no input.
+    # It carries no gradient, so the condition would have no input.
     Function("biased_scores", {"biased": Output(SCORES, written=lambda scores, bias: np.abs(scores) + np.abs(bias))}),
     Function(
         "expert_load", {"load": Output("experts", scale="unit", summed=True)}, Choice("scores", best_experts("choices"))
@@ -279,4 +280,4 @@ FUNCTIONS = (
 )
 
 UPDATE = Function("ROUTERS.update", {"*": Output("experts", written=_update_scale)})
-"""The `update` of a router, which gives its state after a step by name."""
+"""A router's `update`, which returns its state after a step by name."""

@@ -1,4 +1,4 @@
-"""Which tokens are in the slots of which experts: choices, masks, orders, capacities."""
+"""Assignment of tokens to expert slots: choices, masks, orders, capacities."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,36 +26,36 @@ CHOICE = Choice("scores", best_experts("choices"))
 
 
 def _priorities(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """The margin of the order; a token has the largest scale of its scores."""
+    """The margin of the order. A token's scale is the largest of its scores' scales."""
     counted = options.get("choices", 1) if options.get("by") == "sum" else 1
     priority = np.sort(scores, axis=-1)[..., -counted:].sum(axis=-1)
     return order_margin(priority, counted * scale.max(axis=-1))
 
 
 def _second(gates: Array, noise: Array) -> Any:
-    """Twice the second gate and the draw that it is compared with."""
+    """Twice the second gate, and the draw it is compared with."""
     return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """The sum on absolute values, and 1 more than the largest for the first expert."""
+    """The sum on absolute values; for the first expert, 1 more than the largest."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)
 
 
 def _largest(scores: Array, **shards: Any) -> Any:
-    """What the gap is small against: the sum of the largest score of each token."""
+    """The reference size for the gap: the sum of each token's largest score."""
     return np.abs(scores).max(axis=1).sum()
 
 
 def _by_shards(scores: Array, noise: Array | None = None, **shards: Any) -> Any:
-    """Scores in the order in which they are cut into shards. Noise is an input whose numbers differ: its order is exact."""
+    """Scores in the order in which they are split into shards. Noise is an input with distinct numbers, so its order is exact."""
     return scores if noise is None else scores[stable_order(noise)]
 
 
 def _margin_of_shards(scores: Array, scale: Array, options: Any) -> float:
-    """The smallest margin among the shards of scores in the order in which they are cut."""
+    """The smallest margin among the shards of scores."""
     shards = options.get("shards", 1)
     return min(assignment_margin(*part) for part in zip(np.split(scores, shards), np.split(scale, shards), strict=True))
 
@@ -65,17 +65,17 @@ def _ordered(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
 
 
 def _chosen(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """Of the choices, and of the order of the tokens; a token has the largest scale of its scores."""
+    """The margin of the choices and of the token order. A token's scale is the largest of its scores' scales."""
     return min(token_choice_margin(scores, scale, options["choices"]), _ordered(scores, scale, options))
 
 
 def _compared(gates: Array, thresholds: Array) -> Any:
-    """Each gate beside the threshold that it is compared with."""
+    """Each gate with the threshold it is compared with."""
     return np.stack(np.broadcast_arrays(gates, thresholds), axis=-1)
 
 
 def _threshold_margin(ordered: Any, scales: Any, options: Any) -> float:
-    """Of the thresholds, and between scores where they are ordered."""
+    """The margin of the threshold comparisons and, if scores are ordered, between scores."""
     count = len(ordered["scores"]) if options.get("largest") else 0
     of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
     return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
@@ -109,7 +109,7 @@ FUNCTIONS = (
             "objective": Output("groups"),
             "gap": Output("groups", scale="written", written=_largest),
         },
-        # Scores that are inputs are exact, but that one assignment is the best has to be found out.
+        # Input scores are exact, but which assignment is optimal must be computed.
         Choice(_by_shards, _margin_of_shards, "magnitude"),
     ),
     Function("base_greedy", {"greedy": Output("groups tokens", "int")}, Choice("scores", best_experts(1))),

@@ -1,7 +1,7 @@
-"""How the results of a public function are stored and compared, and what it decides.
+"""The description of a public function: how to store and compare its results, and which choices it makes.
 
-Each function of the specification is described once; every case that calls it, alone or inside a router, is stored and
-compared as the description says.
+Each function of the specification has one description. It applies to every case that calls the function, directly or
+inside a router.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,30 +11,29 @@ from typing import Any
 __all__ = ["DENSE", "GROUPS", "METRICS", "ROUTE", "SLOTS", "Choice", "Function", "Output", "axes"]
 
 GROUPS = ("groups", "images", "rows")
-"""Names of a leading axis that arrays of a target have and those of the specification, one group, have not."""
+"""Names of leading axes of a target's arrays that the specification's arrays (one group) lack."""
 
 
 def axes(names: str) -> tuple[str, ...]:
-    """Names of axes from one string."""
+    """Split axis names."""
     return tuple(names.split())
 
 
 @dataclass(frozen=True)
 class Output:
-    """How one result is stored and compared.
+    """How to store and compare one result.
 
-    axes: their names in one string. A result without a groups axis is the mean over the groups.
+    axes: names in one string. A result without a groups axis is the mean over groups.
     kind: "float", "int" or "bool".
-    scale: how A of the tolerance `c * u * A` is found (see `scale.py`): "condition", "spread", "magnitude" (of the
+    scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
-    written: `(**arguments) -> A`, called as the function itself on one group: the same computation on absolute values.
-        Given besides a condition, the larger of the two counts. What a router makes of the result may have the error
-        that this makes of it, too.
+    written: `(**arguments) -> A`, called like the function on one group: the same computation on absolute values. With
+        a condition, the larger of the two counts. A router's results allow for the error that it propagates to them.
     constant: the name of c.
-    rounded: whether the result has the dtype of the run. In bfloat16 every other one is promised in float32 or better,
-        and its tolerance has the roundoff of float32.
-    follows: the arguments whose numbers the result is made of, the first that is given; all of them if empty.
-    summed: whether a result without a groups axis is the sum over the groups, not the mean.
+    rounded: whether the result has the run's dtype. In bfloat16, all other results are promised in float32 or better,
+        and their tolerance uses the roundoff of float32.
+    follows: the arguments whose numbers the result copies, the first that is passed; if empty, all arguments.
+    summed: whether a result without a groups axis is the sum over groups instead of the mean.
     """
 
     axes: str = ""
@@ -49,15 +48,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a function decides.
+    """A choice that a function makes.
 
-    ordered: the argument that is ordered, or a function of the arguments that computes what is. Where it is an argument
-        and an input of a case, the choice is exact: every dtype holds its numbers. Of a whole model, a run like that of
-        the function, which makes the calls that decide; the margins are those of these calls.
+    ordered: the ordered argument, or a function of the arguments that computes the ordered scores. If it is an argument
+        and an input of the case, the choice is exact because every dtype holds its numbers. For a model, a run like the
+        function's that makes the deciding calls; their margins count.
     margin: `(scores, scale, options) -> number`, see `margins.py`.
-    scale: of what is ordered: "condition" or "magnitude"; with "stability" `ordered` returns what is chosen, and the
-        margin is the largest relative change of the arguments that leaves it as it is.
-    constant: the name of c, of the errors of what is ordered.
+    scale: of the ordered scores: "condition" or "magnitude". With "stability", `ordered` returns the choice, and the
+        margin is the largest relative change of the arguments that does not change it.
+    constant: the name of c for the errors of the ordered scores.
     """
 
     ordered: str | Callable[..., Any]
@@ -70,14 +69,13 @@ class Choice:
 class Function:
     """A public function.
 
-    name: of the function. outputs: its results by name: the fields of a record, the keys of a dict, or one name for an
-    array. A sparse routing has the results `slots` and `weights`, a soft one `dispatch` and `combine`.
-    traced: False for what is not compiled as a whole: plain integers, tables (which take NumPy's arrays), and training.
-    run: `(module, **arguments, **options) -> results` where it is not a public function but a whole model; needs: the
-    public names that a target must have for it. prepare: makes of its options what it takes, before anything is traced.
-    compiles: it takes `compile`, for what it compiles itself. batched: the
-    reference has a groups axis, too, and it takes the `dtype` of the computation (models). pooled: the spread is found
-    with few probes and is at least its root mean square over a result, for what takes seconds.
+    name: of the function. outputs: results by name: fields of a record, keys of a dict, or one name for an array. A
+    sparse routing has the results `slots` and `weights`, a soft routing `dispatch` and `combine`.
+    traced: False for functions not compiled as a unit: plain integers, tables (which take NumPy arrays) and training.
+    run: `(module, **arguments, **options) -> results` for a model instead of a public function; needs: the public names
+    that it requires of a target. prepare: converts the options before tracing. compiles: it takes `compile` for its
+    inner functions. batched: the reference also has a groups axis, and the function takes the computation's `dtype`
+    (models). pooled: for slow functions, the spread uses few probes and is at least its root mean square over a result.
     """
 
     name: str
@@ -93,11 +91,11 @@ class Function:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether it takes NumPy's arrays, whatever the target, and may return float64 in every dtype."""
+        """Whether it takes NumPy arrays for every target and may return float64 in every dtype."""
         return not self.traced and self.run is None
 
     def output(self, name: str) -> Output:
-        """The description of a result; one of `prefix/*` stands for all that begin so."""
+        """The description of a result; `prefix/*` describes all results with this prefix."""
         for key in (name, f"{name.split('/')[0]}/*", "*"):
             if key in self.outputs:
                 return self.outputs[key]
@@ -108,7 +106,7 @@ SLOTS: dict[str, Output] = {
     "slots": Output("groups experts capacity", "int"),
     "weights": Output("groups experts capacity", scale="magnitude", follows=("combine_scores", "scores")),
 }
-"""The results of an allocation, whose weights are copies of scores."""
+"""The results of an allocation with weights copied from scores."""
 
 DENSE = "groups tokens experts capacity"
 """Axes of a dense routing."""
@@ -119,7 +117,7 @@ METRICS: dict[str, Output] = {
     "dropped": Output(scale="unit"),
     "entropy": Output(scale="unit"),
 }
-"""The metrics of every routing."""
+"""The metrics of any routing."""
 
 ROUTE = Function(
     "ROUTERS",
@@ -136,4 +134,4 @@ ROUTE = Function(
         "statistics/required": Output("experts bins", scale="unit", summed=True),
     },
 )
-"""The `route` of a router."""
+"""A router's `route`."""

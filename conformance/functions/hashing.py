@@ -14,7 +14,7 @@ __all__ = ["FUNCTIONS"]
 
 
 def _normal_scale(uniform: Array) -> Array:
-    """`r (1 + |a|)`, by whose multiples the roundings of the angle and of the radius move a normal number."""
+    """`r (1 + |a|)`, multiples of which bound how rounding the angle and the radius moves a normal number."""
     radius, angle = np.sqrt(-2.0 * np.log(1.0 - uniform[..., 0])), np.pi * (2.0 * uniform[..., 1] - 1.0)
     return np.stack([radius * (1.0 + np.abs(angle))] * 2, axis=-1)
 
@@ -23,12 +23,12 @@ IDS = Output("groups tokens", "int")
 
 
 def _nearness(patches: Array, codebook: Array) -> Any:
-    """What `patch_codes` orders: (tokens, codes) for patches (tokens, pixels)."""
+    """The scores that `patch_codes` orders: (tokens, codes) for patches (tokens, pixels)."""
     return normalized_patches(patches) @ codebook.T - 0.5 * np.sum(codebook * codebook, axis=1)
 
 
 def _clusters(**arguments: Any) -> Any:
-    """What k-means decides, for the stability of its steps."""
+    """The cluster assignment of k-means, for the stability of its steps."""
     points = arguments.pop("embeddings", None)
     return spec.k_means(**arguments, **({} if points is None else {"points": points})).clusters
 

@@ -52,12 +52,11 @@ def _sigmoid_scale(logits: Array, targets: Array) -> Array:
 
 
 def _layer_norm_scale(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:
-    """What the roundings of `y = c r s + b` add up to, where c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
+    """The sum of the rounding errors of `y = c r s + b`, with c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
 
-    To first order in u: the mean has an error of up to `u mean|x|`, which moves every c alike. r does not see that, as
-    the c sum to 0, so y moves by `|s| r mean|x|`. The roundings of c, of r and of their products with s are relative to
-    `|s| r |c|`, that of the sum to |y|. The condition alone leaves the error of the mean out: it is near 0 at the outlier
-    of a row, where dy/dx is.
+    To first order in u, the mean has an error of up to `u mean|x|`, which moves every c equally. The c sum to 0, so r does not change and y
+    moves by `|s| r mean|x|`. The rounding errors of c, r and their products with s are relative to `|s| r |c|`; the rounding error of the
+    sum is relative to |y|. The condition alone omits the error of the mean: it is near 0 at the outlier of a row, where dy/dx is near 0.
     """
     centred = x - x.mean(axis=-1, keepdims=True)
     r = 1 / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + epsilon)
@@ -75,7 +74,7 @@ def _attention_scale(query: Array, key: Array, value: Array, *, causal: bool = F
 
 
 def _array_operations(B: Backend, x: Array, y: Array) -> dict[str, Any]:
-    """The operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
+    """The array operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
     return {
         "einsum": B.einsum("nsd,dhk->nshk", x, y),
         "concatenate": B.concatenate([x, x + x], 1),

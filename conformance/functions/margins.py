@@ -1,9 +1,8 @@
-"""How far the discrete choices of a case are from a tie.
+"""Tie margins: how far a case's discrete choices are from a tie.
 
-A margin is the smallest `(a - b) / (A_a + A_b)` over neighbours a >= b of an order that can be observed, A being the
-scale of each score. A dtype can err by `c * u * A` on each, so the choice is certain where the margin exceeds `c * u`.
-Neighbours that are both exactly 0, or both exactly 1, are no choice between scores: zeros of a plan, or entries of a capped
-affinity at their bound, which the index orders.
+A margin is the smallest `(a - b) / (A_a + A_b)` over neighbours a >= b of an observable order, where A is the scale of each score. A dtype
+can err by `c * u * A` on each, so the choice is certain if the margin exceeds `c * u`. Neighbours that are both exactly 0 or both exactly 1
+do not count: zeros of a plan, or entries of a capped affinity at their bound, are ordered by index.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,26 +18,26 @@ Array = NDArray[Any]
 
 
 def best_experts(choices: int | str) -> Callable[[Array, Array, Mapping[str, Any]], float]:
-    """The margin of a choice of so many experts for each token, or of as many as an option of that name says."""
+    """The margin of choosing `choices` experts per token. choices: a number, or the name of the option with it."""
     return lambda scores, scale, options: token_choice_margin(
         scores, scale, options[choices] if isinstance(choices, str) else choices
     )
 
 
 def token_choice_margin(scores: Array, scale: Array, choices: int) -> float:
-    """Over the first `choices + 1` experts of each token; scores and scale `(..., tokens, experts)`."""
+    """The margin over the first `choices + 1` experts of each token; scores and scale are `(..., tokens, experts)`."""
     return _margin(scores, scale, choices)
 
 
 def expert_choice_margin(scores: Array, scale: Array, capacity: int) -> float:
-    """Over the first `capacity + 1` tokens of each expert."""
+    """The margin over the first `capacity + 1` tokens of each expert."""
     return _margin(np.swapaxes(scores, -1, -2), np.swapaxes(scale, -1, -2), capacity)
 
 
 def assignment_margin(scores: Array, scale: Array) -> float:
-    """Of the best balanced assignment over the best of those that differ, `(tokens, experts)`.
+    """The margin of the best balanced assignment over the best different one, `(tokens, experts)`.
 
-    An assignment that differs gives some token another expert: each token in turn is kept from its own.
+    A different assignment gives some token another expert, so each token in turn is barred from its expert.
     """
     tokens, experts = scores.shape
     columns = np.repeat(scores, tokens // experts, axis=1)
@@ -55,7 +54,7 @@ def assignment_margin(scores: Array, scale: Array) -> float:
 
 
 def order_margin(priority: Array, scale: Array) -> float:
-    """Over all tokens in the order of their priority `(..., tokens)`."""
+    """The margin over all tokens in the order of their priority `(..., tokens)`."""
     return _margin(priority, scale, priority.shape[-1])
 
 

@@ -1,8 +1,8 @@
-"""Whole models, their training, and steps of optimisers, as functions of arrays.
+"""Models, their training, and optimiser steps, as functions of arrays.
 
-A model is written against a backend, so it is loaded by name, as a target is. In bfloat16 the parameters stay float32
-and the model computes in bfloat16. Training as a whole runs outside compiled code, as it does for users; what is compiled
-is the loss (by the target's `compile`) and whatever the target's `make_step` compiles itself.
+A model is written against a backend and, like a target, loaded by name. In bfloat16, parameters stay float32 and the
+model computes in bfloat16. The training loop runs outside compiled code, as it does for users. The target's `compile`
+compiles the loss, and the target's `make_step` may compile more.
 """
 
 import importlib
@@ -23,17 +23,17 @@ __all__ = ["BLOCKS", "FUNCTIONS", "prepare"]
 
 BLOCKS = 4
 CONFIGS = {"vit": "VitConfig", "mixer": "MixerConfig", "sparse_mlp": "SparseMlpConfig"}
-"""The models by the name of their module, with that of their configuration."""
+"""Models by module name, with the name of the configuration class."""
 KEPT = (1, 5)
-"""The steps after which the parameters are results, besides the last."""
+"""Steps after which the parameters are results, in addition to the last step."""
 
 
 def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The module of the model, and its configuration made of the options `model` and, if given, `dtype`, that of the
-    computation: nothing of this is for a compiler to trace."""
+    """The model's module and its configuration from the options `model` and, optionally, the computation's `dtype`. A
+    compiler must not trace this."""
     rest = {key: value for key, value in options.items() if key != "dtype"}
     module = importlib.import_module(f"moespec.models.{name}")
-    with warnings.catch_warnings(action="ignore"):  # of routers that train badly, which are cases, too
+    with warnings.catch_warnings(action="ignore"):  # about routers that train badly, which are also cases
         config = getattr(module, CONFIGS[name])(**options["model"], dtype=options.get("dtype", "float32"))
     return {**rest, "model": module, "config": config}
 
@@ -49,7 +49,7 @@ def _forward(
     random: Any = None,
     train: bool = False,
 ) -> dict[str, Any]:
-    """The results of a model by name. noise: of each MoE layer, by its number. random: what dropout is drawn from."""
+    """A model's results by name. noise: by number of the MoE layer. random: key for dropout."""
     drawn = [noise[number] for number in sorted(noise)] if noise else None
     output = model.forward(B, config, params, images, noise=drawn, random=random, train=train)
     sparse = getattr(config, "router", "") != "soft_moe"
@@ -61,7 +61,7 @@ def _forward(
 
 
 def _forward_function(name: str, *needs: str, routed: bool = True) -> Function:
-    """The forward pass of a model as a function, with the public names that a target needs for it."""
+    """A model's forward pass as a function, with the public names that it requires of a target."""
 
     def output(axes: str = "") -> Output:
         return Output(axes, scale="spread", constant="model", rounded=True)
@@ -86,14 +86,14 @@ def _forward_function(name: str, *needs: str, routed: bool = True) -> Function:
 
 
 def _trainer(options: dict[str, Any]) -> dict[str, Any]:
-    """The model and its optimiser."""
+    """The prepared options: the model and its optimiser."""
     optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
     return {**prepare("vit", options), "optimizer": optimizer}
 
 
 def _loss(B: Backend, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
-    """The loss of a batch as a function of parameters, with the routing as metrics, if these are wanted, and what adds."""
-    from moespec.models.layers import returned  # which most cases do not need
+    """The loss of a batch as a function of parameters, optionally with the routing as metrics, and the summed statistics."""
+    from moespec.models.layers import returned  # most cases do not need it
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, ...]:
         output = model.forward(B, config, params, batch["images"], train=train)
@@ -124,18 +124,18 @@ def _trained(
     compile: Callable[[Any], Any] = lambda function: function,
     before: Callable[[Any, Any], None] = lambda params, images: None,
 ) -> dict[str, Any]:
-    """A step for each of `rates`, over the images in turn, `batch` at a time.
+    """Training steps, one per entry of `rates`, over consecutive batches of `batch` images.
 
-    accumulate: parts of a batch whose gradients are averaged. train: passed to the model. before: called before each
-    step with its parameters and images.
+    accumulate: number of micro-batches whose gradients are averaged. train: passed to the model. before: called before
+    each step with its parameters and images.
     """
     from moespec.models.layers import renewal
 
-    # The loss is compiled here, for all targets alike; a step that can compile it again need not.
+    # Compiled here for all targets, so `make_step` need not compile the loss again.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
     options |= renewal(B, model.moe_layers(config, batch // accumulate))
-    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics of parts would be averaged
+    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics of micro-batches would be averaged
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)
     metrics: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ def _flat(tree: Any) -> Any:
 
 
 def _passes(B: Backend, *, model: Any, config: Any, train: bool = False, **options: Any) -> None:
-    """The forward pass of each step, on `B`; the steps themselves are the reference's."""
+    """The forward pass of each step on `B`. The reference computes the steps."""
 
     def forward(params: Any, images: Array) -> None:
         model.forward(B, config, params, images, train=train)
@@ -183,7 +183,7 @@ TRAJECTORY = {
 
 
 def _optimizer(options: dict[str, Any]) -> dict[str, Any]:
-    """The optimiser. Parameters are float32 whatever the dtype of the computation, which here has no part."""
+    """The prepared optimiser. Parameters are float32 regardless of the computation's dtype, which is unused here."""
     optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
     return {"optimizer": optimizer, "rates": options["rates"], **{k: options[k] for k in ("compile",) if k in options}}
 
@@ -197,7 +197,7 @@ def _stepped(
     rates: Any,
     compile: Callable[[Any], Any] = lambda function: function,
 ) -> dict[str, Any]:
-    """A step for each of `rates`; gradients have the steps as their leading axis."""
+    """Optimiser steps, one per entry of `rates`. Gradients have a leading axis of steps."""
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         leaves = [(value * batch[name][key][0]).sum() for name, part in params.items() for key, value in part.items()]

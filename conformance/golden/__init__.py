@@ -1,1 +1,1 @@
-"""The vectors as a whole: every definition, the committed files made of them, and fresh cases of a seed."""
+"""All vectors: every definition, the committed files generated from them, and fresh cases from a seed."""

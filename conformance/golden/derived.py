@@ -1,11 +1,11 @@
-"""Derives error cases from signatures: a valid call with one argument that is wrong.
+"""Derive error cases from signatures: a valid call with one invalid argument.
 
-What is derived follows from the types of arguments and the names of the axes of arrays: wrong dtypes, NaN and infinity,
-an axis too few and one too many, axes that are empty or do not agree, integers out of range, and options of another type or
-out of range. Bounds that depend on other arguments are not among them: their cases are written down, in `algorithms`.
+The cases follow from argument types and axis names: wrong dtypes, NaN and infinity, a missing or extra axis, empty or
+mismatched axes, integers out of range, and options of the wrong type or out of range. Bounds that depend on other
+arguments are not derived; their cases are written explicitly in `cases`.
 
-The suite has three of each public function; all of them are run on the specification and on our backends in
-`tests/conformance/golden/test_derived.py`.
+The suite contains three per public function. `tests/conformance/golden/test_derived.py` runs all of them on the
+specification and our backends.
 """
 
 import inspect
@@ -34,13 +34,13 @@ from moespec.spec.ranges import Range, option_types
 __all__ = ["all_definitions", "derived", "three_each", "valid_calls", "valid_definitions"]
 
 SIZES = ("tokens", "experts", "width")
-"""What the options of every router have."""
+"""Fields of every router's options."""
 ROUTING = {"tokens", "experts"}
-"""The axes of a routing."""
+"""Axes of a routing."""
 FIXED = ("words", "pair")
-"""The axes that have one size alone."""
+"""Axes with a fixed size."""
 
-# What the types do not tell, as `function/argument`, of a router as `router/argument`.
+# Errors that types cannot express, as `function/argument` or, for a router, `router/argument`.
 MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream", "add_gating_noise/multiplier"}
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
 MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon", "moved_thresholds/decay"}
@@ -53,7 +53,7 @@ BROADCAST = {"dropout/draws"}
 NOT_READ = {"hash_routing/like", "hash/tokens"}
 FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes", "spread_images/scores/tokens"}
 NAMED_OTHERWISE = {"noisy_top_k/noise_kernel", "hierarchical_top_k/noise_kernel"}
-"""Arrays, whose errors name the kernel of `router_logits`."""
+"""Arrays whose errors name the kernel of `router_logits`."""
 OTHER_NAMED = {
     "token_choice/scores/tokens",
     "base_routing/scores/tokens",
@@ -62,24 +62,24 @@ OTHER_NAMED = {
 }
 OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tokens", "masked_gates/gates/experts"}
 OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
-"""Axes of arrays, of which an error names only the other array that has them."""
+"""Axes for which an error names only the other array with the axis."""
 
 
 LATER = {"balance_loss/choices", "balance_loss/load"}
-"""Arguments that are newer than the error cases of their functions, which stay as they are."""
+"""Arguments newer than their functions' error cases, which must stay unchanged."""
 
 
 # Valid calls.
 
 
 def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
-    """A valid call of each public function that cases call, by its path: of most arrays, and then the smallest.
+    """A valid call of each public function that cases call, by path: the one with most arrays, then the smallest.
 
-    The call is the last stage; the array of an argument is the input of its name, that of a part is `argument/part`.
+    The call is the last stage. An argument's array is the input of the same name; a part's array is `argument/part`.
     """
     best: dict[str, tuple[tuple[int, ...], Case]] = {}
     for case in cases:
-        if case.expect is not None or case.id.endswith("/wide"):  # whose options leave some arrays unread
+        if case.expect is not None or case.id.endswith("/wide"):  # its options leave some arrays unread
             continue
         for stage in case.stages:
             known = function(stage.call)
@@ -94,7 +94,7 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
 
 
 def _alone(case: Case, stage: Stage) -> Case:
-    """The call of a stage, and the calls before it whose routings it reads, on inputs of their own."""
+    """A stage's call and the earlier calls whose routings it reads, on separate inputs."""
     known, stages = call.golden(case), {each.name: each for each in case.stages}
     inputs: dict[str, Tensor] = {}
 
@@ -117,7 +117,7 @@ def _alone(case: Case, stage: Stage) -> Case:
 
 
 def _own(case: Case) -> list[str]:
-    """The inputs that are arguments of the last call, or parts of one, in the order of its signature."""
+    """The inputs that are arguments of the last call or parts of one, in signature order."""
     stage = case.stages[-1]
     order = [*inspect.signature(call.at(spec, stage.call)).parameters, *stage.arguments]
     names: list[str] = []
@@ -132,7 +132,7 @@ def _own(case: Case) -> list[str]:
 
 
 def derived(valid: Case) -> Iterator[Case]:
-    """Every error case that follows from the signature of the last call of a valid case."""
+    """Yield every error case that follows from the signature of a valid case's last call."""
     stage = valid.stages[-1]
     for name, argument, kind, error, wrong in _wrong_arrays(valid):
         edit = Edit({}, {name: valid.inputs[name]})
@@ -153,7 +153,7 @@ def _case(
 
 
 def _wrong_arrays(valid: Case) -> Iterator[tuple[str, str, str, str, Tensor]]:
-    """Inputs, their arguments, kinds of edit, errors, and what the inputs become."""
+    """Yield (input, argument, kind of edit, error, edited tensor)."""
     stage = valid.stages[-1]
     kinds, own = array_arguments(call.at(spec, stage.call)), _own(valid)
     for name in own:
@@ -170,7 +170,7 @@ def _wrong_arrays(valid: Case) -> Iterator[tuple[str, str, str, str, Tensor]]:
 
 
 def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool) -> Iterator[tuple[str, Tensor]]:
-    """sizes: the axes whose size another argument tells. leading: whether there may be any number of axes."""
+    """sizes: axes whose size another argument determines. leading: whether any number of leading axes is allowed."""
     array, axes = tensor.array, tensor.axes
     for index, axis in enumerate(axes):
         if axis in sizes and f"{key}/{axis}" not in FREE | OTHER_NAMED:
@@ -187,9 +187,9 @@ def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool)
 
 
 def _with_other_values(tensor: Tensor, key: str) -> Iterator[tuple[str, str, Tensor]]:
-    """Kinds of edit, errors, and the array with another dtype, or with one number that it cannot hold."""
+    """Yield (kind of edit, error, tensor with another dtype or with one invalid number)."""
     array, kind = tensor.array, tensor.array.dtype.kind
-    small = array % 128 if kind == "i" else array  # which every floating dtype has exactly
+    small = array % 128 if kind == "i" else array  # exact in every floating dtype
     for dtype in (np.int32, np.float32, np.bool_):
         if kind != np.dtype(dtype).kind and not (key in INTEGERS_TOO and dtype is np.int32):
             yield np.dtype(dtype).name, "DtypeError", Tensor(small.astype(dtype), tensor.axes)
@@ -205,7 +205,7 @@ def _with_other_values(tensor: Tensor, key: str) -> Iterator[tuple[str, str, Ten
 
 
 def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Options, kinds of edit, and options of the call: right and wrong."""
+    """Yield (option, kind of edit, valid options, invalid options)."""
     called = call.at(spec, stage.call)
     if stage.router:
         right = stage.options["options"]
@@ -216,7 +216,7 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
             yield name, kind, {"options": right}, {"options": changed}
         return
     if stage.call.endswith(".update"):
-        return  # its options are those of the router's `route`
+        return  # same options as the router's `route`
     hints = get_type_hints(called)
     for name, parameter in inspect.signature(called).parameters.items():
         of_arrays = Mapping in [get_origin(each) for each in get_args(hints[name])]
@@ -231,7 +231,7 @@ def _option_types(router: str) -> dict[str, Any]:
 
 
 def _outside(hint: Any, *, zero: bool = False) -> Iterator[Any]:
-    """Values that a type does not have. zero: whether 0 is one of those it has, where it does not tell."""
+    """Yield values outside a type. zero: whether 0 is valid if the type does not tell."""
     kind = hint if get_origin(hint) in (Annotated, Literal) else (get_args(hint) or (hint,))[0]
     base, limits = get_args(kind)[:2] if get_origin(kind) is Annotated else (kind, None)
     if base is str or get_origin(base) is Literal:
@@ -249,12 +249,12 @@ def _is_outside(number: float, base: type, limits: Range | None, zero: bool) -> 
     return number < 0 or (number == 0 and not zero) or number == math.inf or (base is int and number >= 2**31)
 
 
-# Those of the suite.
+# Error cases of the suite.
 
 
 def valid_definitions(definitions: Iterable[Definition]) -> dict[str, Definition]:
-    """A valid call of each public function, of its own algorithm, and of each router, by path, on inputs that are known
-    before anything is computed."""
+    """A valid call of each public function (from its own algorithm's cases) and of each router, by path, on inputs
+    known before any computation."""
     own: dict[str, list[Case]] = {}
     routers: dict[str, Definition] = {}
     for d in definitions:
@@ -273,7 +273,7 @@ def valid_definitions(definitions: Iterable[Definition]) -> dict[str, Definition
 
 
 def _small(d: Definition, routed: Routed) -> Definition:
-    """The case of a router with tokens that are not drawn."""
+    """A router's case with fixed instead of drawn tokens."""
     sizes = [routed.groups, *(routed.options[name] for name in ("tokens", "width"))]
     inputs = {name: tensor for name, tensor in d.inputs.items() if not name.startswith("experts/")}
     inputs["tokens"] = Tensor(np.ones(sizes, np.float32), ("groups", "tokens", "width"))
@@ -285,7 +285,7 @@ SORTS = ("shape", "dtype", "value")
 
 @cache
 def all_definitions() -> Mapping[str, Definition]:
-    """Every case of the suite by id: those of `cases`, the wide ones, and the error cases."""
+    """Every case of the suite by id: the definitions in `cases`, wide cases and error cases."""
     valid, written = valid_definitions(definitions().values()), []
     for path, wrong in WRONG.items():
         for number, each in enumerate(wrong, 1):
@@ -299,7 +299,7 @@ def all_definitions() -> Mapping[str, Definition]:
 
 
 def _ones() -> set[tuple[str, str]]:
-    """The calls of cases and the axes of their inputs that have a size of one."""
+    """(call, axis) pairs with an input axis of size one in some case."""
     return {
         (stage.call, axis)
         for definition in definitions().values()
@@ -328,14 +328,14 @@ def _sort(error: str) -> str:
 
 
 def _rank(case: Case) -> int:
-    """Which is preferred: an option, as of any target it can be expected, and axes that do not agree."""
+    """Preference rank: options, which every target can check, and mismatched axes come first."""
     expect = case.expected_error
     is_option = expect.error == "ConfigError" and f"{case.stages[-1].call}/{expect.argument}" not in LATER
     return 0 if is_option or case.id.endswith("_fewer") else 1
 
 
 def _definition(case: Case, definition: Definition, name: str) -> Definition:
-    """A derived case as one of the suite."""
+    """A derived case as a definition of the suite."""
     expect, stage = case.expected_error, case.stages[-1]
     return invalid(
         definition,
@@ -348,11 +348,11 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
 
 
 def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
-    """The error cases that the public functions still lack of three each: a shape, a dtype, and a value or an option.
+    """Yield the error cases that public functions lack to have three each: a shape, a dtype, and a value or option.
 
-    A router, whose arrays are those of public functions, has at least one of an option.
+    A router, whose arrays are checked by public functions, gets at least one error case of an option.
 
-    valid: a call of each. written: the error cases that are written down.
+    valid: a call of each function. written: the explicitly written error cases.
     """
     known = {(d.stages[-1].call if d.routed is None else d.routed.router, _sort(d.error)) for d in written}
     for path, definition in valid.items():
@@ -361,7 +361,7 @@ def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -
             option = [*types][-1]
             wrong = {option: next(_outside(types[option]))}
             yield invalid(definition, "value", "ConfigError", option, options=wrong)
-        if definition.routed is None and "." not in path:  # a rule of capacities is one of several that are alike
+        if definition.routed is None and "." not in path:  # capacity rules are all alike
             case = Case(
                 definition.id, definition.algorithm, "", "", "value", (), {**definition.inputs}, definition.stages
             )
@@ -373,6 +373,6 @@ def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -
 
 
 def _case_name(definition: Definition, path: str, name: str) -> str:
-    """The name of an error case of a function, which is part of it where its algorithm has others."""
+    """The name of a function's error case; includes the function if its algorithm has others."""
     called = path.partition(".")[2].partition(".")[0] or path
     return name if called == definition.algorithm else f"{called}_{name}"

@@ -1,9 +1,8 @@
-"""Fresh cases from a seed: the definitions of the committed cases with other random numbers.
+"""Fresh cases from a seed: the committed cases' definitions with other random numbers.
 
-What a target must compute for the committed vectors can be looked up in them; for these it cannot. The same seed gives
-the same cases. Every expected result, tolerance and margin is computed anew; a draw that cannot be made, or whose
-choices are not certain in float32, gives way to the next one of its seed. Error cases, training and whole models are
-left out, and so are cases whose numbers are written down.
+A target could look up the committed vectors' expected results, but not these. The same seed gives the same cases. Every
+expected result, tolerance and margin is recomputed. If a draw fails or its choices are not certain in float32, the
+seed's next draw is used. Error cases, training, models and cases with explicit numbers are omitted.
 """
 
 from collections.abc import Callable
@@ -23,29 +22,29 @@ from moespec.conformance.suite import problems
 __all__ = ["fresh", "ids", "is_drawn", "kind", "made"]
 
 TRIES = 12
-"""Draws of a seed for a case."""
+"""Maximum draws per seed and case."""
 
 
 def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, size: str = "small") -> list[Case]:
-    """The cases of a seed whose id `only` accepts. Raises GoldenError for a case of which no draw can be made."""
+    """The cases of a seed whose id `only` accepts. Raises GoldenError if every draw of a case fails."""
     return [made(seed, id) for id in ids(seed, size) if only(id)]
 
 
 def ids(seed: int, size: str = "small") -> list[str]:
-    """Of the cases of a seed: "small", those of the committed cases with other numbers, or "large", those of `large.py`."""
+    """The ids of a seed's cases: "small", the committed cases with other numbers, or "large", the cases of `large.py`."""
     if size == "large":
         return list(large.ids())
     return [id for id, definition in definitions(_salt(seed, 0)).items() if is_drawn(definition)]
 
 
 def kind(id: str) -> str:
-    """The class of the format of a case."""
+    """A case's class in the vector format."""
     name = id.partition("/")[2]
     return large.LARGE[name].kind if name in large.LARGE else definitions()[id].kind
 
 
 def is_drawn(definition: Definition) -> bool:
-    """Whether a salted definition makes a fresh case: its call is compared by numbers, and these are random."""
+    """Whether a salted definition gives a fresh case: its results are compared numerically and its numbers are random."""
     if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
         return False
     committed = definitions()[definition.id].inputs
@@ -58,9 +57,9 @@ def _salt(seed: int, attempt: int) -> str:
 
 
 def made(seed: int, id: str) -> Case:
-    """The case of the first draw whose choices are certain in float32, or else of the first that can be made.
+    """The case of the first draw whose choices are certain in float32, or else of the first draw that succeeds.
 
-    Raises GoldenError if none can be.
+    Raises GoldenError if every draw fails.
     """
     uncertain, failure = None, ""
     for attempt in range(TRIES):

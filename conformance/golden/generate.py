@@ -1,9 +1,9 @@
-"""Make the vectors from the definitions, and check committed ones against what is made now.
+"""Generate the vectors from the definitions, and check committed vectors against newly generated ones.
 
-Inputs, integers and manifests are compared byte for byte, floats within twice their tolerance in float64 (`8 * u * A`
-for a formula evaluated once): another instruction set changes the last bits of `exp` and of sums. Anything else is a
-change of what the specification computes, which must raise the algorithm's `revision` in the same commit; `suite.json` has
-the revision that the vectors of an algorithm are of.
+Inputs, integers and manifests are compared byte for byte. Floats are compared within twice their tolerance in float64
+(`8 * u * A` for a formula evaluated once), because another instruction set changes the last bits of `exp` and of sums.
+Any other difference means that the specification's results changed, which must raise the algorithm's `revision` in the
+same commit. `suite.json` stores the revision of each algorithm's vectors.
 """
 
 import json
@@ -33,7 +33,7 @@ from moespec.spec.own import is_own
 __all__ = ["MADE", "StaleError", "differences", "generate", "suite_text"]
 
 MADE = replace(DTYPES["float64"], least=0.0)
-"""In which vectors are made again, in the same order."""
+"""The dtype in which committed and new vectors are compared."""
 
 PROVENANCE = (
     "Inputs are drawn from SHAKE-256 of their names, on dyadic grids. Results are computed by moespec.spec in float64, "
@@ -47,11 +47,11 @@ ADVICE = (
     "\nWhere the specification computes something else than the committed vectors, and that is meant, raise the revision of "
     "the algorithm in its module of moespec.spec, or of your Router, and make the vectors again."
 )
-"""Where a committed vector differs; of a case that cannot be made a revision is not the matter."""
+"""Advice for a differing committed vector. It does not apply to a case that cannot be generated."""
 
 
 class StaleError(Exception):
-    """A committed golden differs from what the specification computes, and the revision was not raised."""
+    """A committed golden differs from the specification's results, but the revision was not raised."""
 
 
 def generate(
@@ -62,13 +62,13 @@ def generate(
     report: Callable[[str], None] = print,
     own: Mapping[str, Definition] | None = None,
 ) -> int:
-    """Make every case; write those that are new or changed, or with `check` only compare. Returns the number made.
+    """Generate every case and write new or changed ones or, with `check`, only compare. Returns the number generated.
 
-    A case is written when it is made, so that nothing made is lost if another fails. Raises StaleError at the end, with
-    all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
-    is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was. Raises ConfigError, before
-    anything is made, where there is nothing to compare with, or where it would write over what is not its own.
-    own: definitions of the user's own, by id, in place of ours.
+    Each case is written immediately, so a later failure loses nothing. Raises StaleError at the end, listing all
+    problems: cases that cannot be generated, committed cases that differ although their algorithm's revision is
+    unchanged (they are kept), and vectors without a definition. `suite.json` then stays unchanged. Raises ConfigError
+    at the start if there is nothing to compare with, or if it would overwrite foreign files. own: custom definitions by
+    id, used instead of ours.
     """
     chosen = [id for id in own or all_definitions() if only(id)]
     _check_folder(folder, chosen if check else ())
@@ -113,7 +113,7 @@ def generate(
 
 
 def _check_folder(folder: Path, compared: Sequence[str]) -> None:
-    """ConfigError unless the folder has vectors to compare with, or, if these are none, vectors may be written to it."""
+    """Raise ConfigError unless the folder has vectors to compare with or, if `compared` is empty, may receive vectors."""
     name, suite = f"vectors={str(folder)!r}", folder.parent / "suite.json"
     if compared:
         if not any((folder / f"{id}.json").is_file() for id in compared):
@@ -129,7 +129,7 @@ def _check_folder(folder: Path, compared: Sequence[str]) -> None:
 
 
 def _revisions(folder: Path) -> dict[str, int]:
-    """The revisions of the algorithms whose vectors are in `folder`, as the `suite.json` beside it has them."""
+    """The revisions of the algorithms with vectors in `folder`, from the adjacent `suite.json`."""
     path = folder.parent / "suite.json"
     algorithms = json.loads(path.read_text())["algorithms"] if path.exists() else {}
     return {name: int(entry["revision"]) for name, entry in algorithms.items() if "revision" in entry}
@@ -161,7 +161,7 @@ def suite_text(folder: Path = VECTORS) -> str:
 
 
 def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """What returns each case, as they are made by as many processes as there are cores."""
+    """Yield (id, function that returns the case), as one process per core generates them."""
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}
@@ -184,7 +184,7 @@ def _undefined(folder: Path, known: set[str], only: Callable[[str], bool]) -> li
 
 
 def differences(committed: Case, made: Case) -> str:
-    """What differs beyond the tolerance of a check, or an empty string."""
+    """The difference beyond the tolerance of a check, or ""."""
     before, now = first_difference(*(to_text(_skeleton(encode(case)[0])) for case in (committed, made)))
     if before != now:
         return f"the manifest says {before!r}, now {now!r}"
@@ -213,7 +213,7 @@ def differences(committed: Case, made: Case) -> str:
 def _value_difference(a: Value, b: Value) -> str:
     if a.kind != "float":
         return "" if np.array_equal(a.array, b.array) else f"{np.count_nonzero(a.array != b.array)} integers differ"
-    excess = ~(np.abs(a.array - b.array) <= 2 * tolerance(a, MADE))  # true for NaN
+    excess = ~(np.abs(a.array - b.array) <= 2 * tolerance(a, MADE))  # NaN counts as excess
     if excess.any():
         return f"{np.count_nonzero(excess)} floats differ, by up to {np.abs(a.array - b.array).max():.3g}"
     if not isinstance(a.scale, str) and not np.allclose(a.scale, b.scale, rtol=0.02, atol=0):
@@ -222,7 +222,7 @@ def _value_difference(a: Value, b: Value) -> str:
 
 
 def _skeleton(manifest: Mapping[str, Any]) -> Any:
-    """The manifest without floats that another machine may round differently."""
+    """The manifest without the floats that other machines may round differently."""
     if isinstance(manifest, list):
         return [_skeleton(item) for item in manifest]
     if not isinstance(manifest, dict):

@@ -1,4 +1,4 @@
-"""Routers of the user's own, of which `moespec conformance golden --cases MODULE` makes vectors: what the module defines."""
+"""Load the definitions of custom routers for `moespec conformance golden --cases MODULE`."""
 
 import importlib
 import inspect
@@ -22,7 +22,7 @@ __all__ = ["described", "read"]
 
 
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
-    """The cases by id of a module, which is imported, with an error case; its routers by row. These rows and functions are known then.
+    """Import a module and return its cases by id (with error cases) and its routers by row. Registers its rows and functions.
 
     Raises ConfigError for anything else.
     """
@@ -34,7 +34,7 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
             setattr(SPEC, function.__name__, partial(function, spec) if takes_backend else function)
         written = [*module.cases()]
         routers = {ROUTERS[each.routed.router].name: each.routed.router for each in written}
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigError(f"cases={name!r}: {raised(error)}") from error
     if taken := spec.ALGORITHMS.keys() & routers.keys():
         raise ConfigError(
@@ -46,7 +46,7 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
 
 
 def described(name: str) -> str:
-    """A router as text: what it computes, and its options."""
+    """A router's description as Markdown: its module's docstring and its options."""
     router: Any = ROUTERS[name]
     texts, options = help_texts(router.Options), inspect.signature(router.Options).parameters.values()
     text = inspect.cleandoc(sys.modules[router.Options.__module__].__doc__ or "")

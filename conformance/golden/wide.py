@@ -1,9 +1,8 @@
-"""Wide cases, derived from a valid call of each public function: sizes and numbers that small cases do not have.
+"""Wide cases, derived from a valid call of each public function: sizes and numbers that small cases lack.
 
-`odd_sizes` has three groups, odd axes, numbers of more bits than bfloat16 has, far logits, and a gradient by every float
-input. `long` has 42 tokens, or 273 where tokens are counted or have an index. `many` has nine choices, of 258 experts
-where these are counted or have an index. `level` has experts of equal importance and equal load. `coverage.py` says what of
-it every function must have.
+`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient by every float input. `long`
+has 42 tokens, or 273 if results count or index tokens. `many` has nine choices, among 258 experts if results count or index experts.
+`level` has experts of equal importance and equal load. `coverage.py` defines which of these every function must have.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -27,7 +26,7 @@ TOKENS, INDEXED, FEW, EXPERTS, CHOICES = 42, 273, 12, 258, 9
 NARROW = {"width": 2, "dim": 2, "hidden": 2, "channels": 2, "features": 2, "experts": 2, "heads": 1}
 ONE = dict.fromkeys((*GROUPS, "examples"), 1)
 FIXED = ("words", "pair")
-"""Axes that have one size alone."""
+"""Axes with a fixed size."""
 SIZES: Mapping[str, dict[str, int]] = {
     "base_assignment": {"tokens": 9, "experts": 3},
     "base_routing": {"experts": 3},
@@ -46,7 +45,7 @@ SIZES: Mapping[str, dict[str, int]] = {
     "pool_images": {"tokens": 9},
     "summed_dispatch": {"tokens": 5},
 }
-"""Sizes that must fit an option or another size."""
+"""Sizes constrained by an option or another size."""
 OPTIONS: Mapping[str, dict[str, Any]] = {
     "base_assignment": {"shards": 1},
     "base_routing": {"capacity": 7},
@@ -58,25 +57,25 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "spread_images": {"tokens": 42},
 }
 WHOLE = {"hash_table_of/tables", "multi_hash_mlp/tables", "hash_routing/table", "quantile_bias/counts"}
-"""Floats that are whole numbers."""
+"""Float arrays with integer values."""
 CONSTANT = {"dropout/draws", "relu_loss/penalty", "scores_above/thresholds"}
-"""Random numbers, and states, which no gradient is asked for."""
+"""Random numbers and states, which need no gradient."""
 WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "slot_similarity", "summed_dispatch"}
-"""Functions that need as many tokens as experts, or whose result is large, or a mean over the experts."""
+"""Functions that need equal numbers of tokens and experts, or whose result is large or a mean over experts."""
 SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_loss", "z_loss"}
-"""Functions that add up something of all experts."""
+"""Functions that sum over all experts."""
 BLOCKS = {"router_logits", "softmax_affinity"}
-"""Functions of rows that kernels compute in blocks of tokens."""
+"""Row-wise functions that kernels compute in blocks of tokens."""
 FAR = {"gelu/x"}
-"""Of what an exponential is taken, besides logits."""
+"""Arguments of exponentials, besides logits."""
 LEAST_SIZES: Mapping[str, dict[str, int]] = {
     **{key: {"experts": 2} for key in ("gshard_keep", "quantile_bias", "required_biases")},
     **{key: {"columns": 2} for key in ("hierarchical_affinity", "hierarchical_load_loss")},
     "dselect_k_codes": {"columns": 3},
 }
-"""Of a case of one token, where it takes more than one expert or a column for each branch."""
+"""Sizes of one-token cases that need more than one expert or a column per branch."""
 KINKED = {"excess_gates/gates", "relu_affinity/logits"}
-"""Arrays with zeros, at which a derivative jumps: they are moved."""
+"""Arrays with zeros at which a derivative jumps; the zeros are moved."""
 UPDATES = {
     *(
         "balance_bias",
@@ -89,11 +88,11 @@ UPDATES = {
     ),
     "required_biases",
 }
-"""Functions that no gradient passes: updates of a state, tables, random numbers."""
+"""Functions without a gradient: state updates, tables, random numbers."""
 
 
 def _more() -> Iterator[Definition]:
-    """Calls with arguments that those of other cases leave out; one that is called "valid" takes the place of another."""
+    """Yield calls with arguments that other cases omit. A call named "valid" replaces another one."""
     key, pairs = "wide/more", "groups tokens choices"
     yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
     kernel: dict[str, Any] = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
@@ -143,9 +142,9 @@ def _more() -> Iterator[Definition]:
 
 
 def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> Iterator[Definition]:
-    """The wide cases of the functions, from a valid call of each by path.
+    """Yield the wide cases of the functions, from a valid call of each, by path.
 
-    small: calls and axes, of which a case has a size of one.
+    small: (call, axis) pairs with a size of one in some case.
     """
     plain = {each.stages[-1].call: each for each in _more() if each.name == "valid"}
     for definition in (each for each in _more() if each.name != "valid"):
@@ -169,7 +168,7 @@ def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> 
 
 
 def counts(path: str) -> bool:
-    """Whether results of a function are indices or counts."""
+    """Whether a function's results are indices or counts."""
     outputs = function(path).outputs.values()
     return any(output.kind == "int" or (output.scale == "unit" and "tokens" not in output.axes) for output in outputs)
 
@@ -197,7 +196,7 @@ def _long(path: str, definition: Definition) -> Definition:
     inputs = _resized(definition, {**sizes, **ONE, **SIZES.get(path, {}), "tokens": tokens})
     for name, tensor in inputs.items():
         array = _finer(path, name, tensor.array)
-        if tensor.axes[-2:] == ("tokens", "experts") and array.dtype.kind == "f":  # nearly all prefer the first expert
+        if tensor.axes[-2:] == ("tokens", "experts") and array.dtype.kind == "f":  # most tokens prefer expert 0
             array[..., :-8, :] = np.sort(array[..., :-8, :])[..., ::-1]
         inputs[name] = replace(tensor, array=array)
     return _case(path, definition, "long", f"{tokens} tokens.", inputs, OPTIONS.get(path, {}))
@@ -217,7 +216,7 @@ def _many(path: str, definition: Definition) -> Definition:
 
 
 def _level(path: str, definition: Definition) -> Definition:
-    """Each of two experts is the better one of one token; sums of two numbers are equal in any order and dtype."""
+    """Each of two experts is better for one token. Sums of two numbers are equal in any order and dtype."""
     inputs = _resized(definition, {**_sizes(path, definition), "experts": 2, "tokens": 2})
     for name, tensor in inputs.items():
         array = tensor.array
@@ -247,11 +246,11 @@ def _one(path: str, definition: Definition) -> Definition:
 
 
 LEAST = ("best", "branches", "cap", "capacity", "choices", "groups", "images", "limit", "shards")
-"""Options that are 1 where there is one token and one expert."""
+"""Options that become 1 with one token and one expert."""
 
 
 def _least(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with one choice and one slot."""
+    """The options reduced to one choice and one slot."""
     return {name: 1 if name in LEAST else value for name, value in options.items()}
 
 
@@ -295,7 +294,7 @@ def _odd(axis: str, size: int) -> int:
 
 
 def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """The inputs with other sizes: the entries of an axis are repeated in their order, or the last ones left out."""
+    """The inputs with other sizes: entries of an axis are repeated in order or truncated."""
     resized = {}
     for name, tensor in definition.inputs.items():
         array = tensor.array
@@ -306,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Floats up to an eighth smaller, all different, with some 20 bits; orders that are orders."""
+    """Distinct floats, up to an eighth smaller, with about 20 bits; arrays that hold an order stay orders."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])

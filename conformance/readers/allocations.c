@@ -1,12 +1,12 @@
-/* Token Choice and Expert Choice in C, on the published inputs: an example of a program that is checked by files.
+/* Token Choice and Expert Choice in C, on the published inputs: an example of a program checked through files.
  *
  *     cc -O2 -o allocations readers/allocations.c
- *     ./allocations . out                             (in an unpacked archive; writes out/token_choice/tied.safetensors and so on)
+ *     ./allocations . out                             (in an unpacked archive; writes out/token_choice/tied.safetensors etc.)
  *     moespec conformance check out --algorithm token_choice expert_choice
  */
 #include "moespec_vectors.h"
 
-/* Logits, which some cases choose by: (groups, rows, width) times (width, columns). */
+/* Logits, by which some cases choose: (groups, rows, width) times (width, columns). */
 static mv_array product(mv_array tokens, mv_array kernel) {
     int width = tokens.shape[2], columns = kernel.shape[1];
     mv_array made = mv_zeros(3, tokens.shape[0], tokens.shape[1], columns);
@@ -16,7 +16,7 @@ static mv_array product(mv_array tokens, mv_array kernel) {
     return made;
 }
 
-/* The two allocations, on one group: slot[e * capacity + c] is the token in slot c of expert e, `tokens` if there is none. */
+/* The two allocations, on one group: slot[e * capacity + c] is the token in slot c of expert e, or `tokens` if it is empty. */
 
 static void token_choice(const double *scores, const double *order, const double *keep, int hold, int tokens, int experts,
                          int choices, int tries, int capacity, int by_token, double *slot) {
@@ -26,10 +26,10 @@ static void token_choice(const double *scores, const double *order, const double
             int stage = by_token ? inner : outer, place = by_token ? outer : inner;
             int token = order ? (int)order[place] : place;
             const double *row = scores + token * experts;
-            int made = !keep || keep[token * tries + stage]; /* a choice that is not made takes a place only if held */
+            int made = !keep || keep[token * tries + stage]; /* a skipped choice takes a slot only if held */
             if (found[token] == choices || (!made && !hold)) continue;
             for (int e = 0; e < experts; e++) {
-                int better = 0; /* experts that the token likes more; among equals the lower index wins */
+                int better = 0; /* experts that the token prefers; ties go to the lower index */
                 for (int other = 0; other < experts; other++)
                     better += row[other] > row[e] || (row[other] == row[e] && other < e);
                 if (better != stage || filled[e] == capacity) continue;
@@ -55,8 +55,8 @@ static void expert_choice(const double *scores, int tokens, int experts, int cap
         }
 }
 
-/* Cases of errors, of divided weights and of other calls than the allocation, alone or after router_logits, are not implemented: they
- * have no file. */
+/* Only the allocation, alone or after router_logits, is implemented. Error cases, cases with normalised weights and other calls get no
+ * file. */
 static void run_case(mv_case *vector, const char *algorithm, const char *out) {
     const char *path = vector->path;
     const mv_json *gradients = mv_get(vector->manifest, "gradients");
@@ -105,7 +105,7 @@ static void run_case(mv_case *vector, const char *algorithm, const char *out) {
     mv_add(&results, mv_join(name, "/weights", NULL), "F32", held);
     const mv_json *wrt = gradients ? mv_need(path, gradients, "wrt", '{')->first : NULL;
     const mv_json *weighted = mv_get(mv_get(stage, "arguments"), combine.data ? "combine_scores" : "scores");
-    for (; wrt; wrt = wrt->next) { /* by any other input it is 0 */
+    for (; wrt; wrt = wrt->next) { /* 0 by any other input */
         mv_array zero = mv_named(vector, wrt->name);
         memset(zero.data, 0, zero.count * sizeof(double));
         mv_add(&results, mv_join("gradient/", wrt->name, NULL), "F32", strcmp(wrt->name, weighted->text) ? zero : slope);

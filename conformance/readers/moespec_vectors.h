@@ -9,9 +9,9 @@
  *         mv_write(&results, out, vector->id);
  *     }
  *
- * `root` is the folder that has `suite.json` and `vectors`: an unpacked archive, or `conformance` of the repository and of the
- * package. Of a file that is missing or damaged, mv_fail prints the name and what is wrong, and ends the program with 1.
- * Checksums are not compared. Little-endian machines only. Memory is kept until the program ends: some 100 MB for all cases.
+ * `root` is the folder with `suite.json` and `vectors`: an unpacked archive, or `conformance` in the repository or the package.
+ * For a missing or damaged file, mv_fail prints its name and the problem and exits with status 1.
+ * Checksums are not verified. Little-endian machines only. Memory is never freed: about 100 MB for all cases.
  */
 #ifndef MOESPEC_VECTORS_H
 #define MOESPEC_VECTORS_H
@@ -29,8 +29,8 @@
 #define MV_MKDIR(path) mkdir(path, 0777)
 #endif
 
-enum { MV_RANK = 8, MV_DEPTH = 64 }; /* the most axes of an array, and levels of JSON */
-static const double MV_LARGEST = 1 << 27; /* bytes of a file, and numbers of an array */
+enum { MV_RANK = 8, MV_DEPTH = 64 }; /* maximum array axes and JSON levels */
+static const double MV_LARGEST = 1 << 27; /* maximum bytes per file and numbers per array */
 
 static inline void mv_fail(const char *where, const char *what) {
     fprintf(stderr, "%s: %s\n", where, what);
@@ -43,7 +43,7 @@ static inline void *mv_allocate(size_t size) {
     return memory;
 }
 
-/* The texts, one after the other; the last argument is NULL. */
+/* Concatenate texts; the last argument is NULL. */
 static inline char *mv_join(const char *first, ...) {
     va_list texts;
     char *joined = (char *)mv_allocate(1);
@@ -57,7 +57,7 @@ static inline char *mv_join(const char *first, ...) {
     return joined;
 }
 
-/* The bytes of a file, and a 0 after them. */
+/* The bytes of a file, zero-terminated. */
 static inline char *mv_read_file(const char *path, size_t *size) {
     FILE *file = fopen(path, "rb");
     long length = -1;
@@ -71,16 +71,16 @@ static inline char *mv_read_file(const char *path, size_t *size) {
 }
 
 typedef struct mv_json {
-    char type, *name, *text; /* {, [, ", 0 of a number, b of a boolean, n of null; of a member of an object; of a text */
-    double number;           /* of a boolean 0 or 1 */
-    struct mv_json *first, *next; /* the first member or element, and the one after this */
+    char type, *name, *text; /* type: {, [, ", 0 number, b boolean, n null; name: object members; text: strings */
+    double number;           /* 0 or 1 for a boolean */
+    struct mv_json *first, *next; /* the first member or element; the next sibling */
 } mv_json;
 
 typedef struct { const char *where, *at; int depth; } mv_parser;
 
 static inline void mv_skip(mv_parser *parser) { parser->at += strspn(parser->at, " \t\r\n"); }
 
-/* Escapes stay as they are: no name in the vectors has one. */
+/* Escapes are not decoded: no name in the vectors has one. */
 static inline char *mv_parse_text(mv_parser *parser) {
     const char *from = parser->at + 1, *end = from;
     if (*parser->at != '"') mv_fail(parser->where, "JSON: expected a name or a text");
@@ -137,7 +137,7 @@ static inline mv_json *mv_parse_value(mv_parser *parser) {
     return value;
 }
 
-/* The value that a text is; `where` is named if it is none. */
+/* Parse a text as JSON. `where` names it in errors. */
 static inline mv_json *mv_parse(const char *where, const char *text) {
     mv_parser parser = {where, text, 0};
     mv_json *value = mv_parse_value(&parser);
@@ -153,14 +153,14 @@ static inline const mv_json *mv_get(const mv_json *object, const char *name) {
     return NULL;
 }
 
-/* The member of an object, which must be of this type. */
+/* The member of an object. It must exist and have this type. */
 static inline const mv_json *mv_need(const char *where, const mv_json *object, const char *name, char type) {
     const mv_json *member = mv_get(object, name);
     if (!member || member->type != type) mv_fail(where, mv_join("'", name, "' is missing or of another JSON type", NULL));
     return member;
 }
 
-/* A whole number from 0 to MV_LARGEST. */
+/* An integer from 0 to MV_LARGEST. */
 static inline size_t mv_count(const char *where, const mv_json *value) {
     const double number = value && value->type == '0' ? value->number : -1;
     if (!(number >= 0 && number <= MV_LARGEST) || number != (double)(size_t)number) mv_fail(where, "expected a count");
@@ -169,19 +169,19 @@ static inline size_t mv_count(const char *where, const mv_json *value) {
 
 typedef struct {
     int rank;
-    int shape[MV_RANK]; /* 1 from `rank` on */
+    int shape[MV_RANK]; /* 1 beyond `rank` */
     size_t count;
     double *data; /* row-major; NULL if there is no array */
 } mv_array;
 
 typedef struct {
-    char *id, *path, *beside; /* of the manifest, and of the safetensors file, which is read when it is needed */
+    char *id, *path, *beside; /* path: manifest; beside: safetensors file, read on demand */
     mv_json *manifest, *header;
     const char *tensors;
     size_t size;
 } mv_case;
 
-/* The cases of an algorithm, of which each has its `name`, in order. */
+/* The cases of an algorithm in order; each entry has a `name`. */
 static inline const mv_json *mv_cases(const char *root, const char *algorithm) {
     const uint16_t one = 1;
     size_t size;
@@ -203,7 +203,7 @@ static inline mv_case *mv_read(const char *root, const char *algorithm, const ch
 
 static const mv_array MV_NONE = {0, {1, 1, 1, 1, 1, 1, 1, 1}, 1, NULL};
 
-/* An array of zeros; its shape follows, as ints. */
+/* An array of zeros. The shape follows as ints. */
 static inline mv_array mv_zeros(int rank, ...) {
     mv_array made = MV_NONE;
     va_list sizes;
@@ -225,13 +225,13 @@ static inline void mv_flatten(const char *where, const mv_json *value, const mv_
         if (element || left || value->type != '[') mv_fail(where, "the data of an array do not have its shape");
         return;
     }
-    char *end = NULL; /* of "nan", "inf" and "-inf" in error cases */
+    char *end = NULL; /* parses "nan", "inf" and "-inf" in error cases */
     *(*place)++ = value->type == '"' ? strtod(value->text, &end) : value->number;
     if (value->type == '"' ? end == value->text || *end : !strchr("0b", value->type))
         mv_fail(where, "an array has an entry that is no number");
 }
 
-/* The bytes of a tensor of the safetensors file. */
+/* The bytes of a tensor in the safetensors file. */
 static inline const char *mv_tensor(mv_case *vector, const char *key, const char *dtype, size_t count, size_t width) {
     const char *where = vector->beside;
     if (!vector->header) {
@@ -255,7 +255,7 @@ static inline const char *mv_tensor(mv_case *vector, const char *key, const char
     return vector->tensors + from;
 }
 
-/* The array of an entry of a manifest, which has `dtype`, `shape` and either `data` or `tensor`. */
+/* The array of a manifest entry with `dtype`, `shape` and either `data` or `tensor`. */
 static inline mv_array mv_entry(mv_case *vector, const mv_json *entry) {
     static const char *const dtypes[][2] = {{"float32", "F32"}, {"float64", "F64"}, {"int32", "I32"}, {"bool", "BOOL"}};
     static const size_t widths[] = {4, 8, 4, 1};
@@ -285,8 +285,8 @@ static inline mv_array mv_entry(mv_case *vector, const mv_json *entry) {
     return array;
 }
 
-/* An array by its name: an input, an expected result such as `token_choice/slots` or `gradient/scores`, or `probe`.
- * There are no data without such an array. */
+/* An array by name: an input, an expected result such as `token_choice/slots` or `gradient/scores`, or `probe`.
+ * `data` is NULL if there is none. */
 static inline mv_array mv_named(mv_case *vector, const char *name) {
     const mv_json *stages = mv_get(vector->manifest, "stages"), *found = mv_get(mv_get(vector->manifest, "inputs"), name);
     const mv_json *gradients = mv_get(vector->manifest, "gradients");
@@ -300,7 +300,7 @@ static inline mv_array mv_named(mv_case *vector, const char *name) {
     return found ? mv_entry(vector, found) : MV_NONE;
 }
 
-/* The input that an argument of a stage refers to; no data if it is null or not given. */
+/* The input that a stage's argument refers to; `data` is NULL if it is null or missing. */
 static inline mv_array mv_argument(mv_case *vector, const mv_json *stage, const char *name) {
     const mv_json *reference = mv_get(mv_need(vector->path, stage, "arguments", '{'), name);
     return reference && reference->text ? mv_named(vector, reference->text) : MV_NONE;
@@ -308,7 +308,7 @@ static inline mv_array mv_argument(mv_case *vector, const mv_json *stage, const 
 
 typedef struct { char *header, *data; size_t size; } mv_results;
 
-/* Add an array by its name, such as `token_choice/slots` or `gradient/scores`, as F32, F64, I32 or BOOL. */
+/* Add an array by name, such as `token_choice/slots` or `gradient/scores`, as F32, F64, I32 or BOOL. */
 static inline void mv_add(mv_results *results, const char *name, const char *dtype, mv_array array) {
     const int real = !strcmp(dtype, "F32"), wide = !strcmp(dtype, "F64"), flag = !strcmp(dtype, "BOOL");
     const size_t width = flag ? 1 : wide ? 8 : 4, start = results->size, end = start + array.count * width;
@@ -331,7 +331,7 @@ static inline void mv_add(mv_results *results, const char *name, const char *dty
     results->size = end;
 }
 
-/* Write the results of a case to OUT/<algorithm>/<case>.safetensors; folders are made. */
+/* Write the results of a case to OUT/<algorithm>/<case>.safetensors; creates folders. */
 static inline void mv_write(const mv_results *results, const char *out, const char *id) {
     char *path = mv_join(out, "/", id, ".safetensors", NULL), *folder = mv_join(out, "/", id, NULL);
     char *header = mv_join(results->header ? results->header : "{", "}", NULL);

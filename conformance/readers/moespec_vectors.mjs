@@ -7,8 +7,8 @@
 //       writeResults(out, vector.id, { "token_choice/slots": { dtype: "I32", shape, data } });
 //     }
 //
-// `root` is the folder that has `suite.json` and `vectors`: an unpacked archive, or `conformance` of the repository and of the
-// package. VectorError names a file that is missing or damaged. Checksums are not compared.
+// `root` is the folder with `suite.json` and `vectors`: an unpacked archive, or `conformance` in the repository or the package.
+// VectorError names a missing or damaged file. Checksums are not verified.
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 
@@ -37,7 +37,7 @@ function parsed(where, bytes) {
   }
 }
 
-/** The member of an object, which must be of this type: object, array, string, number. */
+/** The member of an object. It must have this type: object, array, string, number. */
 export function need(where, object, name, type) {
   const found = object !== null && typeof object === "object" && Object.hasOwn(object, name) ? object[name] : undefined;
   const kind = Array.isArray(found) ? "array" : found === null ? "null" : typeof found;
@@ -66,7 +66,7 @@ class Case {
     Object.assign(this, { id, path, manifest, beside: path.replace(/json$/, "safetensors"), tensors: null });
   }
 
-  /** An array by its name: an input, an expected result such as `token_choice/slots` or `gradient/scores`, or `probe`; else null. */
+  /** An array by name: an input, an expected result such as `token_choice/slots` or `gradient/scores`, or `probe`; else null. */
   named(name) {
     const { inputs, stages, gradients } = this.manifest;
     if (Object.hasOwn(inputs ?? {}, name)) return this.entry(inputs[name]);
@@ -76,13 +76,13 @@ class Case {
     return Object.hasOwn(results ?? {}, rest.join("/")) ? this.entry(results[rest.join("/")]) : null;
   }
 
-  /** The input that an argument of a stage refers to; null if there is none. */
+  /** The input that a stage's argument refers to; null if there is none. */
   argument(stage, name) {
     const reference = need(this.path, stage, "arguments", "object")[name];
     return typeof reference === "string" ? this.named(reference) : null;
   }
 
-  /** The array of an entry of the manifest, which has `dtype`, `shape` and either `data` or `tensor`. */
+  /** The array of a manifest entry with `dtype`, `shape` and either `data` or `tensor`. */
   entry(entry) {
     const dtype = DTYPES[need(this.path, entry, "dtype", "string")];
     check(dtype, this.path, `unknown dtype '${entry.dtype}'`);
@@ -131,7 +131,7 @@ class Case {
   }
 }
 
-/** Write the results of a case, by name such as `token_choice/slots` or `gradient/scores`, to OUT/<algorithm>/<case>.safetensors. */
+/** Write the results of a case by name, such as `token_choice/slots` or `gradient/scores`, to OUT/<algorithm>/<case>.safetensors. */
 export function writeResults(out, id, results) {
   const header = {};
   let size = 0;

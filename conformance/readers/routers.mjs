@@ -1,6 +1,6 @@
-// Softmax scores and Token Choice in JavaScript, on the published inputs: an example of a program that is checked by files.
+// Softmax scores and Token Choice in JavaScript, on the published inputs: an example of a program checked through files.
 //
-//     node readers/routers.mjs . out          (in an unpacked archive; writes out/token_choice/tied.safetensors and so on)
+//     node readers/routers.mjs . out          (in an unpacked archive; writes out/token_choice/tied.safetensors etc.)
 //     moespec conformance check out --algorithm softmax_affinity token_choice
 import { cases, need, readCase, VectorError, writeResults } from "./moespec_vectors.mjs";
 
@@ -17,7 +17,7 @@ function softmax(logits) {
   return { dtype: "F64", shape: logits.shape, data: scores };
 }
 
-// slots[g, e, c] is the token in slot c of expert e, `tokens` if there is none; a stage is a choice of every token.
+// slots[g, e, c] is the token in slot c of expert e, or `tokens` if it is empty. A stage is one choice of every token.
 function tokenChoice(scores, order, keep, options) {
   const [groups, tokens, experts] = scores.shape;
   const { capacity, choices, tries = choices, hold = false } = options;
@@ -29,7 +29,7 @@ function tokenChoice(scores, order, keep, options) {
     const found = new Array(tokens).fill(0);
     const ranked = Array.from({ length: tokens }, (_, token) => {
       const row = scores.data.subarray((g * tokens + token) * experts, (g * tokens + token + 1) * experts);
-      return [...row.keys()].sort((a, b) => row[b] - row[a] || a - b); // among equal scores the lower index
+      return [...row.keys()].sort((a, b) => row[b] - row[a] || a - b); // ties: lower index first
     });
     for (let step = 0; step < tokens * tries; step++) {
       const stage = byToken ? step % tries : Math.floor(step / tokens);
@@ -46,7 +46,7 @@ function tokenChoice(scores, order, keep, options) {
   return { dtype: "I32", shape, data: slots };
 }
 
-// Cases of errors, of several calls, of gradients, of divided weights and of other functions are not implemented: they have no file.
+// Error, multi-call and gradient cases, normalised weights and other functions are not implemented and get no file.
 function run(vector) {
   const stages = need(vector.path, vector.manifest, "stages", "array");
   const [stage] = stages;

@@ -1,12 +1,12 @@
-"""Recordings of routers that are not ours: what a model's gates computed on its data, and which router explains it.
+"""Record third-party routers: what a model's gates computed on its data, and which router explains it.
 
     with recording("a.safetensors", model, "*.mlp.gate"):     torch: the modules with these names
         model(tokens)
 
-    tap("layer0", logits=logits, choices=indices, weights=weights)     in any code, JAX's compiled functions included
+    tap("layer0", logits=logits, choices=indices, weights=weights)     in any code, including JAX's compiled functions
 
-`file.py` has the file, `recorder.py` what fills it, `explanation.py` finds which rules of choice and weights explain a
-recording, `comparison.py` where two part. Neither torch nor JAX is imported: who records a model has imported what it is made of.
+`file.py` defines the file and `recorder.py` fills it. `explanation.py` finds the rules that explain a recording, and `comparison.py`
+where two recordings diverge. Neither torch nor JAX is imported here: the caller has imported the model's framework.
 """
 
 from moespec.conformance.record.comparison import part

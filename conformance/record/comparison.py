@@ -1,4 +1,4 @@
-"""Where two recordings of the same weights on the same tokens part, and whether the router, rounding or the logits are the cause."""
+"""Find where two recordings of the same weights on the same tokens diverge, and whether the router, rounding or the logits cause it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,18 +25,17 @@ from moespec.spec.values import present
 __all__ = ["part"]
 
 MOST = 8
-"""Gates and tokens that are named."""
+"""Maximum gates and tokens listed."""
 
 
 @dataclass(frozen=True)
 class Parting:
-    """Of one gate in both recordings: by how much logits differ, and the tokens whose choices do.
+    """The differences of one gate in both recordings: of its logits, and of choices by token.
 
-    logits: the largest difference, None without; rounds: whether that is within rounding. By token: differs, whether the sets
-    of experts do; near, whether this is a near tie, or coarse, one in bfloat16; follows, whether the other's logits explain
-    it by the first's rule. decisions: of the first that the other does not make. weights: the largest difference as a
-    fraction, of tokens with the same choices; same: whether that is within rounding, or the logits explain it by the first's
-    rule.
+    logits: largest difference, None without logits; rounds: whether it is within rounding. Per token: differs, whether the sets of experts
+    differ; near, whether this is a near tie, or coarse, a near tie in bfloat16; follows, whether the other's logits explain it under the
+    first's rule. decisions: decisions of the first that the other does not make. weights: largest relative difference among tokens with
+    equal choices; same: whether it is within rounding or explained by the logits under the first's rule.
     """
 
     first: Explanation
@@ -53,30 +52,30 @@ class Parting:
 
     @property
     def parts(self) -> bool:
-        """Whether they differ in anything by more than rounding, or in a choice."""
+        """Whether they differ by more than rounding or in a choice."""
         return bool(self.differs.any()) or not self.same or (self.logits is not None and not self.rounds)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the logits differ by more than rounding, or choices that only they explain."""
+        """Whether the logits differ by more than rounding or explain differing choices."""
         return (self.logits is not None and not self.rounds) or bool(self.follows.any())
 
     @property
     def guilty(self) -> bool:
-        """Whether neither near ties nor the logits explain it."""
+        """Whether neither near ties nor the logits explain the difference."""
         return not self.chooses or not self.same
 
     @property
     def chooses(self) -> bool:
-        """Whether the choices are the same, but for near ties and what follows from the logits."""
+        """Whether the choices agree except for near ties and consequences of the logits."""
         return not (self.differs & ~self.near & ~self.follows).any()
 
 
 def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
-    """In words, where two recordings differ, and whether they agree in all but near ties.
+    """In words, where two recordings differ, and whether they agree up to near ties.
 
-    Gates are paired by name, or by order if they have other names and are as many. Raises ShapeError for other gates,
-    tokens or experts.
+    Gates are paired by name, or by order if the names differ but the counts match. Raises ShapeError if gates, tokens
+    or experts do not match.
     """
     names = [gate.name for gate in second]
     by_name = {gate.name for gate in first} == set(names)
@@ -128,13 +127,13 @@ def _parting(a: Gate, b: Gate) -> Parting:
 
 
 def _follow(weights: Weights, other: Gate, choice: Choice | None, bound: float) -> bool:
-    """Whether the weights of another recording are those of its logits by this rule."""
+    """Whether another recording's weights follow from its logits under this rule."""
     forms = [form for form in weights_fit(weights.rule, other, choice) if form.divided == weights.divided]
     return any(bool(form.agrees.all()) and abs(form.scale - weights.scale) <= 2 * bound for form in forms)
 
 
 def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
-    """With columns of zeros for experts that a recording of choices alone does not show."""
+    """Pad with zero columns for experts that do not appear in a recording of choices only."""
     return np.pad(array, ((0, 0), (0, max(0, experts - array.shape[1]))))
 
 
@@ -173,7 +172,7 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
 
 
 def _how(one: Parting) -> str:
-    """What differs of a router, its choice or its weights, and whether a rule is known that each recording follows."""
+    """Describe which part of a router differs, choice or weights, and whether each recording follows a known rule."""
     sides, known, said = {"first": one.first, "second": one.second}, [], []
     for kind, rule in [("choice", "chooses")] * (not one.chooses) + [("weights", "weighs")] * (not one.same):
         unknown = " and the ".join(word for word, side in sides.items() if not getattr(side, rule))
@@ -221,7 +220,7 @@ def _of_gate(one: Parting) -> Iterator[str]:
 
 
 def _half(gate: Gate) -> bool:
-    """Whether logits that are not in bfloat16 have no more digits than it has."""
+    """Whether logits of another dtype have only bfloat16's precision."""
     if gate.logits is None or gate.dtypes.get("logits") == "bfloat16":
         return False
     return not (gate.logits.astype(np.float32).view(np.uint32) & 0xFFFF).any()

@@ -1,11 +1,11 @@
-"""Which router explains a recording: rules of choice and of weights, and on how many tokens they hold.
+"""Find the router that explains a recording: rules of choice and of weights, and the number of tokens on which they hold.
 
-A rule of choice gives scores (tokens, experts), the K largest of which are chosen; a rule of weights gives those that the
-chosen are weighted by. Each is applied alone, to the logits of a recording, so that it shows which of the two is not as
-expected. Fields of the options are those of the routers in `moespec.spec.ROUTERS`.
+A rule of choice gives scores (tokens, experts), of which the K largest are chosen. A rule of weights gives the scores
+that weight the chosen experts. Each rule is applied separately to a recording's logits, which shows which of the two
+deviates. Option names are fields of the routers' options in `moespec.spec.ROUTERS`.
 
-A token that another rule or rounding makes choose otherwise is told apart by its margin: where the scores of the experts
-that were chosen and those that should have been differ by no more than what a few roundings change them by, it is a near tie.
+The margin distinguishes tokens that choose differently under another rule from rounding: if the scores of the chosen
+and the expected experts differ by no more than a few roundings, it is a near tie.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ __all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explain
 
 Array = NDArray[Any]
 SAMPLE = 64
-"""Tokens on which rules with groups of experts, of which there are many, are tried first."""
+"""Number of tokens on which the many rules with expert groups are tried first."""
 
 
 AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
@@ -48,10 +48,10 @@ AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to make scores of a gate's logits; two are equal if their words are.
+    """One way to compute scores from a gate's logits. Rules with equal texts are equal.
 
-    scores: (tokens, experts). options: of our routers, and readings: of the ledger, that say the same. by_expert: whether
-    each expert chooses tokens. scale: of the numbers that scores are sums of, which their rounding is a fraction of.
+    scores: (tokens, experts). options: equivalent options of our routers; readings: equivalent ledger readings. by_expert: whether each
+    expert chooses tokens. scale: magnitude of the terms of the scores, relative to which rounding is measured.
     """
 
     text: str
@@ -80,16 +80,16 @@ def _biased(name: str, gate: Gate) -> Array:
 
 
 def _sinkhorn(gate: Gate) -> Array:
-    """The plan of each call."""
+    """The Sinkhorn plan of each call."""
     parts = np.split(_logits(gate), np.cumsum(gate.calls)[:-1])
     try:
         return np.concatenate([sinkhorn_affinity(part) for part in parts])
-    except SpecError:  # logits that it cannot balance
+    except SpecError:  # logits that Sinkhorn cannot balance
         return np.zeros_like(_logits(gate))
 
 
 def choice_rules(gate: Gate) -> Iterator[Rule]:
-    """Those without groups, the plainest first."""
+    """Yield the rules of choice without groups, simplest first."""
     for name in AFFINITIES:
         if gate.bias is not None:
             text = f"{name} scores + bias" if name != "logits" else "logits + bias"
@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Choices among the experts of a token's best groups. It chooses from M of them, and no more than are seen at most."""
+    """Yield choices among the experts of a token's M best groups, with M the maximum number observed or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
@@ -116,7 +116,7 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
         forms = product(limits, ("softmax", "sigmoid"), GROUP_SCORES, ("excluded", "zero"), (True, False)[: 1 + bias])
         for limit, name, kind, outside, group_bias in forms:
             best = {"top_2": 2, "max": 1}.get(kind, choices // limit if choices % limit == 0 else 0)
-            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # 1 and 2 are the others
+            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # 1 and 2 equal other rules
                 continue
             reading, words = GROUP_SCORES[kind]
             text = f"{name} scores{' + bias' if bias else ''} in the best {limit} of {groups} groups, "
@@ -134,7 +134,7 @@ def _limited(name: str, groups: int, limit: int, best: int, outside: str, group_
 
 
 def weight_rules(gate: Gate) -> Iterator[Rule]:
-    """By what the chosen are weighted, before any sum that it is divided by."""
+    """Yield the rules that weight the chosen experts, before any normalisation."""
     for name in AFFINITIES:
         yield Rule(name, partial(_plain, name), name)
         if gate.bias is not None:
@@ -148,8 +148,8 @@ def weight_rules(gate: Gate) -> Iterator[Rule]:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a rule of choice fits: by token (or expert, where experts choose) whether it `agrees`, whether it is a `near` tie
-    otherwise, and whether it is one `exact`ly."""
+    """The fit of a rule of choice, per token (or expert, if experts choose): whether it `agrees`, else whether it is a
+    `near` tie, and whether it is an `exact` tie."""
 
     rule: Rule
     agrees: Array
@@ -158,14 +158,14 @@ class Choice:
 
     @property
     def holds(self) -> int:
-        """For how many the rule holds, near ties included."""
+        """The number for which the rule holds, including near ties."""
         return int((self.agrees | self.near).sum())
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How a rule of weights fits: `divided` by no sum (""), or that of the chosen "after" or "before" drops, times `scale`;
-    by token whether it `agrees`, and the `error` as a fraction of the token's largest weight."""
+    """The fit of a rule of weights: `divided` by no sum ("") or by the sum of the chosen "after" or "before" drops,
+    times `scale`; per token, whether it `agrees` and the `error` relative to the token's largest weight."""
 
     rule: Rule
     divided: str
@@ -182,18 +182,18 @@ class Weights:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What explains one gate best, and what chooses nearly as it does."""
+    """The best explanation of one gate, and rules that choose almost alike."""
 
     gate: Gate
     choice: Choice | None = None
     weights: Weights | None = None
     others: tuple[Choice, ...] = ()
     coarse: bool = False
-    """Whether it holds to the rounding of bfloat16 alone, though that is not the dtype of what was recorded."""
+    """Whether it holds only up to bfloat16 rounding although the recording has another dtype."""
 
     @property
     def whole(self) -> bool:
-        """Whether all that was recorded is explained."""
+        """Whether everything recorded is explained."""
         return (self.chooses or self.gate.choices is None) and (self.weighs or self.gate.weights is None)
 
     @property
@@ -208,18 +208,18 @@ class Explanation:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """By which explanations are the same."""
+        """The texts that identify an explanation."""
         choice = f"{self.choice.rule.text}{', rounded to bfloat16' if self.coarse else ''}" if self.choice else ""
         return (choice, self.weights.text if self.weights else "")
 
 
 def choices_of(gate: Gate) -> int:
-    """K: how many experts a token has at most."""
+    """K: the maximum number of experts per token."""
     return int((gate.choices >= 0).sum(axis=1).max()) if gate.choices is not None else 0
 
 
 def choice_fit(rule: Rule, gate: Gate) -> Choice:
-    """Whether the choices of a gate are the largest of a rule's scores, the lower index first."""
+    """Compare a gate's choices with the largest scores of a rule, lower index first."""
     scores, mask = rule.scores(gate), gate.mask
     mask, scale = (mask.T, np.abs(scores)) if rule.by_expert else (mask, rule.scale(gate))
     most = max(1, int(mask.sum(axis=1).max()))
@@ -237,7 +237,7 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
 
 
 def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
-    """How the weights of a gate are those of a rule, in each form that they may have."""
+    """Yield the fit of a gate's weights to a rule in each possible form."""
     weights = present(f"{gate.name}: weights", gate.weights)
     made, chosen = gate.chosen >= 0, np.maximum(gate.chosen, 0).astype(np.int64)
     scores = rule.scores(gate)
@@ -258,9 +258,9 @@ def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weigh
 
 
 def explained(gate: Gate) -> Explanation:
-    """The rules of choice and weights that hold for most tokens, of several the plainest.
+    """The rules of choice and weights that hold for most tokens; among equals, the simplest.
 
-    Where none holds for all, those that do to the rounding of bfloat16, if there are any.
+    If none holds for all tokens, rules that hold for all up to bfloat16 rounding, if any.
     """
     if gate.logits is None or gate.choices is None:
         return Explanation(gate)
@@ -273,12 +273,12 @@ def explained(gate: Gate) -> Explanation:
 
 
 def in_bfloat16(gate: Gate) -> Gate:
-    """A gate that is compared as if it had computed in bfloat16."""
+    """The gate, to be compared as if it had computed in bfloat16."""
     return replace(gate, dtypes={**gate.dtypes, "logits": "bfloat16"})
 
 
 def _explained(gate: Gate) -> Explanation:
-    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # as where experts choose
+    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # as in expert choice
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or even]
     best = _best(fits)
     if best.holds < len(best.agrees):
@@ -294,7 +294,7 @@ def _explained(gate: Gate) -> Explanation:
         weights = max(forms, key=lambda form: (int(form.agrees.sum()), form.scale == 1))
         alike = [fit for fit in fits if fit.holds == best.holds and fit.rule.affinity == weights.rule.affinity]
         if alike and not best.rule.biased and not best.rule.by_expert:
-            best = alike[0]  # softmax and sigmoid choose the same: the weights tell them apart
+            best = alike[0]  # softmax and sigmoid choose the same: the weights distinguish them
     others = sorted((fit for fit in fits if 20 * fit.holds > len(fit.agrees)), key=lambda fit: -fit.holds)
     return Explanation(gate, best, weights, tuple(fit for fit in others if fit.holds < best.holds)[:2])
 
@@ -304,7 +304,7 @@ def _best(fits: Sequence[Choice]) -> Choice:
 
 
 def router(explanation: Explanation) -> str:
-    """The router of this specification with these options, and readings of its ledger; "" if there is none or it is not sure."""
+    """The matching router of this specification with options and ledger readings; "" if there is none or it is uncertain."""
     choice, weights, gate = explanation.choice, explanation.weights, explanation.gate
     if choice is None or weights is None or not explanation.whole or explanation.coarse or weights.rule.biased:
         return ""
@@ -335,7 +335,7 @@ def router(explanation: Explanation) -> str:
 
 
 def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
-    """In words, which router explains each gate of a recording, alike ones together, and whether all is explained."""
+    """In words, the router that explains each gate of a recording (equal gates grouped), and whether everything is explained."""
     found = [explained(gate) for gate in gates]
     alike: dict[Any, list[Explanation]] = {}
     for one in found:
@@ -377,7 +377,7 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
 
 
 def _holds(fits: Sequence[Choice], what: str) -> str:
-    """On how many the rule holds, and how many of these are ties."""
+    """In words, on how many tokens the rule holds, and how many of these are ties."""
     near, exact = (sum(int(getattr(fit, kind).sum()) for fit in fits) for kind in ("near", "exact"))
     text = f"{sum(fit.holds for fit in fits)} of {plural(sum(len(fit.agrees) for fit in fits), what)}"
     if near:

@@ -1,12 +1,12 @@
-"""A recording: for each gate its logits, choices and weights, in one safetensors file whose metadata have a checksum.
+"""A recording: each gate's logits, choices and weights in one safetensors file with a checksum in its metadata.
 
     <index>/logits   (tokens, experts)    float32, or float64
-    <index>/choices  (tokens, choices)    int32, -1 for a choice that is not made; each expert once in a row
-    <index>/weights  (tokens, choices)    of the choices; 0 where none is made
-    <index>/bias     (experts,)           what is added to scores for the choice alone
+    <index>/choices  (tokens, choices)    int32, -1 for a choice not made; an expert occurs at most once per row
+    <index>/weights  (tokens, choices)    of the choices; 0 for a choice not made
+    <index>/bias     (experts,)           added to scores only for the choice
 
-The metadata `moespec_recording` are JSON: `format`, `version`, `moespec`, the checksum `tensors`, and of each gate, in the
-order of their first calls, its `name`, the tokens of its `calls`, and the `dtypes` in which it computed.
+The metadata entry `moespec_recording` is JSON: `format`, `version`, `moespec`, the checksum `tensors`, and for each
+gate, in order of first call, its `name`, the token counts of its `calls`, and the `dtypes` in which it computed.
 """
 
 import hashlib
@@ -30,19 +30,19 @@ __all__ = ["PARTS", "Gate", "read", "write"]
 FORMAT, VERSION, KEY = "moespec recording", 1, "moespec_recording"
 PARTS = ("logits", "choices", "weights", "bias")
 ROUNDING = {"float64": 2.0**-40, "float16": 2.0**-9, "bfloat16": 2.0**-7}
-"""What a few roundings change a number by, as a fraction of it; in float32, 2^-19."""
+"""Relative change of a number through a few roundings; in float32, 2^-19."""
 LONGEST = 300
-"""Characters of a gate's name, at most."""
+"""Maximum characters of a gate's name."""
 MOST, LARGEST = 2**16, 2**28
-"""Experts of a gate, and entries of a table of tokens and experts that a file does not have itself, at most."""
+"""Maximum experts per gate, and maximum entries of a (tokens, experts) table that is not stored in the file."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What one gate computed in all its calls. Arrays that were not recorded are None.
+    """One gate's results in all its calls. Arrays that were not recorded are None.
 
-    logits: (tokens, experts); choices, weights: (tokens, choices); bias: (experts,). calls: the tokens of each call. dtypes:
-    of each array, by name, that in which the gate had it.
+    logits: (tokens, experts); choices, weights: (tokens, choices); bias: (experts,). calls: tokens per call. dtypes:
+    the gate's dtype of each array, by name.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Gate:
     bias: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no gate can have computed."""
+        """Raise ValueError for values that no gate can have computed."""
         rows = sum(self.calls)
         if not self.name.isprintable() or not 0 < len(self.name) <= LONGEST:
             raise ValueError(f"{self.name[:LONGEST]!r}: not a name of 1 to {LONGEST} printable characters")
@@ -87,35 +87,35 @@ class Gate:
 
     @property
     def tokens(self) -> int:
-        """Of all calls together."""
+        """The number of tokens in all calls."""
         return sum(self.calls)
 
     @property
     def experts(self) -> int:
-        """As the logits say, or else as many as the choices show."""
+        """The number of experts: from the logits, else from the largest choice."""
         if self.logits is not None:
             return int(self.logits.shape[1])
         return 0 if self.choices is None else int(self.choices.max()) + 1
 
     @property
     def chosen(self) -> NDArray[Any]:
-        """The choices. Raises ContractError where none were recorded."""
+        """The choices. Raises ContractError if none were recorded."""
         return present(f"{self.name}: choices", self.choices)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """(tokens, experts): which experts each token has."""
+        """(tokens, experts): whether each token has each expert."""
         mask = np.zeros((self.tokens, self.experts + 1), bool)
-        np.put_along_axis(mask, self.chosen.astype(np.int64), True, axis=1)  # -1 is the last column
+        np.put_along_axis(mask, self.chosen.astype(np.int64), True, axis=1)  # -1 selects the extra last column
         return mask[:, :-1]
 
     def rounding(self, *parts: str) -> float:
-        """What a few roundings change a number by, as a fraction of it, in the coarsest dtype of these arrays."""
+        """Relative change of a number through a few roundings in the coarsest dtype of these arrays."""
         return max(ROUNDING.get(self.dtypes.get(part, ""), 2.0**-19) for part in parts)
 
 
 def write(path: Path, gates: Sequence[Gate]) -> None:
-    """Write a recording, whole or not at all."""
+    """Write a recording atomically."""
     every = {f"{i}/{part}": getattr(gate, part) for i, gate in enumerate(gates) for part in PARTS}
     arrays = {name: array for name, array in every.items() if array is not None}
     record = {"format": FORMAT, "version": VERSION, "moespec": version("moespec"), "tensors": _digest(arrays)}
@@ -124,7 +124,7 @@ def write(path: Path, gates: Sequence[Gate]) -> None:
 
 
 def read(path: Path | str) -> list[Gate]:
-    """The gates of a recording. Raises FileError, which names the file, for anything that is not one."""
+    """The gates of a recording. Raises FileError, naming the file, for anything else."""
     try:
         tensors, metadata = unsealed(read_file(Path(path)), half=True)
     except OSError as error:
@@ -159,7 +159,7 @@ def _gates(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Of the names, shapes, dtypes and numbers."""
+    """The checksum of names, shapes, dtypes and numbers."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.shape} {array.dtype.str} ".encode() + array.tobytes())

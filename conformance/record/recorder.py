@@ -1,6 +1,6 @@
-"""What fills a recording: forward hooks on torch's modules, and `tap` in code of any framework.
+"""Fill a recording: forward hooks on torch modules, and `tap` in code of any framework.
 
-What a gate's module returns is recognised by dtypes and widths, for there is no one form:
+A gate module's output has no standard form, so it is recognised by dtypes and widths:
 
     logits                                     a linear layer
     (logits, weights, indices), in any order   transformers' Mixtral, Qwen2-MoE, OLMoE, DeepSeek-V3
@@ -8,7 +8,7 @@ What a gate's module returns is recognised by dtypes and widths, for there is no
     (one-hot, weights (..., 1), logits)        transformers' Switch
     dense weights (..., E), with zeros, and logits, or alone    transformers' Llama 4 and NLLB
 
-Where widths do not tell the arrays apart, as with as many choices as experts, that is an error, and a function of the user's says.
+If widths are ambiguous (for example, as many choices as experts), recording raises an error and needs the user's `outputs` function.
 """
 
 import inspect
@@ -35,14 +35,14 @@ from moespec.spec.own import own_function
 __all__ = ["Recorder", "record", "recording", "rows", "tap"]
 
 BIASES = ("e_score_correction_bias", "expert_bias", "correction_bias")
-"""How a gate's parameter or buffer is called that is added to scores for the choice alone."""
+"""Names of a gate's parameter or buffer that is added to scores only for the choice."""
 Adapter = Callable[[Any, Any, Any], Mapping[str, Any]]
 MOST = 12
-"""Modules that are named, where a pattern matches none."""
+"""Maximum modules listed if a pattern matches none."""
 
 
 class Recorder:
-    """The calls of gates whose names match a pattern, in the order of time."""
+    """The calls of gates whose names match a pattern, in chronological order."""
 
     active: "Recorder | None" = None
 
@@ -53,7 +53,7 @@ class Recorder:
         self.hooks: list[Any] = []
 
     def attach(self, model: Any) -> None:
-        """Hook the modules of a torch model that match. Raises ConfigError, which names gates, if there are none."""
+        """Hook the matching modules of a torch model. Raises ConfigError, listing gates, if none match."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module):
             raise ConfigError(f"model={model!r:.80}: expected a module of torch, neither its class nor another object")
@@ -81,13 +81,13 @@ class Recorder:
             raise RunError(f"{name}: {error}; say by outputs=FUNCTION what it returns") from error
 
     def note(self, name: str, given: Mapping[str, Any]) -> None:
-        """Keep one call."""
+        """Record one call."""
         if unknown := given.keys() - set(PARTS):
             raise ValueError(f"{sorted(unknown)[0]!r}: expected {', '.join(PARTS)}")
         self.calls.setdefault(name, []).append(rows(given))
 
     def gates(self) -> list[Gate]:
-        """All that was recorded. Raises RunError if that is nothing, or what no gate computes."""
+        """Everything recorded. Raises RunError if nothing was recorded, or for values that no gate computes."""
         if not self.calls:
             reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "no tap was reached"
             raise RunError(f"nothing was recorded: {reason}")
@@ -98,7 +98,7 @@ class Recorder:
 
 
 def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Gate:
-    """The calls of a gate one after the other; choices of different numbers are filled up with -1."""
+    """A gate's calls concatenated. Different numbers of choices are padded with -1."""
     widths = [
         {part: a.shape[-1] if part in ("logits", "bias") else 0 for part, a in arrays.items()} for arrays, _ in calls
     ]
@@ -121,11 +121,11 @@ def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Ga
 
 
 def tap(name: str, *, layer: Any = None, **given: Any) -> None:
-    """Keep what a gate computed, if a recording is being made and its pattern matches; else nothing happens.
+    """Record a gate's results if a recording is active and its pattern matches; otherwise do nothing.
 
-    name: of the gate. layer: appended to the name, a number that may be known at run time only, as in a scan over layers.
-    given: `logits` (..., experts), `choices` (..., choices), `weights` of the choices or (..., experts), `bias` (experts,);
-    NumPy's, torch's or JAX's. In a function that JAX compiles it is an ordered callback.
+    name: of the gate. layer: number appended to the name; may be known only at run time, as in a scan over layers.
+    given: `logits` (..., experts), `choices` (..., choices), `weights` of the choices or (..., experts), `bias`
+    (experts,), as NumPy, torch or JAX arrays. In a function compiled by JAX, `tap` is an ordered callback.
     """
     recorder = Recorder.active
     if recorder is None:
@@ -147,21 +147,21 @@ def _noted(name: str, layer: Any, given: Mapping[str, Any]) -> None:
 def recording(
     path: Path | str, model: Any = None, module: str = "*", outputs: Adapter | None = None
 ) -> Iterator[Recorder]:
-    """Record what runs in this context, and write it at the end; nothing is written if that raises.
+    """Record everything that runs in this context and write it at the end. Writes nothing if the context raises.
 
-    path: of the file. model: of torch, whose modules that match are hooked. module: pattern of names, as of the shell, for
-    modules and taps. outputs: what a module returned by name, `outputs(module, inputs, output) -> {"logits": ..., "choices":
-    ..., "weights": ..., "bias": ...}`, where that is not recognised.
+    path: of the file. model: torch model whose matching modules are hooked. module: shell-style pattern for names of
+    modules and taps. outputs: names a module's output if it is not recognised: `outputs(module, inputs, output) ->
+    {"logits": ..., "choices": ..., "weights": ..., "bias": ...}`.
 
-    Raises RunError for a path that cannot be written, for what is no output of a gate, and if nothing was recorded;
-    ConfigError if no module matches.
+    Raises RunError if the path cannot be written, an output is not a gate's, or nothing was recorded; ConfigError if no
+    module matches.
     """
     check_output("path", Path(path))
     if Recorder.active is not None:
         raise RunError("a recording is being made already")
     jax = sys.modules.get("jax")
     if jax is not None:
-        jax.clear_caches()  # functions that were compiled before have no taps
+        jax.clear_caches()  # functions compiled earlier have no taps
     recorder = Recorder.active = Recorder(module, outputs)
     try:
         if model is not None:
@@ -178,9 +178,9 @@ def recording(
 
 
 def record(target: str, module: str | None, data: str | None, path: Path, outputs: str | None) -> list[Gate]:
-    """Run the model `package:model` on data, record it and return what was written; see the page on recordings.
+    """Run the model `package:model` on data, record it and return the recording; see the page on recordings.
 
-    Raises ConfigError for a name that cannot be imported or matches nothing, RunError for a model that raises.
+    Raises ConfigError for a name that cannot be imported or matches nothing, and RunError if the model raises.
     """
     adapter = own_function("outputs", outputs, load=True) if outputs else None
     model: Any = own_function("model", target, load=True)
@@ -213,7 +213,7 @@ def _takes_data(function: Any) -> bool:
 
 
 def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    """What a function of the user's returns; RunError with its lines for what it raises."""
+    """Call a user's function and return its result. Raises RunError with the function's traceback lines if it raises."""
     try:
         return function(*arguments, **more)
     except RunError:
@@ -224,7 +224,7 @@ def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any
 
 
 def _batches(data: str | None, torch: Any) -> Iterator[Any]:
-    """The arguments of each call: a mapping by name, a tuple by place, or one array."""
+    """Yield the arguments of each call: a mapping by name, a tuple by position, or one array."""
     if data is None:
         raise ConfigError("data=None: the model takes data, --data FILE.npz or package:function")
     if data.endswith(".npz"):
@@ -241,7 +241,7 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
 
 
 def _read_npz(path: str) -> dict[str, Any]:
-    """The arrays of an npz file; those of the dtype V2, which is how NumPy saves bfloat16, as float32. No pickle is read."""
+    """The arrays of an npz file. Converts dtype V2, as which NumPy saves bfloat16, to float32. Reads no pickles."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)
@@ -252,7 +252,7 @@ def _read_npz(path: str) -> dict[str, Any]:
 
 
 def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
-    """A tensor or array of any framework on NumPy, and its dtype by name; floats that NumPy lacks become float32."""
+    """Any framework's tensor or array as a NumPy array, and its dtype's name. Floats that NumPy lacks become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
     if getattr(array, "is_meta", False):
         raise ValueError("it is on the device meta, which has no numbers: load the weights of the model")
@@ -265,10 +265,10 @@ def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
 
 
 def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The arrays of one call as a recording has them, and their dtypes.
+    """The arrays of one call in recording form, and their dtypes.
 
-    given: logits (..., experts); choices (..., choices) integers, or (..., experts) booleans; weights of the choices, or
-    (..., experts), which without choices are those that are not 0; bias (experts,). Raises ValueError.
+    given: logits (..., experts); choices (..., choices) integers, or (..., experts) booleans; weights of the choices or
+    (..., experts), whose nonzero entries define missing choices; bias (experts,). Raises ValueError.
     """
     found = {part: numpy_of(array) for part, array in given.items() if array is not None}
     dtypes = {part: dtype for part, (_, dtype) in found.items()}
@@ -297,7 +297,7 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
 
 
 def recognised(inputs: Any, output: Any) -> dict[str, Any]:
-    """The arrays of a module's output, by name. Raises ValueError where it is not clear which is which."""
+    """The arrays of a module's output by name. Raises ValueError if they are ambiguous."""
     flat = list(_arrays(output))
     shapes = f"returned {', '.join(f'{numpy_of(a)[1]} {tuple(a.shape)}' for a in flat) or 'no arrays'}"
     found = [(array, numpy_of(array)[0]) for array in flat if len(array.shape) > 1]
@@ -320,7 +320,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
         if own:
             result["weights"] = own[0]
     rest = [(a, n) for a, n in floats if n.shape[-1] == width and not any(a is each for each in result.values())]
-    if len(rest) > 1:  # probabilities of the logits, which these can be computed from
+    if len(rest) > 1:  # drop the logits' probabilities, which can be recomputed
         rest = [(a, n) for a, n in rest if (n < 0).any() or (n > 1).any()]
         if len(rest) != 1:
             raise ValueError(f"{shapes}: it is not clear which of them are logits")
@@ -334,7 +334,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """The arrays in tuples, lists, mappings and the outputs of transformers."""
+    """Yield the arrays in tuples, lists, mappings and transformers' outputs."""
     if hasattr(value, "shape"):
         yield value
     elif isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""What came of a run: results, reports, tables, the page and the badge."""
+"""The outcome of a run: results, reports, tables, the page and the badge."""

@@ -1,4 +1,4 @@
-"""The badge: how many cases pass, as an SVG that needs no service, and as what shields.io makes one of."""
+"""The badge: how many cases pass, as a self-contained SVG and as JSON for shields.io."""
 
 import json
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ __all__ = ["badge", "shields"]
 COLOURS = {"failed": "#b3261e", "part": "#9a6700", "passed": "#1a7f37", "nothing": "#6e7781"}
 LABEL = "moespec conformance"
 WIDTH = 6.2
-"""Pixels of a character of 11 pixels' height; `textLength` makes every font as wide."""
+"""Pixel width of a character at 11 pixels height. `textLength` forces this width in every font."""
 
 
 def badge(reports: Sequence[Report]) -> str:
-    """The text of the SVG: red if anything failed, grey if nothing passed, yellow if a case of the chosen rows was
-    not run, is not implemented or waived, else green."""
+    """The SVG's text: red if anything failed, grey if nothing passed, yellow if a case of the chosen rows was not run,
+    is not implemented or is waived, else green."""
     value, colour = _message(reports)
     left, right = (round(WIDTH * len(text)) + 12 for text in (LABEL, value))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">
@@ -32,13 +32,13 @@ def badge(reports: Sequence[Report]) -> str:
 
 
 def shields(reports: Sequence[Report]) -> str:
-    """The JSON of a shields.io endpoint badge, https://shields.io/badges/endpoint-badge, in the same words and colours."""
+    """The JSON of a shields.io endpoint badge, https://shields.io/badges/endpoint-badge, with the same text and colours."""
     message, colour = _message(reports)
     return json.dumps({"schemaVersion": 1, "label": LABEL, "message": message, "color": colour}) + "\n"
 
 
 def _message(reports: Sequence[Report]) -> tuple[str, str]:
-    """What the badge says, and its colour."""
+    """The badge's message and colour."""
     (passed, cases, missing), failed = covered(reports), sum(report.counts[1] for report in reports)
     text = f"{passed} of {cases} cases passed" + (f", {failed} failed" if failed else "")
     part = missing or any(result.state == "waived" for report in reports for result in report.results)

@@ -1,4 +1,4 @@
-"""The matrix as text, by algorithm and kind of case in each dtype and mode, and failures by what they have in common."""
+"""The matrix as text, by algorithm and kind of case for each dtype and mode, and failures grouped by cause."""
 
 import shlex
 from collections import Counter
@@ -37,9 +37,9 @@ LEGEND = (
 def table(
     results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGORITHMS), left_out: Collection[str] = ()
 ) -> str:
-    """The matrix as text: one block for each dtype and mode, a row for each of the algorithms that were chosen.
+    """The matrix as text: one block per dtype and mode, one row per chosen algorithm.
 
-    left_out: the ids of cases of these that were not run. The mode `strided` runs some cases only, and counts these.
+    left_out: ids of the chosen algorithms' cases that were not run. The mode `strided` runs, and counts, only some cases.
     """
     blocks = []
     for dtype, mode in dict.fromkeys((result.dtype, result.mode) for result in results):
@@ -61,38 +61,38 @@ def table(
 
 
 def cell(results: Sequence[CaseResult]) -> str:
-    """The number of cases with each outcome, in the signs of the legend: "23 -9" of 23 that pass and 9 not implemented."""
+    """The number of cases per outcome, in the legend's symbols: "23 -9" for 23 passed and 9 not implemented."""
     states = Counter(result.state for result in results)
     return " ".join(f"{sign}{states[state]}" for state, sign in {"pass": "", **SIGNS}.items() if states[state]) or "."
 
 
 @dataclass
 class Cause:
-    """What some failures have in common, in a sentence, and these failures."""
+    """A common cause of failures, as a sentence, with these failures."""
 
     text: str
     results: list[CaseResult] = field(default_factory=list)
 
     @property
     def first(self) -> CaseResult:
-        """The first of them."""
+        """The first failure."""
         return self.results[0]
 
     @property
     def in_words(self) -> bool:
-        """Whether it is said what is the matter, and not only where."""
+        """Whether the text states the cause and not only the location."""
         explained = self.first.explanation
         return self.first.state == "reordered" or (": " in explained and explained in self.text)
 
     @property
     def more(self) -> str:
-        """How many there are besides the first, in words, or an empty string."""
+        """The number of further failures, in words, or ""."""
         count = len(self.results) - 1
         return f", and {count} more like it" if count else ""
 
 
 def causes(report: Report) -> list[Cause]:
-    """The failures of a report by their causes: what is named first, then exceptions, then what is not explained."""
+    """A report's failures grouped by cause: named causes first, then exceptions, then unexplained failures."""
     by_cause: dict[tuple[int, str, str], Cause] = {}
     for result in report.results:
         if result.state in FAILED:
@@ -106,7 +106,7 @@ VARIANT, ORDER, REPEAT, EXCEPTION, INVALID, UNKNOWN = range(6)
 
 
 def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
-    """The rank of a cause, and its text."""
+    """A cause's rank and text."""
     first, matches = result.first, report.matches_of(result)
     if result.state == "reordered":
         return ORDER, f"{result.algorithm}: differs only in the order of equal scores"
@@ -124,15 +124,15 @@ def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
 
 
 MOST, REASONS = 5, 3
-"""Failures of an algorithm, and reasons of the skips in a dtype, that are printed."""
+"""Maximum failures per algorithm, and skip reasons per dtype, printed."""
 
 
 def failures(report: Report, *, everything: bool = False) -> str:
-    """What is wrong besides the cases and the known variants that failures equal; then, for each failure, the case, where
-    it first differs, by how much, and the command that runs it alone.
+    """Problems besides the cases, and known variants that match failures; then, for each failure, the case, where it
+    first differs, by how much, and the command that runs it alone.
 
-    An exception that several cases raise is one entry, with the lines of code that raised it. Of each algorithm a few are
-    listed, or with `everything` all.
+    An exception raised by several cases is one entry with the lines of code that raised it. Lists a few failures per
+    algorithm, or all with `everything`.
     """
     known = [f"{m.algorithm} [{m.dtype} {m.mode}] {m.text}" for m in report.matches]
     lines = [*known, *(f"FAIL {problem}" for problem in report.problems)]
@@ -156,7 +156,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
 
 
 def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
-    """The lines of one: the case, where it first differs, by how much, and the command that runs it alone."""
+    """The lines of one failure: the case, where it first differs, by how much, and the command that runs it alone."""
     first = result.first
     word = "ERROR" if result.state == "error" else "FAIL"
     return [
@@ -168,7 +168,7 @@ def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
 
 
 def command(report: Report, result: CaseResult) -> str:
-    """The command that runs, or checks, a case alone."""
+    """The command that runs or checks a single case."""
     mode = (
         f" --mode {shlex.quote(result.mode)}"
         if (report.interface != "files" and result.mode != "eager") or report.interface == "target"
@@ -182,7 +182,7 @@ def command(report: Report, result: CaseResult) -> str:
 
 
 def skips(report: Report) -> list[str]:
-    """Why cases were skipped, with their number: a line for each dtype and mode."""
+    """The reasons for skipped cases with counts: one line per dtype and mode."""
     counts: dict[str, Counter[str]] = {}
     for result in report.results:
         if result.state not in ("pass", *FAILED):
@@ -200,7 +200,7 @@ def skips(report: Report) -> list[str]:
 
 
 def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, everything: bool = False) -> str:
-    """All that is printed of a report but for the last line: the matrix, what failed, what was skipped, the legend."""
+    """Everything printed for a report except the last line: the matrix, failures, skips and the legend."""
     parts = [] if report.seed is None else [f"{report.made}\n"]
     parts += [f"{note}\n" for note in report.notes]
     parts += [table(report.results, algorithms, report.left_out) + "\n"] if report.results else []
@@ -209,7 +209,7 @@ def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, ev
 
 
 def missed(reports: Sequence[Report]) -> str:
-    """The line that says what of the chosen rows was not compared, and whether no layer was large; or an empty string."""
+    """The line on cases of the chosen rows that were not compared, and on missing large layers; or ""."""
     _, cases, missing = covered(reports)
     named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
     parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []
@@ -220,7 +220,7 @@ def missed(reports: Sequence[Report]) -> str:
 
 
 def total(reports: Sequence[Report]) -> str:
-    """The last line: results, then how many of the cases, then of what an adapter's backward pass was not checked."""
+    """The last line: results, coverage of the cases, and the algorithms whose backward pass an adapter did not check."""
     passed, failed, skipped = (sum(numbers) for numbers in zip((0, 0, 0), *(r.counts for r in reports), strict=True))
     unseen = sorted({name for r in reports for name in r.not_differentiated})
     of_cases = "{} of {} cases passed".format(*covered(reports)[:2])

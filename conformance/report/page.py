@@ -1,7 +1,7 @@
-"""The matrix as one HTML file: a summary, a page for each algorithm with every case, and the specification's own text.
+"""The matrix as one HTML file: a summary, a page per algorithm with every case, and the specification's text.
 
-Nothing is loaded and nothing runs: pages are sections of which the browser shows the one that the address names. All
-that comes from a report is escaped.
+The file loads nothing and runs no scripts: pages are sections, and the browser shows the section in the URL's fragment.
+All content from reports is escaped.
 """
 
 import importlib
@@ -28,7 +28,7 @@ __all__ = ["flags", "page"]
 
 
 class Column(NamedTuple):
-    """A column of the matrix: what was checked, its mode and dtype, and its results by case."""
+    """A column of the matrix: the target, mode, dtype and results by case."""
 
     report: Report
     mode: str
@@ -36,20 +36,20 @@ class Column(NamedTuple):
     results: dict[str, CaseResult]
 
     def of(self, ids: Iterable[str]) -> list[CaseResult]:
-        """The results of some cases, as far as there are any."""
+        """The available results of some cases."""
         return [self.results[id] for id in ids if id in self.results]
 
     def worst(self, ids: Iterable[str]) -> str:
-        """The state that decides of some cases."""
+        """The deciding state of some cases."""
         return min((result.state for result in self.of(ids)), key=list(STATES).index, default="none")
 
     def cell(self, ids: Iterable[str]) -> str:
-        """How many of some cases came out how."""
+        """The number of cases per outcome."""
         return cell(self.of(ids)) if self.of(ids) else "·"
 
 
 class Algorithm(NamedTuple):
-    """What is shown of one row: its cases, their ids together and by column of the matrix, where it is specified."""
+    """The content of one row: its cases, their ids in total and by matrix column, and where it is specified."""
 
     name: str
     row: Any
@@ -60,13 +60,13 @@ class Algorithm(NamedTuple):
 
 
 def flags() -> Mapping[str, Mapping[str, Any]]:
-    """What each flag of a case means."""
+    """The meaning of each case flag."""
     meanings: dict[str, dict[str, Any]] = json.loads((VECTORS.parent / "flags.json").read_text())
     return meanings
 
 
 def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of the HTML file. `flags` are the meanings of flags."""
+    """The text of the HTML file. flags: meanings of the flags."""
     columns = _columns(reports)
     algorithms = [_algorithm(name, [case for case in cases if case.algorithm == name]) for name in ALGORITHMS]
     tested = [each for each in algorithms if any(r.state != "not implemented" for c in columns for r in c.of(each.ids))]
@@ -100,7 +100,7 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
 
 
 def _columns(reports: Sequence[Report]) -> list[Column]:
-    """One for each target, mode and dtype that has results, the dtypes of a target and mode side by side."""
+    """One column for each target, mode and dtype with results; the dtypes of a target and mode are adjacent."""
     columns: dict[tuple[str, str, str, str], Column] = {}
     for report in reports:
         for result in report.results:
@@ -111,7 +111,7 @@ def _columns(reports: Sequence[Report]) -> list[Column]:
 
 
 def _groups(columns: Sequence[Column]) -> list[list[Column]]:
-    """Columns by what was checked and how: neighbours that differ in the dtype only."""
+    """Columns grouped by target and mode: neighbours that differ only in dtype."""
     groups: dict[tuple[str, str, str], list[Column]] = {}
     for column in columns:
         groups.setdefault((column.report.interface, column.report.title, column.mode), []).append(column)
@@ -124,7 +124,7 @@ def _algorithm(name: str, cases: list[Case]) -> Algorithm:
 
 
 def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
-    """Why a case was skipped, with the dtypes in which it was."""
+    """The reasons for skipping a case, with the affected dtypes."""
     reasons: dict[str, list[str]] = {}
     for column in columns:
         if column.results[id].state not in ("pass", *FAILED):
@@ -143,7 +143,7 @@ def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str,
 
 
 def _failure(report: Report, case: Case, result: CaseResult) -> dict[str, Any]:
-    """What is shown of a failed case: where that is specified, how it is reproduced, and what else failed."""
+    """The content for a failed case: where it is specified, how to reproduce it, and what else failed."""
     stage = result.first.stage.partition("/")[0]
     if stage == "gradient" and case.gradients is not None:
         stage = case.gradients.stage
@@ -159,7 +159,7 @@ def _failure(report: Report, case: Case, result: CaseResult) -> dict[str, Any]:
 
 
 def _modules(case: Case, stages: Iterable[Stage]) -> list[str]:
-    """The modules of the specification in which the names that stages call are defined."""
+    """The specification's modules that define the names called by stages."""
     known = {stage.name: stage for stage in case.stages}
     paths = [path for stage in stages for path in call.names(stage, known, call.golden(case))]
     return sorted({_module(name) for path in paths for name in function(path).needs or (path,)} - {""})
@@ -175,7 +175,7 @@ def _module(path: str) -> str:
 
 
 def _modules_of(algorithm: str, cases: Iterable[Case]) -> list[str]:
-    """The modules in which an algorithm is specified."""
+    """The modules that specify an algorithm."""
     if algorithm in spec.ROUTERS:
         return [f"routers.{algorithm}"]
     own = {_module(name) for name in ALGORITHMS[algorithm].functions} - {""}

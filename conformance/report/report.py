@@ -1,7 +1,7 @@
-"""`report.json`: everything that came of one run or of checked files, from which matrix, page and badge are made.
+"""`report.json`: all results of a run or of checked files, from which matrix, page and badge are rendered.
 
-One that is read may come from a third party: only what `run --report` and `check --report` write is accepted.
-`report_schema.json` has its form; what the schema does not see is checked here. What was read is text to be escaped.
+A report may come from a third party, so reading accepts only what `run --report` and `check --report` write. `report_schema.json` defines
+the format; this module checks what the schema cannot express. Treat texts of a report as unescaped.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ __all__ = ["ReportError", "distinct", "read", "write"]
 
 SCHEMA = 3
 INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?", "files": r"[^\x00-\x1f\x7f]+"}
-"""Each with the form of a name of what was checked: a module, an object in one, or a folder."""
+"""Interfaces, each with the pattern of a target's name: a module, an object in one, or a folder."""
 
 
 class ReportError(Exception):
-    """A file is not a report of this suite; the message names it."""
+    """A file is not a report of this suite. The message names it."""
 
 
 def write(report: Report, path: Path) -> None:
@@ -65,20 +65,20 @@ COUNTS = ("passed", "failed", "skipped", "cases_passed", "cases_in_all")
 
 
 def _counts(report: Report) -> dict[str, int]:
-    """The counts of the last line."""
+    """The counts in the last line."""
     return dict(zip(COUNTS, (*report.counts, *covered([report])[:2]), strict=True))
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """The sha256 of what a report says, but for the digest itself. Anybody can compute it: it shows a slip, and is no signature."""
+    """The sha256 of a report without the digest. It detects accidental changes and is not a signature."""
     said = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
-    """The reports of several files, of which no two say something about one target's case, dtype and mode.
+    """The reports of several files; no two may cover the same target, case, dtype and mode.
 
-    Raises ReportError for the first that do.
+    Raises ReportError for the first overlap.
     """
     owner: dict[tuple[str, ...], Path] = {}
     for path, report in reports.items():
@@ -91,9 +91,9 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
 
 
 def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
-    """The report at `path`, made with the vectors whose digest is `suite` and whose cases are `cases`.
+    """The report at `path`, which must be of the vectors with digest `suite` and cases `cases`.
 
-    Raises ReportError naming the file and the first thing in it that is not as `write` writes it.
+    Raises ReportError, naming the file and the first deviation from the output of `write`.
     """
     try:
         content = parse(read_file(path).decode())
@@ -106,7 +106,7 @@ def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
 
 
 def _printable(content: Any) -> Any:
-    """The content with texts that can be printed and encoded: without control characters, but for the ends of lines."""
+    """The content with printable, encodable texts: control characters other than line ends are replaced."""
     if isinstance(content, str):
         return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", content)
     if isinstance(content, list):
@@ -153,7 +153,7 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
 
 
 def _record(kind: type[Any], entry: Mapping[str, Any]) -> Any:
-    """What an entry has of the fields of a record; it may have more."""
+    """A record from an entry's matching fields; other fields are ignored."""
     return kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
 
 

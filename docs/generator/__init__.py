@@ -1,6 +1,6 @@
-"""The site: pages made of what stands in the specification, the suite and the records of peers.
+"""The site: pages generated from the specification, the suite and the peer records.
 
-`python -m generator` with docs/ on the path (`nox -s docs`) writes Markdown into `build/pages`, has Sphinx make HTML of
-it, which checks every link. Nothing is written by hand that can be derived: a page has its words from docstrings, its
-numbers from calls that are traced while it is made, its readings from the ambiguity ledger.
+`python -m generator` with docs/ on the path (`nox -s docs`) writes Markdown into `build/pages` and runs Sphinx, which
+converts it to HTML and checks every link. Everything derivable is generated: text comes from docstrings, numbers from
+calls traced during the build, readings from the ambiguity ledger.
 """

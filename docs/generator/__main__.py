@@ -1,4 +1,4 @@
-"""Make the site: `python -m generator [REPORT.json ...]`, into build/site."""
+"""Build the site: `python -m generator [REPORT.json ...]`, into build/site."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from moespec.conformance.report.report import ReportError
 
 
 def main() -> int:
-    """The exit status: 0 if every example held and every link within the site leads somewhere."""
+    """The exit status: 0 if every example passes and every internal link resolves."""
     parser = argparse.ArgumentParser(prog="python -m generator", description=__doc__)
     parser.add_argument("reports", type=Path, nargs="*", help="reports of the suite, for the rows of the matrix")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Which pages there are: one for each row of the conformance matrix that the specification has, by its name."""
+"""The list of pages: one for each row of the conformance matrix in the specification."""
 
 import inspect
 import sys
@@ -18,11 +18,11 @@ from moespec.spec.routers import plan
 from moespec.spec.routers.record import Router
 
 ROOT = Path(__file__).parents[2]
-"""The repository."""
+"""The repository root."""
 
 
 class SiteError(Exception):
-    """What a page shows does not hold: an example, a revision in the changelog, a paper that is not among the references."""
+    """A page's content is wrong: a failing example, a missing changelog revision, or a paper missing from the references."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Page:
 
     @property
     def name(self) -> str:
-        """Of the row, the page and its file."""
+        """The name of the row, the page and its file."""
         return self.algorithm.name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As people write it, first the one that is its title; also the models that use it, for the search."""
+        """The names that people use, title first, including the models that use it, for the search."""
         own = NAMES.get(self.name) or (self.name.replace("_", " ").capitalize(),)
         return tuple(dict.fromkeys((*own, *(self.router.models if self.router else ()))))
 
     @property
     def router(self) -> Router[Any] | None:
-        """The router, if it is one."""
+        """The router, or None for a building block."""
         return ROUTERS.get(self.name)
 
     @property
@@ -55,9 +55,9 @@ class Page:
 
     @cached_property
     def modules(self) -> list[ModuleType]:
-        """Where it is specified: the router's file, the module that declares the row, those of its functions.
+        """The modules that specify the row: the router's file, the module that declares it, and its functions' modules.
 
-        Of a router that selects by a plan last, what weights its outputs.
+        For a router that selects by a plan, the module of its output weights comes last.
         """
         names = [f"moespec.spec.routers.{self.name}"] if self.router else []
         names += [m.__name__ for m in registry.MODULES if self.algorithm in getattr(m, "ALGORITHMS", ())]
@@ -67,22 +67,22 @@ class Page:
 
     @property
     def entries(self) -> list[LedgerEntry]:
-        """The entries of the ambiguity ledger in the docstrings of its modules."""
+        """The ambiguity ledger's entries in the docstrings of its modules."""
         return [entry for module in self.modules for entry in entries(module.__doc__ or "", module.__name__)]
 
     @property
     def title(self) -> str:
-        """The first sentence of its module: what it is."""
+        """The first line of its module's docstring."""
         return (self.modules[0].__doc__ or "").partition("\n")[0]
 
 
 def pages() -> list[Page]:
-    """All pages, routers first, each by the names that people write."""
+    """All pages, routers first, sorted by their common names."""
     return sorted(map(Page, ALGORITHMS.values()), key=lambda page: (page.router is None, page.names[0].lower()))
 
 
 def home() -> dict[str, str]:
-    """For each entry of the ledger the page that has it: that of its router, or of the first row of its module."""
+    """The page of each ledger entry: its router's, or the page of its module's first row."""
     found: dict[str, str] = {}
     for page in pages():
         for entry in page.entries:

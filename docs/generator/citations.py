@@ -1,4 +1,4 @@
-"""BibTeX: the entries of `docs/references.bib` that a page needs, and how this specification is cited."""
+"""BibTeX: the entries of `docs/references.bib` that a page needs, and the citation of this specification."""
 
 import re
 import tomllib
@@ -14,14 +14,14 @@ ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
 
 
 def references(path: Path = REFERENCES) -> dict[str, str]:
-    """The entries by arXiv number."""
+    """The BibTeX entries by arXiv number."""
     entries = re.findall(r"^@\w+\{.*?^\}", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     numbered = ((re.search(r"eprint\s*=\s*\{([\d.]+)\}", entry), entry) for entry in entries)
     return {number[1]: entry for number, entry in numbered if number}
 
 
 def citations(page: Page) -> list[str]:
-    """The entries of the papers that a page names, those of its row first. Raises SiteError if one is missing."""
+    """The entries of the papers that a page cites, its row's first. Raises SiteError if one is missing."""
     texts = [page.algorithm.cites, *(module.__doc__ or "" for module in page.modules)]
     known = references()
     numbers = list(dict.fromkeys(number for text in texts for number in ARXIV.findall(text)))
@@ -32,7 +32,7 @@ def citations(page: Page) -> list[str]:
 
 
 def software(page: Page | None = None) -> str:
-    """The entry of this specification, with the algorithm and revision of a page in its note. From CITATION.cff."""
+    """The entry of this specification from CITATION.cff, with a page's algorithm and revision in its note."""
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     fields = {
         "title": cff["title"],
@@ -47,5 +47,5 @@ def software(page: Page | None = None) -> str:
 
 
 def version() -> str:
-    """That of the package, as in pyproject.toml: the first two numbers name its pages."""
+    """The package's version from pyproject.toml. Its first two numbers name the published pages."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: their words as they are, their sections as lists, their examples as code."""
+"""Convert docstrings to Markdown: prose unchanged, sections as lists, examples as code."""
 
 import re
 import textwrap
@@ -12,7 +12,7 @@ HEADINGS = {"Args": "Arguments", "Returns": "Returns", "Raises": "Raises", "Sour
 
 
 def introduction(docstring: str) -> str:
-    """The docstring of a module as Markdown: without its first line, which is the title, and without its ledger."""
+    """A module's docstring as Markdown, without its first line (the title) and its ledger."""
     _, _, body = docstring.partition("\n")
     return markdown(re.split(rf"^(?:Ambiguity ledger|{PITFALLS})$", body, maxsplit=1, flags=re.MULTILINE)[0])
 
@@ -23,14 +23,14 @@ def markdown(docstring: str) -> str:
 
 
 def axes_of(docstring: str) -> dict[str, tuple[str, ...]]:
-    """The axes of arguments, as docstrings name them: `scores: (tokens, experts), ...`, or "`kernel` (width, experts)"."""
+    """The axes of arguments that a docstring states as `scores: (tokens, experts), ...` or "`kernel` (width, experts)"."""
     pairs = re.findall(r"^ +(\w+): (?:[^.(]*, )?\(([a-z, ]+)\)", docstring, re.MULTILINE)
     pairs += re.findall(r"`(\w+)` \(([^`]*?)\)(?=[ ,;:.]|$)", docstring)
     return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in pairs}
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The blocks of a docstring: prose, formulas, sections, examples."""
+    """Yield the blocks of a docstring: prose, formulas, sections, examples."""
     for block in re.split(r"\n\s*\n", text):
         section = SECTION.match(block + "\n")
         if block.lstrip().startswith(">>>"):
@@ -47,7 +47,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _listed(body: str) -> str:
-    """The entries of a section as a list; a section without entries as it is."""
+    """A section's entries as a list; a section without entries is unchanged."""
     if not ENTRY.match(body):
         return body
     items: list[str] = []

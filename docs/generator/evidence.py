@@ -1,4 +1,4 @@
-"""What was measured: the rows of the conformance matrix, and what other packages compute."""
+"""Measured results: the rows of the conformance matrix, and the results of other packages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from moespec.conformance.suite import digest, load
 
 @dataclass(frozen=True)
 class Row:
-    """One target in one dtype and mode: the cells of an algorithm by the columns of the matrix."""
+    """One target in one dtype and mode: an algorithm's cells by matrix column."""
 
     target: str
     dtype: str
@@ -27,9 +27,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the suite found of one package in the cases of one algorithm.
+    """The suite's result for one package on one algorithm's cases.
 
-    passed, failed, other: cases in float64. variants: known variants that its results equal, with the ledger's ids.
+    passed, failed, other: numbers of cases in float64. variants: known variants that match its results, with ledger ids.
     """
 
     package: str
@@ -41,7 +41,7 @@ class Measured:
 
 
 def reports(paths: Sequence[Path]) -> list[Report]:
-    """The reports at the paths, which must be of the committed vectors."""
+    """The reports at these paths. They must be of the committed vectors."""
     if not paths:
         return []
     cases, suite = load(), digest()
@@ -49,7 +49,7 @@ def reports(paths: Sequence[Path]) -> list[Report]:
 
 
 def rows(found: Sequence[Report], algorithm: str) -> list[Row]:
-    """The rows of one algorithm, one for each target, mode and dtype."""
+    """One algorithm's rows, one for each target, mode and dtype."""
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for report in found:
         for result in report.results:
@@ -66,12 +66,12 @@ def rows(found: Sequence[Report], algorithm: str) -> list[Row]:
 
 @cache
 def peers() -> tuple[dict[str, Any], ...]:
-    """The records of the packages that the suite was run on."""
+    """The records of the packages that the suite has checked."""
     return tuple(read_record(path) for path in sorted((ROOT / "conformance/reports").glob("peer-*.json")))
 
 
 def measured(algorithm: str) -> list[Measured]:
-    """The packages that offer anything of an algorithm."""
+    """The packages that implement any part of an algorithm."""
     rows = []
     for record in peers():
         functions = record["functions"].values()

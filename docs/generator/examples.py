@@ -1,7 +1,7 @@
-"""Worked examples: calls of the specification, made and traced while the page is, with their numbers as tables.
+"""Worked examples: calls of the specification, run and traced during the build, with their numbers as tables.
 
-A building block is shown by the examples of its docstring, each call with what went in and what came out; a router by
-its own steps on the worked example of the specification, whose tokens are its logits.
+A building block's page shows its docstring examples with each call's inputs and outputs. A router's page shows its
+steps on the specification's worked example, whose tokens are its logits.
 """
 
 import doctest
@@ -27,12 +27,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "soft_moe": {"slots_per_expert": 2},
     "dselect_k": {"choices": 1, "selector_gamma": 4.0},
 }
-"""Options that make the worked example of a router tell more than its defaults do."""
+"""Options for more informative worked examples than a router's defaults give."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call: the function, its arguments as they are written, and its arrays as tables."""
+    """One call: the function, its arguments as source text, and its arrays as tables."""
 
     call: str
     written: str
@@ -43,8 +43,8 @@ class Step:
 class Routed:
     """A router on the worked example.
 
-    options: those that are not the defaults. identity: whether its kernel is the identity, so that tokens are logits;
-    other parameters are the initial ones. inputs: as tables. routing: what comes of it.
+    options: non-default options. identity: whether the kernel is the identity, so that tokens are logits; other
+    parameters have their initial values. inputs: as tables. routing: the result.
     """
 
     options: dict[str, Any]
@@ -55,7 +55,7 @@ class Routed:
 
 
 class Traced:
-    """The specification, whose functions are noted when they are called; in the place of `moespec.spec`."""
+    """A replacement for `moespec.spec` that records calls of its functions."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -66,10 +66,10 @@ class Traced:
 
 
 def steps_of_examples(page: Page) -> list[Step]:
-    """The calls that the examples of a page's functions make. Raises SiteError if an example does not hold."""
+    """The calls in the examples of a page's functions. Raises SiteError if an example fails."""
     recorder, results = _recorder({}, followed=False)
     traced = Traced(recorder)
-    modules: dict[str, Any] = sys.modules  # one entry is replaced: what is imported meanwhile stays
+    modules: dict[str, Any] = sys.modules  # one entry is replaced; other imports persist
     modules["moespec.spec"] = traced
     try:
         for name, function in page.functions.items():
@@ -82,10 +82,10 @@ def steps_of_examples(page: Page) -> list[Step]:
 
 
 def _distinct(recorder: Recorder, results: list[Any]) -> list[Step]:
-    """The calls, without those that repeat an earlier one; an array is shown where it is first seen."""
+    """The calls without repetitions. An array is shown where it first occurs."""
     steps: dict[tuple[str, ...], Step] = {}
     first: dict[tuple[str, ...], str] = {}
-    names: dict[str, str] = {}  # of stages: that of the first call that is the same
+    names: dict[str, str] = {}  # stage -> the first equal call
     seen: set[str] = set()
     for stage, result in zip(recorder.stages, results, strict=True):
         given, references = recorder.given[stage.name], {}
@@ -104,7 +104,7 @@ def _distinct(recorder: Recorder, results: list[Any]) -> list[Step]:
 
 
 def _recorder(inputs: Mapping[str, Any], **options: bool) -> tuple[Recorder, list[Any]]:
-    """A recorder of calls, and the list that it puts their results into."""
+    """A call recorder, and the list that collects the results."""
     results: list[Any] = []
 
     def keep(stage: Stage, result: Any) -> Any:
@@ -115,7 +115,7 @@ def _recorder(inputs: Mapping[str, Any], **options: bool) -> tuple[Recorder, lis
 
 
 def hold(page: Page) -> None:
-    """Run the examples of all docstrings of a page. Raises SiteError for one that does not hold."""
+    """Run the examples in all docstrings of a page. Raises SiteError if one fails."""
     for module in page.modules:
         _hold(module, module.__name__, dict(vars(module)), recurse=True)
 
@@ -129,7 +129,7 @@ def _hold(documented: Any, name: str, known: dict[str, Any], *, recurse: bool = 
 
 
 def routed(page: Page) -> Routed:
-    """A router on the worked example: six tokens that are their own logits, three experts, at evaluation."""
+    """A router on the worked example: six tokens whose values are their logits, three experts, at evaluation."""
     router = ROUTERS[page.name]
     options = router.options(width=3, experts=3, tokens=6, **OPTIONS.get(page.name, {}))
     initial = router.init(np.random.default_rng(0), options)
@@ -152,7 +152,7 @@ def routed(page: Page) -> Routed:
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> str:
-    """The arguments of a call: where an array comes from, or its name alone; options with their values."""
+    """A call's arguments as text: the source (or only the name) of each array, and options with values."""
     words = {name: name if value is not None else f"{name}=None" for name, value in arguments.items()}
     words |= {
         name: f"{name}={value.removeprefix('params/')}" for name, value in arguments.items() if isinstance(value, str)
@@ -162,7 +162,7 @@ def _written(stage: Stage, arguments: Mapping[str, Any]) -> str:
 
 
 def _arguments(stage: Stage, given: Mapping[str, Any]) -> Iterator[str]:
-    """The arrays among the arguments of a call."""
+    """Yield the arrays among a call's arguments."""
     axes = axes_of(getattr(spec, stage.call).__doc__ or "")
     for name, value in given.items():
         if name in stage.options:
@@ -178,7 +178,7 @@ def _arguments(stage: Stage, given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _results(stage: Stage, result: Any) -> Iterator[str]:
-    """The results of a call, of a sparse routing its slots and weights."""
+    """Yield a call's results; for a sparse routing, its slots and weights."""
     outputs = FUNCTIONS[stage.call].outputs
     for name, value in finish(arrays(result, outputs)).items():
         axes = tuple(axis for axis in FUNCTIONS[stage.call].output(name).axes.split() if axis != "groups")

@@ -1,10 +1,10 @@
-"""Find the code that the ambiguity ledger and the "Source:" lines name in copies of its repositories, and write commits and lines.
+"""Find the code named by the ambiguity ledger and "Source:" lines in copies of its repositories, and write commits and lines.
 
     python -m generator.find_places FOLDER
 
-A copy is a clone, `FOLDER/OWNER/NAME`, or what the archive of a commit unpacks to, `FOLDER/OWNER/NAME-COMMIT`. The commit is
-that of `spec/implementations/places.json`, or, of a repository that is not in it, the newest of the clone; a "Source:" may have one
-of its own, "OWNER/NAME@COMMIT". What is not found is printed; then nothing is written, and the exit status is 1.
+A copy is a clone, `FOLDER/OWNER/NAME`, or a commit's unpacked archive, `FOLDER/OWNER/NAME-COMMIT`. The commit comes from
+`spec/implementations/places.json` or, for a repository not listed there, is the clone's newest. A "Source:" may specify another commit,
+"OWNER/NAME@COMMIT". If anything is not found, it is printed, nothing is written, and the exit status is 1.
 """
 
 import argparse
@@ -28,14 +28,14 @@ PLACE = re.compile(rf"({REPOSITORY}), ([\w./-]+\.\w+(?:, {NAME}(?: and {NAME})*(
 
 
 def sources() -> list[str]:
-    """The "Source:" of each docstring of the specification, on one line."""
+    """The "Source:" of each docstring in the specification, joined to one line."""
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "spec").rglob("*.py"))]
     found = [source for text in texts for source in re.findall(r"^ *Source: ((?:.+\n)+)", text, re.MULTILINE)]
     return [" ".join(source.split()) for source in found]
 
 
 def cited(source: str) -> list[Taker]:
-    """The places in code that a "Source:" names. Raises ValueError if it names a repository without the path of a file."""
+    """The code locations that a "Source:" names. Raises ValueError if it names a repository without a file path."""
     found = [Taker(*place) for place in PLACE.findall(source)]
     if len(re.findall(REPOSITORY, source)) != len(found):
         raise ValueError(
@@ -45,7 +45,7 @@ def cited(source: str) -> list[Taker]:
 
 
 def named() -> dict[str, dict[str, set[str]]]:
-    """What the ledger and the sources name: the functions and classes by repository and path."""
+    """The functions and classes named by the ledger and the sources, by repository and path."""
     found: dict[str, dict[str, set[str]]] = {}
     takers = [taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
     takers += [taker for source in sources() for taker in cited(source)]
@@ -57,12 +57,12 @@ def named() -> dict[str, dict[str, set[str]]]:
 
 
 def line_of(text: str, name: str, path: str) -> int | None:
-    """The line, from 1, where the function or class `name` begins, as in "Class.method"; None if it is not there."""
-    if not path.endswith(".py"):  # C++: the name before a parenthesis, in a line that is no statement
+    """The line, from 1, where the function or class `name` (such as "Class.method") begins; None if it is missing."""
+    if not path.endswith(".py"):  # C++: the name before a parenthesis, in a line that is not a statement
         begins = re.compile(rf"^(?!\s*(?:return|//))[^;=]*[\w>*&]\s+{re.escape(name)}\s*\([^;]*$")
         return next((line for line, words in enumerate(text.splitlines(), 1) if begins.match(words)), None)
     scope: ast.AST = ast.parse(text)
-    for part in name.split("."):  # `ast.walk` has what is outermost first
+    for part in name.split("."):  # `ast.walk` yields outer nodes first
         found = next((node for node in ast.walk(scope) if node is not scope and part in _defined(node)), None)
         if found is None:
             return None
@@ -77,7 +77,7 @@ def _defined(node: ast.AST) -> list[str]:
 
 
 def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
-    """The commits and lines of all that is named, and a sentence for each thing that no copy has."""
+    """The commits and lines of everything named, and a sentence for each name missing from the copies."""
     found: dict[str, dict[str, object]] = {}
     missing = []
     for repository, paths in named().items():
@@ -97,7 +97,7 @@ def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
 
 
 def main() -> int:
-    """The exit status: 0 if everything was found and written."""
+    """The exit status: 0 if everything was found and written, else 1."""
     parser = argparse.ArgumentParser(prog="python -m generator.find_places", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="of the copies: FOLDER/OWNER/NAME or FOLDER/OWNER/NAME-COMMIT")
     found, missing = find(parser.parse_args().folder)

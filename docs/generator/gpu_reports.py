@@ -1,4 +1,4 @@
-"""Print what the suite found on GPUs, the table in docs/conformance.md, from the reports `conformance/reports/gpu-*.json`.
+"""Print the table of GPU results in docs/conformance.md from the reports `conformance/reports/gpu-*.json`.
 
 python -m generator.gpu_reports
 """
@@ -19,7 +19,7 @@ HEAD = "| device | backend | suite | dtype | mode | passed | failed | skipped | 
 
 
 def rows(folder: Path = REPORTS) -> Iterator[str]:
-    """A row for each dtype and mode of each report; of a suite other than that of the vectors its date is asked of git."""
+    """Yield a row for each dtype and mode of each report. git supplies the date of a suite other than the current one."""
     for path in sorted(folder.glob("gpu-*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         backend, suite = report["target"].rpartition(".")[2], report["suite"]
@@ -34,7 +34,7 @@ def rows(folder: Path = REPORTS) -> Iterator[str]:
 
 
 def _date(suite: str) -> str:
-    """When a suite was committed; "another" where git does not know it."""
+    """The commit date of a suite; "another" if git does not know it."""
     for line in git(ROOT, "log", "--format=%H %cs", "--", "conformance/suite.json").splitlines():
         commit, date = line.split()
         if hashlib.sha256(git(ROOT, "show", f"{commit}:conformance/suite.json").encode()).hexdigest() == suite:

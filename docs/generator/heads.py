@@ -1,4 +1,4 @@
-"""What is added to Sphinx's HTML: what search engines show of a page, and in each cell the heading of its column.
+"""Additions to Sphinx's HTML: a page description for search engines, and each table cell's column heading.
 
 A Sphinx extension. `site.css` shows the rows of a table as cards on a phone, each cell below its heading.
 """
@@ -15,14 +15,14 @@ SITE = "The executable specification of mixture-of-experts routing for vision, w
 
 
 def description(document: nodes.document | None) -> str:
-    """The first sentence of a page, or what the site is where it has none."""
+    """A page's first sentence, or the site's description if it has none."""
     first = next(document.findall(nodes.paragraph), None) if document else None
     text = " ".join(first.astext().split()) if first else SITE
     return re.split(r"(?<=[a-z\d)\]][.:]) (?=[A-Z])", text, maxsplit=1)[0].removesuffix(":")
 
 
 def labelled(html: str) -> str:
-    """A page whose tables have in each cell the heading of its column, as `data-label`, and whose names may break at `_`, `.` and `/`."""
+    """The HTML with each table cell's column heading as `data-label`, and with names breakable at `_`, `.` and `/`."""
     return re.sub(r"<table\b.*?</table>", lambda match: _labelled(match[0]), html, flags=re.DOTALL)
 
 
@@ -39,18 +39,18 @@ def _row(row: str, headings: list[str]) -> str:
 
 
 def plain(html: str) -> str:
-    """The text of HTML."""
+    """The plain text of HTML."""
     return unescape(re.sub(r"<[^>]+>", "", html)).strip()
 
 
 def add(app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None) -> None:
-    """Put the description and the labels into what the page's template is given."""
+    """Add the description and the labels to the page template's context."""
     described = f'<meta name="description" content="{escape(description(document))}">'
     context["metatags"] = context.get("metatags", "") + described
     context["body"] = labelled(context.get("body") or "")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register the extension with Sphinx."""
     app.connect("html-page-context", add)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

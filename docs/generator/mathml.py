@@ -1,7 +1,7 @@
-"""Formulas as MathML, which browsers set without any script; where scripts run, MathJax sets them again, more evenly.
+"""Formulas as MathML, which browsers render without scripts. If scripts run, MathJax renders them again, more evenly.
 
-A Sphinx extension: LaTeX in a `math` directive becomes MathML when the site is built. MathJax is one file, which docs/conf.py
-copies into the site, so that no page loads anything from elsewhere.
+A Sphinx extension that converts LaTeX in `math` directives to MathML during the build. MathJax is one file, which
+docs/conf.py copies into the site, so no page loads external resources.
 """
 
 from typing import Any
@@ -12,19 +12,19 @@ from sphinx.application import Sphinx
 
 
 def inline(writer: Any, node: Any) -> None:
-    """Write a formula within a line."""
+    """Write an inline formula."""
     writer.body.append(convert(node.astext()))
     raise SkipNode
 
 
 def block(writer: Any, node: Any) -> None:
-    """Write a formula on a line of its own."""
+    """Write a display formula."""
     writer.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>')
     raise SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register the extension with Sphinx."""
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
     app.add_js_file("mml-svg.js", loading_method="defer")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""Names as people write them, by which readers look for a page; the first is its title, and the search finds it by all."""
+"""Common names under which readers look for a page. The first is its title; the search finds it by all of them."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),
@@ -58,4 +58,4 @@ NAMES: dict[str, tuple[str, ...]] = {
     "token_choice": ("Token Choice allocation",),
     "z_loss": ("Router z-loss", "z-loss"),
 }
-"""Of a page the name, and others that are in use besides `Router.models`; another page has the name of its algorithm alone."""
+"""A page's title and further names besides `Router.models`. Pages not listed have only their algorithm's name."""

@@ -1,4 +1,4 @@
-"""Pictures in one style: where six tokens go and how three experts' outputs come back, and the routing of one image."""
+"""Figures in one style: dispatch and combine of six tokens and three experts, and the routing of one image."""
 
 import io
 from pathlib import Path
@@ -15,11 +15,11 @@ from moespec.training.loop.resolve import load_backend
 
 STYLE: Any = {"svg.hashsalt": "moespec", "font.size": 9, "axes.titlesize": 10, "font.family": "sans-serif"}
 IMAGE = 11
-"""Number of the validation digit whose routing is drawn."""
+"""Index of the validation digit whose routing is drawn."""
 
 
 def draw_routing(routing: Any, path: Path) -> None:
-    """Dispatch and combine of one group side by side: tokens down, the slots of each expert across."""
+    """Draw dispatch and combine of one group side by side: tokens as rows, each expert's slots as columns."""
     tokens, experts, capacity = routing.dispatch.shape
     names = [f"{expert}.{slot}" for expert in range(experts) for slot in range(capacity)]
     with mpl.rc_context(STYLE):
@@ -40,7 +40,7 @@ def draw_routing(routing: Any, path: Path) -> None:
 
 
 def draw_image(router: str, path: Path) -> None:
-    """The routing of a handwritten digit by the first MoE block of a small ViT with its initial parameters."""
+    """Draw the routing of a handwritten digit by the first MoE block of a small ViT with initial parameters."""
     model = vit.named("vit_tiny", moe="last_half", router=router, experts=4)
     dataset, B = load("digits", ""), load_backend("numpy")
     pixels = dataset.validation.read(np.array([IMAGE]))

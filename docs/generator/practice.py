@@ -1,4 +1,4 @@
-"""What implementations do: by entry of the ledger who takes a reading, and the known variants of the suite."""
+"""What implementations do: which ones take each reading of the ledger, and the suite's known variants."""
 
 import re
 
@@ -12,19 +12,19 @@ from moespec.spec.implementations.positions import find, implementations, seen
 
 
 def concerned() -> dict[str, list[str]]:
-    """By entry the rows of the matrix that it concerns: routers, and functions."""
+    """The matrix rows (routers and functions) affected by each ledger entry."""
     by_name = {name: {entry.id for entry in entries_of(name)} for name in ALGORITHMS}
     return {id: [name for name, own in by_name.items() if id in own] for id in LEDGER}
 
 
 def known_of() -> dict[str, list[str]]:
-    """By entry the implementations of which it is known what they do about it."""
+    """The implementations with a known reading of each ledger entry."""
     by_name = {name: seen(name) for name in implementations()}
     return {id: [name for name, own in by_name.items() if id in own] for id in LEDGER}
 
 
 def beyond() -> list[Variant]:
-    """The known variants of public code that the ledger does not have: it has no such reading, or not by this code."""
+    """The known variants of public code that the ledger lacks: it has no such reading, or does not list this code."""
     return [variant for variant in variants().values() if variant.who and not _told(variant)]
 
 
@@ -32,7 +32,7 @@ def _told(variant: Variant) -> bool:
     for who in variant.who.split(", "):
         try:
             known = seen(find(who.partition(" (")[0])).values()
-        except ConfigError:  # the ledger does not know this code
+        except ConfigError:  # code unknown to the ledger
             return False
         if not any(variant.ledger == each.reading for all in known for each in all):
             return False
@@ -40,11 +40,11 @@ def _told(variant: Variant) -> bool:
 
 
 def variants_of(page: Page) -> list[Variant]:
-    """The known variants that replace what a page is about, and not only something that every algorithm uses."""
+    """The known variants that replace a page's subject rather than an operation that every algorithm uses."""
     names = {page.name, *page.algorithm.functions} - {"ROUTERS"}
     return [variant for variant in variants().values() if variant.replaced.keys() & names]
 
 
 def with_issues(who: str) -> str:
-    """Whose code does it, as Markdown: "owner/name (issue 7)" with a link to the issue."""
+    """The code's owner as Markdown: "owner/name (issue 7)" with a link to the issue."""
     return re.sub(r"([\w.-]+/[\w.-]+)( \([^)]*?)issue (\d+)", r"\1\2[issue \3](https://github.com/\1/issues/\3)", who)

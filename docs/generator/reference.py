@@ -1,4 +1,4 @@
-"""The reference of what is not the specification: the public names of chosen modules, with signatures and docstrings."""
+"""The API reference outside the specification: public names of selected modules, with signatures and docstrings."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from generator.sources import head
 
 
 class Room(NamedTuple):
-    """A page: its title, what it is about, and its modules, each with its names; without any, those of `__all__`."""
+    """A page: its title, its subject, and its modules with their names (default: `__all__`)."""
 
     title: str
     about: str
@@ -74,11 +74,11 @@ ROOMS = {
         {f"moespec.training.evaluation.{module}": () for module in EVALUATION},
     ),
 }
-"""The pages of the reference."""
+"""The reference's pages."""
 
 
 class Entry(NamedTuple):
-    """A name, how it is called, and what its docstring says."""
+    """A name with its signature and docstring."""
 
     name: str
     signature: str
@@ -86,7 +86,7 @@ class Entry(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A module: its name, what its docstring says, and its entries."""
+    """A module's name, docstring and entries."""
 
     name: str
     about: str
@@ -94,7 +94,7 @@ class Section(NamedTuple):
 
 
 def sections(room: Room) -> list[Section]:
-    """What a page has."""
+    """The sections of a page."""
     found = []
     for name, names in room.modules.items():
         module = import_module(name)
@@ -103,7 +103,7 @@ def sections(room: Room) -> list[Section]:
 
 
 def entries(module: ModuleType, names: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """The functions and classes of a module, of a class also its public methods. Raises AttributeError for a name that it has not."""
+    """Yield a module's functions, classes and the classes' public methods. Raises AttributeError for a missing name."""
     for name in names or module.__all__:
         value = getattr(module, name)
         if names and not callable(value):
@@ -117,7 +117,7 @@ def entries(module: ModuleType, names: tuple[str, ...] = ()) -> Iterator[Entry]:
 
 
 def _signature(value: Any) -> str:
-    """The head of a function as it is written; of a class its head, its fields and the head of its `__init__`."""
+    """A function's signature as written; for a class, its header, its fields and the signature of its `__init__`."""
     lines = textwrap.dedent(inspect.getsource(inspect.unwrap(value))).splitlines()
     node = ast.parse("\n".join(lines)).body[0]
     if not isinstance(node, ast.ClassDef):

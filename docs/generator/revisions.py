@@ -1,4 +1,4 @@
-"""The revisions of the algorithms: what CHANGELOG.md says of each, and what the repository's history has of it."""
+"""The algorithms' revisions: their CHANGELOG.md entries, and their sources in the repository's history."""
 
 import ast
 import difflib
@@ -15,7 +15,7 @@ ENTRY = re.compile(r"^\* `(?P<name>\w+)`, revision (?P<revision>\d+): (?P<text>.
 
 @dataclass(frozen=True)
 class Change:
-    """What a revision of an algorithm changed, and in which version it came."""
+    """A revision's change of an algorithm and the version that introduced it."""
 
     name: str
     revision: int
@@ -25,7 +25,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Past:
-    """An earlier revision: the text of its files when it was last in force, and their difference to the next one."""
+    """An earlier revision: the last text of its files, and their diff to the next revision."""
 
     revision: int
     commit: str
@@ -34,7 +34,7 @@ class Past:
 
 
 def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
-    """All that the changelog says of revisions. Raises SiteError if it lacks one that the specification has."""
+    """The changelog's entries on revisions. Raises SiteError if it lacks a revision of the specification."""
     log = []
     for section in re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         for entry in ENTRY.finditer(section):
@@ -50,7 +50,7 @@ def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
 
 
 def past(page: Page, root: Path = ROOT) -> list[Past]:
-    """The earlier revisions of a page, the latest first, as far as the history at hand goes."""
+    """A page's earlier revisions, latest first, as far as the local history reaches."""
     if page.algorithm.revision == 1:
         return []
     files = [Path(module.__file__ or "") for module in page.modules]
@@ -74,12 +74,12 @@ def _text(root: Path, commit: str, path: str) -> str:
 
 
 def _before(path: str) -> str:
-    """Where the module of an algorithm was up to version 0.2."""
+    """The path of an algorithm's module up to version 0.2."""
     return path.replace("spec/algorithms/", "spec/")
 
 
 def revision_in(source: str, name: str) -> int:
-    """The revision of an algorithm that a module declares, 0 if it declares none of that name."""
+    """The revision of an algorithm that a module's source declares; 0 if it does not declare the algorithm."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "Algorithm" and ast.literal_eval(node.args[0]) == name:
@@ -98,6 +98,6 @@ def _difference(before: dict[str, str], after: dict[str, str]) -> str:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git says; nothing where it fails, as outside of a clone or for a file that a commit does not have."""
+    """git's output; empty if it fails, as outside a clone or for a file missing from a commit."""
     result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
     return result.stdout.decode(errors="replace") if result.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""The source of what a page is about, as it stands in the specification and in the backends, without importing them."""
+"""A page's source code in the specification and the backends, read without importing them."""
 
 import ast
 import inspect
@@ -16,11 +16,11 @@ TABS = {
     "backends/jax": "JAX",
     "backends/torch": "torch",
 }
-"""Folders, and the names of their tabs."""
+"""Folders and their tab names."""
 
 
 class Text(NamedTuple):
-    """A function: the file that it is in, its signature, and its text without the docstring."""
+    """A function's file, signature and source without the docstring."""
 
     path: Path
     signature: str
@@ -28,7 +28,7 @@ class Text(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A field of a router's options: its name, type as it is written, default and meaning."""
+    """A field of a router's options: name, type as written, default and meaning."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class Option(NamedTuple):
 
 @cache
 def _definitions(folder: str) -> dict[str, Text]:
-    """The top-level functions of the modules of a folder, and of its algorithms."""
+    """The top-level functions of the modules in a folder and its `algorithms`."""
     definitions: dict[str, Text] = {}
     for path in sorted([*(ROOT / folder).glob("*.py"), *(ROOT / folder / "algorithms").glob("*.py")]):
         source = path.read_text(encoding="utf-8")
@@ -57,20 +57,20 @@ def _text(path: Path, lines: list[str], node: ast.FunctionDef) -> Text:
 
 
 def head(lines: list[str], node: Any) -> str:
-    """The lines of a function or class up to its body, without its decorators."""
+    """The lines of a function or class before its body, without decorators."""
     first = lines[node.lineno - 1 : node.body[0].lineno - 1] or lines[node.lineno - 1 : node.lineno]
     return "\n".join(first)
 
 
 def signature(name: str) -> str:
-    """The signature of a public function of the specification, as it is written."""
+    """The signature of a public function of the specification, as written."""
     return _definitions("spec")[name].signature
 
 
 def sources(page: Page, calls: list[str]) -> dict[str, list[tuple[Path, str]]]:
-    """For each tab the texts with the files that they are from.
+    """For each tab, the source texts with their files.
 
-    Of a router its file, which all share, and in the tabs of the backends the functions that its steps call there.
+    A router's file is shared by all tabs. The backends' tabs add the functions that its steps call.
     """
     by_name: dict[str, list[tuple[Path, str]]] = {}
     for folder, name in TABS.items():
@@ -79,16 +79,16 @@ def sources(page: Page, calls: list[str]) -> dict[str, list[tuple[Path, str]]]:
         by_name[name] = [(known[each].path, known[each].text) for each in wanted if each in known]
         if page.router and folder == "spec":
             path = Path("spec/routers") / f"{page.name}.py"
-            text = (ROOT / path).read_text(encoding="utf-8")  # from its first import on: its docstring is the page
+            text = (ROOT / path).read_text(encoding="utf-8")  # without the docstring, which is the page
             by_name[name].insert(0, (path, "\n".join(text.splitlines()[ast.parse(text).body[1].lineno - 1 :])))
     return {name: texts for name, texts in by_name.items() if texts}
 
 
 def options(page: Page) -> list[Option]:
-    """The options of a router, in their order."""
+    """A router's options in order of definition."""
     if page.router is None:
         return []
-    kind: Any = page.router.Options  # mypy takes the class of a dataclass for unhashable
+    kind: Any = page.router.Options  # mypy considers a dataclass type unhashable
     written: dict[str, str] = {}
     for part in reversed(kind.__mro__[:-1]):
         body = ast.parse(inspect.getsource(part)).body[0].body  # type: ignore[attr-defined]

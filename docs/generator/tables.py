@@ -1,4 +1,4 @@
-"""Arrays as tables of numbers, with their axes named."""
+"""Arrays as tables of numbers with named axes."""
 
 from html import escape
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 LARGEST = 160
-"""Numbers that a table shows at most; of a larger array only the shape is told."""
+"""Maximum numbers in a table. Larger arrays show only their shape."""
 
 
 def number(value: Any) -> str:
@@ -16,7 +16,7 @@ def number(value: Any) -> str:
 
 
 def table(name: str, value: Any, axes: tuple[str, ...]) -> str:
-    """An array as an HTML table: rows are its first axis, columns the others together."""
+    """An array as an HTML table: rows are its first axis, columns all other axes."""
     array = np.asarray(value)
     axes = axes if len(axes) == array.ndim else tuple(f"axis {axis}" for axis in range(array.ndim))
     shape = ", ".join(f"{axis} {size}" for axis, size in zip(axes, array.shape, strict=True))

@@ -1,4 +1,4 @@
-"""The pages as Markdown: what the templates are given, and the files that they make."""
+"""Write the pages as Markdown: template contexts and output files."""
 
 import inspect
 import json
@@ -33,13 +33,13 @@ DOCS = ROOT / "docs"
 TEMPLATES = Environment(
     loader=FileSystemLoader(DOCS / "templates"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
 )
-TEMPLATES.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())  # of a table of Markdown
+TEMPLATES.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())  # of a Markdown table
 TEMPLATES.filters["with_issues"] = with_issues
 TEMPLATES.globals["takers"] = lambda entry, reading: takers(entry, reading, packages())
 
 
 def write(folder: Path, found: Sequence[Report]) -> None:
-    """Write all pages into `folder`, anew."""
+    """Write all pages into `folder`, replacing its content."""
 
     def put(name: str, template: str, **given: Any) -> None:
         text = TEMPLATES.get_template(f"{template}.md.jinja").render(given)
@@ -83,14 +83,14 @@ def write(folder: Path, found: Sequence[Report]) -> None:
     for name, room in ROOMS.items():
         put(name, "reference", room=room, sections=sections(room))
     shutil.copytree(DOCS / "notebooks", folder / "notebooks")  # Sphinx runs them
-    for path in sorted(set(DOCS.glob("*.md")) - {DOCS / "implementations.md"}):  # the site has the ledger's page
+    for path in sorted(set(DOCS.glob("*.md")) - {DOCS / "implementations.md"}):  # the site's ledger page replaces it
         text = path.read_text(encoding="utf-8")
         run_examples(path, text)
         (folder / path.name).write_text(_local(link_papers(text)), encoding="utf-8")
 
 
 def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = ()) -> dict[str, Any]:
-    """What the template of a page is given. earlier: the revisions that have a page of their own."""
+    """The context of a page's template. earlier: the revisions with a separate page."""
     routed = examples.routed(page) if page.router else None
     calls = [step.call for step in routed.steps] if routed else []
     owners = {name: other.name for other in pages() for name in other.functions}
@@ -124,7 +124,7 @@ def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = (
 
 
 def _facts(page: Page) -> str:
-    """Which models use a router, and what it balances, drops and costs, as a table."""
+    """A table of the models that use a router, and of what it balances, drops and costs."""
     facts = {"Defined by": page.algorithm.cites}
     if page.router:
         facts |= {"Models": ", ".join(page.router.models)} if page.router.models else {}
@@ -133,7 +133,7 @@ def _facts(page: Page) -> str:
 
 
 def run_examples(path: Path, text: str) -> None:
-    """Run the Python blocks of a page, each in a process of its own. Raises SiteError for one that fails."""
+    """Run a page's Python blocks, each in a separate process. Raises SiteError if one fails."""
     for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         result = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
         if result.returncode:
@@ -141,8 +141,8 @@ def run_examples(path: Path, text: str) -> None:
 
 
 def _local(text: str) -> str:
-    """A page of docs/ as a page of the site: a link to a file of the repository is the name of that file, and one to a page that has
-    the name of its file has its title."""
+    """A page of docs/ as a site page: links to repository files become plain file names, and links named after a page's
+    file get the page's title."""
     text = re.sub(r"\[[^\]]*\]\(implementations\.md\)", "[the ledger](ledger.md)", text)
     text = re.sub(r"\[([\w-]+\.md)\]\(\1\)", _titled, text)
     return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"`\1`", text)

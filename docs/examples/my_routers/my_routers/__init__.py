@@ -1,1 +1,1 @@
-"""Routers of one's own, in a package of one's own: with a parameter, with a state, and with arithmetic that moespec does not have."""
+"""Custom routers in a third-party package: one with a parameter, one with a state, one with arithmetic that moespec lacks."""

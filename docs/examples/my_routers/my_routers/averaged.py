@@ -1,4 +1,4 @@
-"""Token Choice by scores from which the average load of their expert is subtracted. The average is a state: no optimiser touches it."""
+"""Token Choice by scores minus the average load of their expert. The average is a state, which no optimiser updates."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,23 +16,23 @@ class Options(spec.RouterOptions):
     choices: Count = 2
     capacity_factor: Factor = 1.25
     strength: Scalar = 0.5
-    """what the average load of an expert is multiplied with before it is subtracted"""
+    """factor of an expert's average load before it is subtracted"""
     rate: Scalar = 0.1
-    """how much of a step's load enters the average"""
+    """weight of a step's load in the average"""
 
 
 def state(options):
-    """`load` (experts,): the average of each expert's part of the choices, even at the start."""
+    """`load` (experts,): the average fraction of choices per expert, initially uniform."""
     return {"load": spec.Kept((options.experts,), 1 / options.experts)}
 
 
 def offset(load, strength):
-    """What is added to the scores. It is a function, so that it is a step of the vectors, as the building blocks are."""
+    """The term added to the scores. It is a function so that the vectors record it as a step, like the building blocks."""
     return -strength * load
 
 
 def compose(B, params, tokens, options, *, state, noise=None, train=False):
-    """Written once: `B` is a backend, or the specification itself, which has no axis of groups."""
+    """Written once for all: `B` is a backend, or the specification, which has no groups axis."""
     scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     selection = B.biased_scores(scores, offset(state["load"], options.strength))
     capacity = options.capacity(train=train)
@@ -42,7 +42,7 @@ def compose(B, params, tokens, options, *, state, noise=None, train=False):
 
 
 def compose_update(B, options, state, statistics):
-    """Once a step, with the load of all groups, parts of the batch and devices."""
+    """Called once per step with the load over all groups, micro-batches and devices."""
     part = statistics["load"] / B.xp.sum(statistics["load"])
     return {"load": (1 - options.rate) * B.xp.promote(state["load"]) + options.rate * part}
 

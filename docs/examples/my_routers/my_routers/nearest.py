@@ -1,4 +1,4 @@
-"""Token Choice by the distance to a centre of each expert, under the kernel of t-SNE: scores `1 / (1 + distance**2)`, over their sum."""
+"""Token Choice by the distance to each expert's centre under the t-SNE kernel: scores `1 / (1 + distance**2)`, divided by their sum."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ def nearness(B, tokens, centres):
 
 
 def compose(B, params, tokens, options, *, noise=None, train=False):
-    """Written once: `B` is a backend, or the specification itself, which has no axis of groups."""
+    """Written once for all: `B` is a backend, or the specification, which has no groups axis."""
     scores = nearness(B, tokens, params["centres"])
     routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     return spec.RouterOutput(routing, {}, B.routing_metrics(routing))

@@ -1,4 +1,4 @@
-"""Token Choice by the softmax of logits that a learned temperature divides, one for each expert."""
+"""Token Choice by the softmax of logits divided by a learned temperature per expert."""
 
 from dataclasses import dataclass
 
@@ -25,19 +25,19 @@ def init(generator, options):
 
 
 def temper(logits, temperature):
-    """Logits over a temperature. It is a function, so that it is a step of the vectors, as the building blocks are."""
+    """Logits divided by a temperature. It is a function so that the vectors record it as a step, like the building blocks."""
     return logits / temperature
 
 
 def route(params, tokens, options, *, noise=None, train=False):
-    """In NumPy, of one group: what the router computes."""
+    """The router in NumPy, for one group."""
     scores = softmax_affinity(temper(router_logits(tokens, params["kernel"]), params["temperature"]))
     routing = token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     return output(options, routing, {"balance": balance_loss(scores)})
 
 
 def compose(B, params, tokens, options, *, noise=None, train=False):
-    """The same for JAX and torch, of several groups: `B` is the backend."""
+    """The same for JAX and torch, for several groups: `B` is the backend."""
     scores = B.softmax_affinity(temper(B.router_logits(tokens, params["kernel"]), params["temperature"]))
     routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     loss = B.balance_loss(scores)
