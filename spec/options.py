@@ -16,38 +16,38 @@ from moespec.spec.ranges import Count, check, option_types, plain
 __all__ = ["RouterOptions"]
 
 TEXTS = {
-    "capacity_factor": "slots in relation to tokens: capacity = factor * tokens (times choices) / experts; inf for no limit",
-    "eval_capacity_factor": "the capacity factor at evaluation; None for the one of training",
-    "rounding": "how the capacity becomes a whole number",
-    "multiple_of": "the capacity is raised to a multiple of this",
-    "slots_per_expert": "the capacity itself, in place of the factor",
+    "capacity_factor": "slots relative to tokens: capacity = factor * tokens (times choices) / experts; inf for no limit",
+    "eval_capacity_factor": "capacity factor at evaluation; None for the factor of training",
+    "rounding": "rounding of the capacity to an integer",
+    "multiple_of": "round the capacity up to a multiple of this",
+    "slots_per_expert": "the capacity itself, instead of the factor",
     "choices": "experts K that a token chooses",
-    "batch_priority": "order in which tokens get their slots: as they come, or by their highest score or the sum over their choices",
-    "slot_order": "whether first choices get their slots before all second ones, or a token all of its own before the next token",
+    "batch_priority": "order in which tokens get slots: by position, by highest score, or by the sum over their choices",
+    "slot_order": "give slots to all first choices before all second choices, or to all choices of a token before the next token",
     "normalize_selected": "divide the combine weights of a token by their sum over its choices",
-    "normalize_when": "with normalize_selected, whether that is done before some choices find no slot or after it, over those "
-    "that got one",
-    "normalize_norm": "with normalize_selected, what weights are divided by: their sum, or the root of the sum of their squares",
-    "bias": "whether logits have a bias, a parameter of the router",
-    "jitter": "largest relative change of the router's input in training, in place of other noise; 0 for none",
-    "logit_cap": "bound of the logits, which a hyperbolic tangent keeps below it; 0 for none",
+    "normalize_when": "with normalize_selected: normalise over all choices, before slots are assigned, or afterwards over the "
+    "choices that got a slot",
+    "normalize_norm": "with normalize_selected: divide by the sum of the weights, or by the root of the sum of their squares",
+    "bias": "add a learned bias to the logits",
+    "jitter": "largest relative change of the router's input in training, instead of gating noise; 0 for none",
+    "logit_cap": "bound of the logits, applied with a hyperbolic tangent; 0 for none",
     "noise_multiplier": "standard deviation of the gating noise times the number of experts; 0 for no noise",
     "importance_weight": "weight of the importance loss",
-    "load_weight": "weight of the load loss, which there is only with noise",
+    "load_weight": "weight of the load loss, which requires noise",
     "balance_weight": "weight of the balance loss",
-    "balance_scope": "where the balance loss counts choices: in one group, in all groups that a device computes together (an "
-    "accumulated part), or on all devices",
-    "balance_counts": "whether the balance loss counts the first choice of a token alone, or all (as many times as large, then)",
-    "balance_logits": "whether the balance loss sees the gating noise",
+    "balance_scope": "groups over which the balance loss counts choices: one group, all groups that a device computes together "
+    "(a micro-batch), or all devices",
+    "balance_counts": "count only the first choice of a token in the balance loss, or all choices (K times as large)",
+    "balance_logits": "logits of the balance loss, with or without the gating noise",
     "z_weight": "weight of the router z-loss",
-    "z_logits": "whether the router z-loss sees the gating noise",
-    "combine_with": "what weights the experts' outputs; plan: the ablation, with a gradient if it is a Sinkhorn plan",
-    "combine_from_clean_logits": "leave the noise out of the combine weights",
+    "z_logits": "logits of the router z-loss, with or without the gating noise",
+    "combine_with": "weight of the experts' outputs; plan: an ablation, differentiable for a Sinkhorn plan",
+    "combine_from_clean_logits": "exclude the noise from the combine weights",
     "sinkhorn_iterations": "updates of the Sinkhorn plan",
-    "transport_objective": "what the solver of the sparsity-constrained plan maximises",
+    "transport_objective": "objective of the solver of the sparsity-constrained plan",
     "transport_steps": "solver steps of the sparsity-constrained plan",
 }
-"""What an option does that several routers have, by name. The text below a field of a router's `Options` goes before it."""
+"""Help of options that several routers share, by name. The text below a field of a router's `Options` takes precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)

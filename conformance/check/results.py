@@ -172,7 +172,7 @@ class Report:
             notes.append(f"{self.target} claims to follow moespec {self.claims} but was checked with {version()}")
         if self.called:
             more = f" and {len(self.called) - 3} more" if len(self.called) > 3 else ""
-            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}; those results come from moespec itself")
+            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}; those results come from moespec")
         return notes
 
     @property

@@ -89,7 +89,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
             f"strided views, torch only) (default: {','.join(default)})"
         )
         added.add_argument("--mode", action=_Words, type=_some_of("--mode"), default=list(default), help=text)
-        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16) (default: the first three)"
+        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16) (default: first three)"
         added.add_argument("--dtype", action=_Words, type=_some_of("--dtype"), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
@@ -108,8 +108,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--trust", metavar="NAMES", default="", help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
-        text = "generate cases from an integer seed instead of reading the vectors: values, ties, overflow and gradients; "
-        text += "error cases, training, whole models and cases with fixed inputs are left out"
+        text = "generate cases from an integer seed instead of using the vectors: values, ties, overflow, gradients; "
+        text += "no error cases, training, whole models or cases with fixed inputs"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
         text = "size of the --fresh cases: small, the shapes of the vectors; large, layers of 64 to 264 tokens, "
         text += "width 64 to 384 and 8 to 264 experts, and their gradients (default: small)"
@@ -152,8 +152,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     golden = command("golden", "Generate the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
-    golden.add_argument("--cases", metavar="MODULE", help="import this module and generate the vectors of its routers instead")
-    text = "folder for the vectors and the page of --cases; checks the installed backends on them (default: vectors)"
+    golden.add_argument("--cases", metavar="MODULE", help="module whose routers get vectors instead; it is imported")
+    text = "folder for the vectors and page of --cases; the installed backends are checked on them (default: vectors)"
     golden.add_argument("--out", metavar="FOLDER", type=Path, default=Path("vectors"), help=text)
     algorithms(golden)
     text = "Run the suite on the known variants; each must fail."

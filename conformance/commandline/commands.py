@@ -356,7 +356,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 def main(arguments: list[str]) -> int:
     """Runs a command and returns its exit status."""
-    parsing = parser("Check a target, an adapter or files against the vectors, report the results and manage the vectors.")
+    parsing = parser("Check targets, adapters and files against the vectors, write reports, and manage the vectors.")
     options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")

@@ -69,7 +69,7 @@ class Options(RouterOptions):
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     weights: Literal["raw", "sigmoid"] = "raw"
-    """what weights the output of the expert: the logit itself, or its sigmoid"""
+    """weight of the expert's output: the logit, or its sigmoid"""
 
 
 def route(

@@ -43,7 +43,7 @@ COMMANDS = {
     "inspect": Command("moespec.training.commands.inspect", "draw which experts handle which patch of an image"),
     "predict": Command("moespec.training.commands.predict", "classify the images in a folder"),
     "convert": Command("moespec.training.commands.convert", "convert weights from and to other projects' files"),
-    "export": Command("moespec.training.commands.export", "write a model as a program: ONNX, StableHLO or torch's"),
+    "export": Command("moespec.training.commands.export", "export a model as ONNX, StableHLO or torch.export program"),
     "scan": Command("moespec.training.commands.scan", "list unreadable images of a data set"),
     "list": Command("moespec.training.commands.list", "list models, routers, data sets and recipes"),
     "ledger": Command(
@@ -86,11 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _failed(str(stop))
         status = 128 + stop.signal
     except KeyboardInterrupt:
-        way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
+        way_on = "; `moespec train --run DIR --resume` resumes from the last checkpoint"
         print(f"moespec: interrupted{way_on * (name != 'conformance')}", file=sys.stderr)
         status = 130
     if output is not None and output.failed is not None:
-        print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
+        print(f"moespec: standard output: {output.failed.strerror}; the rest of the output is lost", file=sys.stderr)
         status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run is a folder
     if watchdog := sys.modules.get("moespec.training.loop.watchdog"):
         return int(watchdog.ended(status or 0))
@@ -126,4 +126,4 @@ def _failed(message: str) -> int:
 def _usage() -> str:
     lines = [f"  {name:{max(map(len, COMMANDS))}}  {command.text}" for name, command in COMMANDS.items()]
     usage = ["usage: moespec COMMAND [options]", "       moespec --version"]
-    return "\n".join([*usage, "", *lines, "", "moespec COMMAND --help shows the options."])
+    return "\n".join([*usage, "", *lines, "", "Run moespec COMMAND --help for the options of a command."])
