@@ -128,7 +128,5 @@ def table(report: MutationReport) -> str:
             rows.append((name, str(len(ids)), first, variants()[name].ledger))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    last = (
-        f"{len(rows) - 1} variants, {len(report.survivors)} survive, {len(report.singly_detected)} caught by a single case; "
-    )
+    last = f"{len(rows) - 1} variants, {len(report.survivors)} survive, {len(report.singly_detected)} caught by a single case; "
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"{last}{len(report.cases)} cases"])

@@ -75,9 +75,7 @@ def _check(options: argparse.Namespace) -> int:
 
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     if not tensors:
-        raise ConfigError(
-            f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, found none"
-        )
+        raise ConfigError(f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, found none")
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)

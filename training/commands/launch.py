@@ -73,7 +73,7 @@ def main(words: list[str]) -> None:
         index, status = failed
         ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         ended = "no longer answered" if status == LOST else ended
-        told = f"process {index} of {processes} {ended}; the others were ended"
+        told = f"process {index} of {processes} {ended}; the other processes were stopped"
         if attempt == restarts or status == USAGE:
             raise RunError(told)
         print(f"moespec: {told}; start {attempt + 2} of {restarts + 1}", file=sys.stderr, flush=True)

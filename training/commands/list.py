@@ -25,7 +25,7 @@ def main(words: list[str]) -> None:
     """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
     what = parse("list", ListArguments, words).what
     if what == "routers":
-        print("T tokens of width D in a group, E experts with C slots, K choices per token; costs are in multiply-adds.")
+        print("A group has T tokens of width D, E experts with C slots, K choices per token; costs: multiply-adds.")
         for router in ROUTERS.values():
             models = {"models": ", ".join(router.models)} if router.models else {}
             about = {"source": router.source, **models, "balances": router.balances}

@@ -104,7 +104,7 @@ def main(words: list[str]) -> None:
                 outcome.make(load_run(run), run, file)
             outcomes[name][seed] = outcome.read(file, measure)
         except Interrupted as stop:
-            told = f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on"
+            told = f"stopped by {stop.signal.name} in run {number} of {len(runs)}; repeat the command to resume"
             raise Interrupted(told, stop.signal) from stop
         except BusyError:
             raise
@@ -119,7 +119,7 @@ def main(words: list[str]) -> None:
     print("\n".join(summary["sentences"]))
     print(f"{out / 'index.html'}, results.json, results.csv, steps.csv, table.tex, figures/*.pdf and *.svg")
     if failed:
-        raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
+        raise RunError(f"{', '.join(failed)} failed; repeat the command to retry only the unfinished runs")
 
 
 def combinations(path: Path, base: Config) -> list[str]:

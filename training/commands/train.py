@@ -113,7 +113,7 @@ def train_command(
         for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
             say(note)
         if B.sizes.devices > 1:
-            say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
+            say(f"devices: {B.sizes}" + (f", in {B.processes} processes" if B.processes > 1 else ""))
         path = _folder(run, config, backend)
         _train(B, config, dataset, path, sets, hooks, resume=resume, override=override, say=say)
         return path
@@ -148,7 +148,7 @@ def _train(
         finished = directory.finished(config)
         how: Any = {"resume": resume or finished, "override": override, "dataset": dataset}
         for aside in directory.claim(config, **how):
-            say(f"{aside}: cooldown checkpoint moved aside; resuming from the previous one")
+            say(f"{aside}: moved the cooldown checkpoint aside; resuming from the previous one")
         if not finished:
             say(f"run: {path}")
         return {"finished": finished}
@@ -164,7 +164,7 @@ def _train(
         for line in (*best, f"validation {called(last)} {last['accuracy']:.4f}{count}", *beside(last, dataset)):
             say(line)
         if "average" in last:
-            say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
+            say(f"validation accuracy of the moving average {last['average']['accuracy']:.4f}")
         say(f"report: {path / 'report.html'}")
         return {}
 

@@ -121,7 +121,7 @@ def load_configured(
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
         dataset = _resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
     if config.workers > cores():
-        note = f"data.workers={config.workers}: this process may use {cores()} cores; using {cores()}"
+        note = f"data.workers={config.workers}: using {cores()}, the number of cores available to this process"
         dataset = replace(dataset, notes=(*dataset.notes, note))
     mean, std = numbers("data.mean", config.mean), numbers("data.std", config.std)
     for field, text, values in (("mean", config.mean, mean), ("std", config.std, std)):
