@@ -73,7 +73,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, **more)
-        text = "folder of the vectors (default: the shipped ones)"
+        text = "folder of the vectors (default: shipped)"
         added.add_argument("--vectors", type=Path, default=VECTORS, help=text)
         return added
 

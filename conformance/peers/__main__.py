@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = f"run the suite on this peer (repeatable): {', '.join(PEERS)} (default: only rewrite the pages from the records)"
     parser.add_argument("--peer", action="append", choices=list(PEERS), default=[], metavar="NAME", help=words)
     parser.add_argument("--root", type=Path, default=Path(), help="path of the checkout (default: this folder)")
-    parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: shipped vectors)")
+    parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: shipped)")
     options = parser.parse_args(arguments)
     records, docs, measured = (options.root / name for name in (RECORDS, "docs", MEASURED))
     for folder in (records, docs, measured.parent):

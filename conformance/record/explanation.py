@@ -100,9 +100,9 @@ def choice_rules(gate: Gate) -> Iterator[Rule]:
 
 
 GROUP_SCORES = {
-    "top_2": ("GL-1", "the sum of its best 2"),
-    "top_k_over_m": ("GL-1b", "the sum of its best K / M"),
-    "max": ("GL-1c", "its best"),
+    "top_2": ("GL-1", "the sum of their best 2"),
+    "top_k_over_m": ("GL-1b", "the sum of their best K / M"),
+    "max": ("GL-1c", "their best"),
 }
 
 

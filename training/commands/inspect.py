@@ -72,7 +72,7 @@ def inspect_command(
         files, notes = find_pictures(image)
         print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
         if len(files) > INSPECTED:
-            raise ConfigError(f"image={str(image)!r}: {len(files)} pictures, expected at most {INSPECTED}")
+            raise ConfigError(f"image={str(image)!r}: {len(files)} images, expected at most {INSPECTED}")
         targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
     for target in targets.values():
         check_output("out", target, [".png"], targets)

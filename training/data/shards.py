@@ -187,7 +187,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                 key, ending, name = f"{head}{slash}{stem}", f"{dot}{ending}".lower(), f"{path}:{member.name}"
                 if ending not in {*ENDINGS, *endings}:
                     last = os.path.splitext(base)[1].lower()
-                    kind = "pictures with another dot in the name" if last in ENDINGS else last or "without an ending"
+                    kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
                 if member.issparse():  # of any size in a shard of any other
