@@ -168,9 +168,9 @@ def test_another_order_of_equal_scores_is_a_verdict_and_a_failure(run, over_nump
     assert status == 1
     assert "expert_choice: differs only in tie-breaking (expert_choice/" in printed
     (tied,) = [n for n, line in enumerate(printed.splitlines()) if line.startswith("FAIL expert_choice/tied ")]
-    assert printed.splitlines()[tied + 1].startswith("    differs only in the order of equal scores. ")
+    assert printed.splitlines()[tied + 1].startswith("    differs only in tie-breaking. ")
     wrong = run("run", "--target", over_numpy("unstable_wrong", UNSTABLE.replace("FACTOR", "1.5")), *options)[1]
-    assert "only in the order of equal scores" not in wrong.split("FAIL ", 1)[1]
+    assert "only in tie-breaking" not in wrong.split("FAIL ", 1)[1]
 
 
 SHAKY = """
@@ -186,7 +186,7 @@ def test_two_calls_must_return_the_same_bits(run, over_numpy):
     assert run(*options)[0] == 0
     status, printed, _ = run(*options, "--repeat")
     assert status == 1
-    assert "    not repeatable: 1 of 1 entries are others the second time\n" in printed
+    assert "    not repeatable: 1 of 1 entries differ in the second call\n" in printed
     assert "--repeat" in next(line for line in printed.splitlines() if "show z_loss/" in line)
     assert run("run", *NUMPY, *Z_LOSS, "--repeat")[0] == 0
 
