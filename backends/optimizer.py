@@ -127,10 +127,10 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """weight decay of kernels and of Soft MoE's scale, multiplied by the learning rate"""
     decay: str = ""
-    """weight decay of single parameters, as pattern=rate, ...; the first regular expression found in a parameter's path
+    """weight decay of selected parameters, as pattern=rate, ...; the first regular expression found in a parameter's path
     applies, such as "head/kernel=3.0, router/scale=0" """
     rates: str = ""
-    """learning-rate multipliers of single parameters, as pattern=rate, ..., 0 to freeze, such as "head/=1, .*=0" """
+    """learning-rate multipliers of selected parameters, as pattern=rate, ..., 0 to freeze, such as "head/=1, .*=0" """
     clip: float | None = None
     """largest global norm of the gradient, or None"""
     ema: float | None = None

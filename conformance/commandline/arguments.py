@@ -93,7 +93,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--dtype", action=_Words, type=_some_of("--dtype"), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
-        text = "run only these algorithms: the part before the / in the ids that `list` prints"
+        text = "only these algorithms, comma-separated: the part before the / in the ids that `list` prints"
         added.add_argument("--algorithm", metavar="NAME", action=_Words, type=_some_of("--algorithm"), help=text)
 
     def called(added: argparse.ArgumentParser) -> None:
@@ -117,7 +117,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
-        text = "run only this case id or pattern, such as 'z_loss/*' (repeatable)"
+        text = "only this case id or pattern, such as 'z_loss/*' (repeatable)"
         added.add_argument("--case", metavar="ID", action="append", help=text)
         text = f"comma-separated classes of cases: {', '.join(CLASSES)} (default: all)"
         added.add_argument("--class", dest="classes", action=_Words, type=_some_of("--class"), help=text)

@@ -89,8 +89,8 @@ ROUTER = Router(
     init,
     route,
     lambda options: Noise((options.tokens,), (0.0, 1.0)) if options.shards > 1 else None,
-    balances="the load of the experts, exactly in training: by the best balanced assignment; nothing at evaluation",
-    cost="T D E, and in training the search for the best assignment",
+    balances="the load of the experts, exactly, in training (optimal balanced assignment); nothing at evaluation",
+    cost="T D E, and in training the solution of an assignment problem",
     drops="none",
     revision=2,
 )

@@ -165,8 +165,8 @@ ROUTER = Router(
     update=update,
     decays=("kernel", "w1", "w2"),
     models=("DiffMoE",),
-    balances="the load, exactly in training: an expert chooses C tokens; about as well as it is predicted at evaluation",
-    cost="T D E, and T D (D + E) for the predictor; at evaluation an expert may be given every token",
+    balances="the load of the experts, exactly in training (each chooses C tokens), as well as predicted at evaluation",
+    cost="T D E, and T D (D + E) for the predictor; at evaluation an expert may get every token",
     drops="tokens that no expert chooses",
     revision=3,
 )

@@ -124,6 +124,6 @@ ROUTER = Router(
     models=("Swin-MoE", "X-MoE"),
     balances="the load of the experts, by the balance loss",
     cost="T P (D + E)",
-    drops="tokens beyond the capacity of the experts that they choose",
+    drops="tokens beyond the capacity of their experts",
     revision=3,
 )

@@ -97,7 +97,7 @@ ROUTER = Router(
     init,
     route,
     revision=3,
-    balances="nothing; a loss keeps the reachable codes of a selector whole",
-    cost="T D K (1 + log2 E) and T K E; an expert may be given every token",
+    balances="nothing; a loss keeps selectors on codes that have an expert",
+    cost="T D K (1 + log2 E) + T K E; an expert may get every token",
     drops="none",
 )

@@ -149,7 +149,7 @@ ROUTER = Router(
     models=("NLLB-MoE",),
     balances="the load of the experts, by the balance loss",
     cost="T D E",
-    drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
+    drops="tokens beyond the capacity of their experts, and second choices at random in training",
     functions=("gshard_keep", "gshard_sample"),
     revision=5,
 )

@@ -95,8 +95,8 @@ ROUTER = Router(
     needs="ids",
     decays=(),
     frozen=("tables", "codebook"),  # the codebook of a model that makes ids of its patches
-    balances="what its table balances: the frequencies of the ids",
-    cost="a look into a table",
-    drops="none, unless a capacity is given",
+    balances="the frequencies of the ids, as far as its table does",
+    cost="a table look-up",
+    drops="none without a capacity",
     revision=2,
 )

@@ -126,8 +126,8 @@ ROUTER = Router(
     route,
     lambda options: Noise((options.tokens, options.columns)),
     decays=("kernel", "noise_kernel"),
-    balances="the load of the experts, by the importance and load losses of the hierarchy",
+    balances="the load of the experts, by the hierarchy's importance and load losses",
     cost="2 T D (a + E)",
-    drops="none, unless a capacity is given",
+    drops="none without a capacity",
     revision=3,
 )

@@ -110,8 +110,8 @@ ROUTER = Router(
     init_kernel,
     route,
     models=("Mobile V-MoE",),
-    balances="the images of the experts in a group, by its losses if they have weights",
-    cost="T D for the mean of images, D E for each of them",
-    drops="none, unless a capacity is given",
+    balances="the images per expert in a group, by its losses if they have weights",
+    cost="T D for the means of the images, D E per image",
+    drops="none without a capacity",
     revision=3,
 )

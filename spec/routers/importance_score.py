@@ -98,7 +98,7 @@ ROUTER = Router(
     gating_noise,
     balances="the load of the experts, by the importance and load losses",
     cost="T D E, and a sort of the tokens",
-    drops="the fraction `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
+    drops="the fraction `drop` of least important tokens, and tokens beyond the capacity of their experts",
     functions=("importance_score_choice", "importance_score_order"),
     revision=5,
 )

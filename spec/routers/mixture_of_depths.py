@@ -103,8 +103,8 @@ ROUTER = Router(
     init_kernel,
     route,
     models=("Mixture-of-Depths",),
-    balances="the load, exactly: an expert chooses C tokens",
+    balances="the load of the expert, exactly: it chooses C tokens",
     cost="T D E",
-    drops="tokens that no expert chooses, on purpose: they cost nothing",
+    drops="tokens that the expert does not choose, by design: they cost nothing",
     revision=2,
 )

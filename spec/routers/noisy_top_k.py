@@ -120,6 +120,6 @@ ROUTER = Router(
     decays=("kernel", "noise_kernel"),
     balances="the load of the experts, by the importance and load losses",
     cost="2 T D E",
-    drops="none, unless a capacity is given",
+    drops="none without a capacity",
     revision=5,
 )

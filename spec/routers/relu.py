@@ -126,8 +126,8 @@ ROUTER = Router(
     state=state,
     update=update,
     models=("ReMoE",),
-    balances="the load of the experts by a loss, whose weight holds the mean number of experts of a token",
-    cost="T D E; an expert may be given every token",
-    drops="tokens without a gate above 0; with a capacity, those beyond it",
+    balances="the load of the experts, by a loss whose weight controls the mean number of experts per token",
+    cost="T D E; an expert may get every token",
+    drops="tokens without a positive gate; with a capacity, also tokens beyond it",
     revision=2,
 )

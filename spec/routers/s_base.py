@@ -140,8 +140,7 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts in training, by a balanced plan whose argmax is near to it unless tokens are alike; "
-    "nothing at evaluation",
+    balances="the load of the experts, nearly, in training (argmax of a balanced plan, unless tokens are alike); nothing at evaluation",
     cost="T D E, and in training 2 T E for each of the iterations",
     drops="none, unless a capacity is given",
     functions=("sigmoid_affinity",),

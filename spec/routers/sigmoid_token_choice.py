@@ -226,9 +226,9 @@ ROUTER = Router(
         *("DeepSeek-V3", "DeepSeek-V3.2", "DeepSeek-V4", "Kimi K2", "Kimi Linear", "GLM-4.5", "GLM-5", "MiniMax-M2"),
         *("MiniMax-M3", "dots3", "Nemotron-H", "Mistral 4", "ERNIE 4.5", "Llama 4"),
     ),
-    balances="the load of the experts, by a bias that moves after each step; by a loss besides, if it has a weight",
+    balances="the load of the experts, by a bias updated after each step, and by a loss if it has a weight",
     cost="T D E",
-    drops="none, unless a capacity is given",
+    drops="none without a capacity",
     functions=("scaled_gates", "sqrt_softplus_affinity"),
     revision=3,
 )

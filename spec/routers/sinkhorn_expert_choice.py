@@ -91,8 +91,8 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts, exactly; how often tokens are chosen, nearly: by a balanced plan",
-    cost="T D E, and 2 T E for each of the iterations",
+    balances="the load of the experts, exactly; the choices per token, nearly (balanced plan)",
+    cost="T D E, and 2 T E per iteration",
     drops="tokens that no expert chooses",
     revision=4,
 )

@@ -126,8 +126,8 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts, nearly: by a balanced plan (not if the tokens are all alike)",
-    cost="T D E, and 2 T E for each of the iterations",
-    drops="tokens beyond the capacity of the experts that they choose",
+    balances="the load of the experts, nearly (balanced plan), unless all tokens are alike",
+    cost="T D E, and 2 T E per iteration",
+    drops="tokens beyond the capacity of their experts",
     revision=4,
 )

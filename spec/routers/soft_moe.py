@@ -94,7 +94,7 @@ ROUTER = Router(
     route,
     decays=("scale",),
     revision=4,
-    balances="the load of the experts, exactly: a slot is a mean of all tokens",
+    balances="the load of the experts, exactly: each slot is a weighted mean of all tokens",
     cost="3 T D E C: logits, dispatch and combine of E C slots",
     drops="none",
 )

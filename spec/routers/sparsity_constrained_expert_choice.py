@@ -101,7 +101,7 @@ ROUTER = Router(
     route,
     gating_noise,
     revision=6,
-    balances="the load of the experts, exactly: each chooses C tokens; how many experts a token gets, a little",
-    cost="T D E, and a choice of C tokens for each expert in each of the steps",
+    balances="the load of the experts, exactly: each chooses C tokens; the choices per token, slightly",
+    cost="T D E, and a choice of C tokens per expert in each solver step",
     drops="tokens that no expert chooses",
 )

@@ -147,8 +147,8 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts, a little: by a plan on its way to a balanced one",
-    cost="T D E, and a choice of K experts for each token in each of the steps",
-    drops="tokens beyond the capacity of the experts that they choose",
+    balances="the load of the experts, slightly (a plan on the way to a balanced one)",
+    cost="T D E, and a choice of K experts per token in each solver step",
+    drops="tokens beyond the capacity of their experts",
     revision=3,
 )

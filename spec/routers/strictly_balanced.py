@@ -108,8 +108,8 @@ ROUTER = Router(
     Options,
     init,
     route,
-    balances="the load of the experts: exactly in training, about as well as the thresholds are trained at evaluation",
-    cost="T D E; at evaluation an expert may be given every token",
+    balances="the load of the experts, exactly in training, as well as the thresholds are trained at evaluation",
+    cost="T D E; at evaluation an expert may get every token",
     drops="tokens that no expert chooses",
     revision=3,
 )

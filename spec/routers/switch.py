@@ -145,6 +145,6 @@ ROUTER = Router(
     models=("Switch Transformer",),
     balances="the load of the experts, by the balance loss",
     cost="T D E",
-    drops="tokens beyond the capacity of the expert that they choose or, with `tries`, of those that they try",
+    drops="tokens beyond the capacity of the expert that they choose or, with `tries`, try",
     revision=5,
 )

@@ -105,7 +105,7 @@ class TrainingConfig:
     """The training run. Of its `LENGTHS` one may be given."""
 
     steps: Number | None = None
-    """parameter updates (1500 if neither steps, epochs nor examples are set)"""
+    """parameter updates; 1500 if neither steps, epochs nor examples are set"""
     epochs: Annotated[float, Range(0, 10**9, above=True, below=False)] | None = None
     """length of the run in passes over the training images, instead of steps"""
     examples: Number | None = None
