@@ -116,27 +116,27 @@ class OptimizerConfig:
     nesterov: bool | None = None
     """sgd: Nesterov's momentum (False)"""
     momentum_dtype: Literal["bfloat16", "float32"] | None = None
-    """adafactor (bfloat16), adamw, adam, lamb (float32): in which the momentum, or first moment, is kept"""
+    """adafactor (bfloat16), adamw, adam, lamb (float32): dtype of the stored momentum, or first moment"""
     decay_rate: float | None = None
-    """adafactor: the second moment decays by 1 - n^-decay_rate at step n (0.8)"""
+    """adafactor: exponent of the second moment's decay, 1 - n^-decay_rate at step n (0.8)"""
     decay_cap: float | None = None
     """adafactor: largest decay of the second moment (0.999)"""
     factored_from: int | None = None
-    """adafactor: a second moment is kept as means along its two largest axes if both have this size (32); with experts,
-    take more than their number"""
+    """adafactor: factor a second moment into means along its two largest axes if both have at least this size (32); with experts,
+    choose more than their number"""
     weight_decay: float = 0.0
-    """decay, multiplied by the learning rate, of kernels and of Soft MoE's scale"""
+    """weight decay of kernels and of Soft MoE's scale, multiplied by the learning rate"""
     decay: str = ""
-    """other decay of some parameters, as pattern=rate, ...: the first regular expression found in the path of a parameter
-    counts, as in "head/kernel=3.0, router/scale=0" """
+    """weight decay of selected parameters, as pattern=rate, ...; the first regular expression found in a parameter's path
+    applies, such as "head/kernel=3.0, router/scale=0" """
     rates: str = ""
-    """multipliers of the learning rate of some parameters, as pattern=rate, ..., 0 for frozen, as in "head/=1, .*=0" """
+    """learning-rate multipliers of selected parameters, as pattern=rate, ..., 0 to freeze, such as "head/=1, .*=0" """
     clip: float | None = None
     """largest global norm of the gradient, or None"""
     ema: float | None = None
-    """decay of the exponential moving average of the parameters, as in 0.9999, or None for no average"""
+    """decay of the exponential moving average of the parameters, such as 0.9999, or None for no average"""
     ema_steps: int | None = None
-    """steps in which that decay rises to 1, as half of a cosine does, or None for a constant one"""
+    """steps over which that decay rises to 1 along half a cosine, or None for a constant decay"""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -29,17 +29,17 @@ RULES: Mapping[str, str] = {
     "groups": "three groups or more",
     "odd": "an odd number, more than one, on each axis",
     "tokens": "more than 40 tokens",
-    "index": "more than 256 where tokens or experts are counted or have an index",
+    "index": "more than 256 tokens or experts where they are counted or indexed",
     "one": "one token, one expert",
     "capacity": "a capacity below and above the number of tokens",
     "choices": "more than eight choices",
     "tie": "equal scores, where it chooses",
-    "bits": "numbers that bfloat16 does not have, of each float argument",
-    "far": "logits of more than 88.8, whose exponential float32 does not have, in values and in a gradient",
-    "gradient": "a gradient by each float argument",
-    "level": "experts of equal importance and load, and a gradient there, of each loss",
-    "weight": "a weight that is not 0 for each loss of a router, in a gradient",
-    "options": "options of a router that act on the same thing, two by two, both other than by default",
+    "bits": "values that bfloat16 cannot represent, for each float argument",
+    "far": "logits above 88.8, whose exponential overflows float32, in values and in a gradient",
+    "gradient": "a gradient with respect to each float argument",
+    "level": "experts of equal importance and load, and a gradient there, for each loss",
+    "weight": "a nonzero weight for each loss of a router, in a gradient",
+    "options": "each pair of router options that act on the same thing, both different from the default",
 }
 """The requirement of each rule."""
 
@@ -65,12 +65,12 @@ TOGETHER: tuple[frozenset[str], ...] = tuple(
 )
 """Groups of interacting router options: all pairs within a group interact."""
 
-TABLES = "no gradient passes it: a table, random numbers, or the update of a state"
-WHOLE = "whole numbers, masks, orders or codes, or an array of which only the dtype is read"
-MODEL = "a model is made of functions that have it"
-NUMBERS = "plain numbers, of which it makes one"
+TABLES = "no gradient flows through it: a table, random numbers, or the update of a state"
+WHOLE = "integers, masks, orders or codes, or an array used only for its dtype"
+MODEL = "the functions of the model have it"
+NUMBERS = "it computes one number from plain numbers"
 FULL = "more slots than tokens are an error"
-TWO = "of one expert there is no second, which is an error"
+TWO = "a single expert is an error: there is no second"
 EXEMPT: Mapping[str, str] = {
     **{f"*:{name}:*": MODEL for name in ("vit_*", "mixer_forward", "sparse_mlp_forward", "optimizer_steps")},
     "*:array_operations:*": MODEL,
@@ -88,8 +88,8 @@ EXEMPT: Mapping[str, str] = {
     "bits:hash_table_of:tables": WHOLE,
     "bits:quantile_bias:counts": WHOLE,
     "bits:ROUTERS.*.update:statistics/*": WHOLE,
-    **{f"odd:*:{axis}": "it has two entries, always" for axis in ("pair", "words")},
-    "odd:gshard_keep:choices": "it has two entries, always",
+    **{f"odd:*:{axis}": "it always has two entries" for axis in ("pair", "words")},
+    "odd:gshard_keep:choices": "it always has two entries",
     **{
         f"capacity:{name}:above": FULL
         for name in (
@@ -103,19 +103,19 @@ EXEMPT: Mapping[str, str] = {
     },
     "one:ROUTERS.*.update:*": "its experts are those of its function",
     **{f"index:ROUTERS.{name}.route:*": "its solver would take minutes" for name in large.SLOW},
-    "one:patch_embed:tokens": "each patch is computed by itself",
-    "tokens:patch_embed:": "each patch is computed by itself",
+    "one:patch_embed:tokens": "each patch is computed independently",
+    "tokens:patch_embed:": "each patch is computed independently",
     "choices:hierarchical_affinity:": "noisy_top_k_affinity makes its choices",
     "choices:hierarchical_load_loss:": "it defines loads as noisy_top_k_load_loss does",
     "level:hierarchical_load_loss:": "it defines loads as noisy_top_k_load_loss does",
-    "index:base_assignment:experts": "it takes as many tokens as experts, whose scores would be 66 564",
-    "one:hierarchical_load_loss:experts": "its experts are columns, of which another case has the least",
+    "index:base_assignment:experts": "it has at least one token per expert, so it would need 66 564 scores",
+    "one:hierarchical_load_loss:experts": "its experts are columns, and another case has the fewest columns",
     "index:multi_hash_mlp:ids": "hash_routing looks ids up in the same tables",
-    "index:hash_table_*:ids": "a table is made once, from NumPy's arrays",
+    "index:hash_table_*:ids": "a table is made once, from NumPy arrays",
     "index:ROUTERS.sigmoid_token_choice.route:bins": "its bins are those of required_biases",
-    "index:slot_similarity:experts": "its result would have 66 564 numbers for each slot",
-    "index:required_biases:experts": "it counts for each expert by itself",
-    "tie:hash_table_clustered:": "its clusters are those of k_means",
+    "index:slot_similarity:experts": "its result would have 66 564 values for each slot",
+    "index:required_biases:experts": "it counts each expert independently",
+    "tie:hash_table_clustered:": "its clusters come from k_means",
 }
 """Reasons for exemptions by `rule:call:what` with wildcards; the first match applies."""
 
@@ -260,6 +260,6 @@ def text(rows: Sequence[Row]) -> str:
             cells.append("-" if not total else f"{len(asked & row.found.keys())}/{total}")
         lines.append(f"{row.call:40}{' '.join(f'{cell:>8}' for cell in cells)}")
     lines += ["", *(f"{rule}: {what}" for rule, what in RULES.items()), ""]
-    lines += [f"{len(whats)} not asked for: {reason}" for reason, whats in sorted(reasons.items())]
+    lines += [f"{len(whats)} not required: {reason}" for reason, whats in sorted(reasons.items())]
     missing = [f"{row.call}: {what.removesuffix(':')} is missing" for row in rows for what in row.missing()]
     return "\n".join([*lines, "", *(missing or ["nothing is missing"])])

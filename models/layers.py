@@ -44,16 +44,16 @@ class BlocksConfig:
     width: Count
     """width D of a token: channels of a patch"""
     depth: Annotated[int, Range(1, 10_000, below=False)]
-    """number of blocks, dense and MoE together"""
+    """number of blocks, dense and MoE"""
     hidden: Count
     """hidden width H of an MLP, or of the MLP over channels"""
     gelu: Literal["tanh", "erf"] = option("tanh", rare=True)
-    """form of the activation: an approximation, or exact"""
+    """form of the GELU: the tanh approximation, or exact"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """float32 computes in the dtype of the parameters (which are initialised in float32); bfloat16 computes the blocks in
-    bfloat16, with router logits, final norm, pooling and head in float32"""
+    """compute dtype; float32: the dtype of the parameters (initialised in float32); bfloat16: blocks in bfloat16, with router
+    logits, final norm, pooling and head in float32"""
     stochastic_depth: float = 0.0
-    """rate at which in training an image or a text skips a residual branch of the last block; evenly less, down to 0, for those before"""
+    """rate at which inputs skip residual branches of the last block in training, decreasing linearly to 0 at the first block"""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -90,7 +90,7 @@ class CommonConfig(BlocksConfig):
     channels: Count = option(3, rare=True)
     """channels of an image"""
     classes: Size = 1000
-    """outputs of the head; 0 for no head"""
+    """number of outputs of the head; 0 for no head"""
     head_bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = 0.0
     """initial bias of the head; -log(classes) suits the sigmoid loss"""
 

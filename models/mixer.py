@@ -50,7 +50,7 @@ class MixerConfig(layers.CommonConfig):
     token_hidden: Count
     """hidden width of the MLP over patches"""
     dropout: float = 0.0
-    """rate at which single entries become 0 in training: inside each MLP (after its activation) and after it"""
+    """dropout rate inside each MLP (after its activation) and after it"""
 
 
 DECIDED = None

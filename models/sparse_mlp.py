@@ -65,16 +65,16 @@ class SparseMlpConfig(layers.CommonConfig):
     token_hidden: Count
     """hidden width of the MLP over patches"""
     moe: str = "last_2"
-    """which blocks are sparse: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
-    every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
+    """sparse blocks: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks), every_2_last_N
+    (the last N of 1, 3, 5, ...), or zero-based block numbers, such as 5,11"""
     sparse_tokens: Count
-    """tokens S' of a sparse block; where that is the number of patches, tokens are not rescaled (Table 6)"""
+    """tokens S' of a sparse block; if equal to the number of patches, tokens are not rescaled (Table 6)"""
     sparse_width: Count
-    """channels C' of a sparse block; where that is the width, channels are not rescaled"""
+    """channels C' of a sparse block; if equal to the width, channels are not rescaled"""
     router: Mode = option("importance_score", only=MOE)
-    """of the token-mixing MoE: efficient (importance_score) or vanilla"""
+    """router of the token-mixing MoE: efficient (importance_score) or vanilla"""
     channel_router: Mode = "softmax_token_choice"
-    """of the channel-mixing MoE"""
+    """router of the channel-mixing MoE"""
     token_experts: Count
     """experts N_S of the token-mixing MoE"""
     token_choices: Count = 1
@@ -82,20 +82,20 @@ class SparseMlpConfig(layers.CommonConfig):
     sparse_token_hidden: Count
     """hidden width of an expert that mixes tokens"""
     experts: layers.Size = option(0, only=MOE)
-    """experts N_C of the channel-mixing MoE; with 0 experts it is a dense MLP"""
+    """experts N_C of the channel-mixing MoE; 0 for a dense MLP"""
     choices: Count = 2
     """experts K_C that a token chooses"""
     sparse_hidden: Count
     """hidden width of an expert that mixes channels, or of the dense MLP"""
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
-    """options of the router that differ from its defaults, and those of them that the router of the channel-mixing MoE has too,
-    for that one; the capacity factor is 1.05"""
+    """router options that differ from the defaults; they also apply to the channel-mixing router where it has them; the
+    capacity factor is 1.05"""
     expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
-    """initial values for each expert, or the same for all experts of a layer"""
+    """initial values: independent for each expert, or shared by all experts of a layer"""
     group_size: layers.Size = 0
-    """channels that the token-mixing MoE routes together; 0: all those of the batch"""
+    """channels that the token-mixing MoE routes together; 0 for all channels of the batch"""
     group_images: layers.Size = option(0, only=MOE)
-    """images whose tokens the channel-mixing MoE routes together; 0: all those of the batch"""
+    """images whose tokens the channel-mixing MoE routes together; 0 for all images of the batch"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

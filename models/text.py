@@ -59,16 +59,16 @@ class TextConfig(transformer.TransformerConfig):
     inputs = "ids"
     classes: ClassVar[int] = 0
     vocabulary: Count = 257
-    """different ids of tokens; 257 are the bytes and the end (moespec.training.data.tokens)"""
+    """number of token ids; 257 for bytes and the end token (moespec.training.data.tokens)"""
     length: Count = 64
     """tokens S of a text"""
     causal: bool = False
-    """a token attends to itself and those before it alone"""
+    """let tokens attend only to themselves and earlier tokens"""
     pool: Literal["last", "gap", "map"] = "last"
-    """what is made of the normalised tokens: last: the last one, an end token unless the text fills all; gap: their mean; map:
-    attention pooling by a learned probe"""
+    """pooling of the normalised tokens; last: the last token, an end token unless the text fills the length; gap: the mean;
+    map: attention pooling with a learned probe"""
     projection: layers.Size = 0
-    """width of a linear map after the pooling, into the space that images and texts share; 0 for none"""
+    """width of a linear projection after the pooling, into the joint space of images and texts; 0 for none"""
     group_texts: Count = option(1, only=MOE)
     """texts routed together as one group"""
 

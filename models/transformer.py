@@ -50,35 +50,35 @@ class TransformerConfig(layers.BlocksConfig):
     heads: Count
     """attention heads"""
     norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = option(1e-6, rare=True)
-    """what layer normalisations add to the variance"""
+    """constant that layer normalisations add to the variance"""
     qk_norm: bool = False
-    """layer normalisation (scale only) of queries and keys over each head"""
+    """normalise queries and keys over each head (layer normalisation, scale only)"""
     moe: str = "none"
-    """which blocks are MoE: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
-    every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
+    """MoE blocks: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks), every_2_last_N (the
+    last N of 1, 3, 5, ...), or zero-based block numbers, such as 5,11"""
     router: RouterName | OwnName = option("soft_moe", only=MOE)
-    """router of the MoE blocks (moespec list routers), or one of your own, package.module:ROUTER"""
+    """router of the MoE blocks (moespec list routers), or your own as package.module:ROUTER"""
     experts: int = option(0, only=MOE)
     """number of experts"""
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
-    """options of the router that differ from its defaults (choices, capacity_factor, ...)"""
+    """router options that differ from the defaults (choices, capacity_factor, ...)"""
     expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
-    """initial values for each expert, or the same for all experts of a block"""
+    """initial values: independent for each expert, or shared by all experts of a block"""
     expert_hidden: layers.Size = option(0, only=MOE)
-    """hidden width of an expert; 0: that of an MLP"""
+    """hidden width of an expert; 0 for the hidden width of an MLP"""
     expert_activation: Literal["gelu", "geglu", "swiglu"] = option("gelu", only=MOE)
-    """what an expert is: a perceptron, gelu(x w1 + b1) w2 + b2, or a gated one, (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu has
-    silu in the place of gelu"""
+    """expert network; gelu: gelu(x w1 + b1) w2 + b2; geglu: (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu: geglu with silu
+    instead of gelu"""
     expert_bias: bool = option(True, only=MOE, rare=True)
-    """experts have biases"""
+    """add biases to the experts"""
     shared_experts: layers.Size = option(0, only=MOE)
-    """experts of a block that serve every token, besides those that its router chooses among; they are one of their joint width"""
+    """experts per block that process every token besides the routed ones; computed as one expert of their total width"""
     block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
-    """router and experts of single MoE blocks, by number: what differs of the fields router, experts, router_options and so on;
-    router_options are those that differ from the model's, or, with another router, from its defaults"""
+    """overrides of single MoE blocks, by block number, for the fields router, experts, router_options and so on;
+    router_options override the model's options, or, with another router, that router's defaults"""
     dropout: float = 0.0
-    """rate at which single entries become 0 in training: after the embedding, after each attention, inside each dense MLP (after
-    its activation) and after each MLP or MoE layer"""
+    """dropout rate after the embedding, after each attention, inside each dense MLP (after its activation) and after each MLP
+    or MoE layer"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "router", router_name(self.router))

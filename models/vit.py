@@ -63,40 +63,39 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     """The configuration of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
 
     stem: int = option(0, rare=True)
-    """convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a GELU; the
-    last has as many features as a token, the one before it half as many, and so on; 2^stem divides patch_size"""
+    """number of 3 x 3 convolutions with stride 2 before the patch embedding, each with a layer normalisation and a GELU; the
+    last has the width of a token, each earlier one half of the next; 2^stem must divide patch_size"""
     stem_depth: Annotated[int, Range(1, 1000, below=False)] = option(1, only=Only("stem"))
-    """convolutions at each resolution of the stem: one with stride 2, and after it others with stride 1"""
+    """convolutions at each resolution of the stem: one with stride 2, the rest with stride 1"""
     pool: Literal["gap", "gap_norm", "token", "map"] = "gap"
-    """gap: mean over patches, of the normalised tokens; gap_norm: normalisation of the mean; token: a class token; map: attention
-    pooling of the patches by a learned probe"""
+    """pooling; gap: mean of the normalised patches; gap_norm: normalised mean of the patches; token: a class token; map:
+    attention pooling of the patches with a learned probe"""
     registers: layers.Size = option(0, rare=True)
-    """learned tokens without a patch, after the class token and before the patches; no pooling sees them"""
+    """number of learned register tokens between the class token and the patches, ignored by the pooling"""
     positions: Literal["learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"] = "learned"
-    """position embedding; learned_patches: of the patches alone, not of class token and registers; sincos2d: frequencies
-    10000^(-i/(P-1)) with P = width/4, sincos2d_moco: 10000^(-i/P)"""
+    """position embedding; learned_patches: only for patches, not for class token and registers; sincos2d: frequencies
+    10000^(-i/(P-1)) with P = width/4; sincos2d_moco: 10000^(-i/P)"""
     pre_norm: bool = option(False, rare=True)
-    """a layer normalisation of the tokens before the first block; the embedding of the patches has no bias then (CLIP)"""
+    """normalise the tokens before the first block, and embed the patches without a bias (CLIP)"""
     layer_scale: Scalar = option(0.0, rare=True)
-    """initial value of a learned factor for each entry of what attention and MLP add to a token; 0 for none"""
+    """initial value of the learned per-channel factors of attention and MLP outputs (LayerScale); 0 for none"""
     qkv_bias: bool = option(True, rare=True)
-    """queries, keys and values of the blocks have a bias"""
+    """add a bias to queries, keys and values"""
     representation: layers.Size = option(0, rare=True)
-    """width of a linear map with tanh between the pooling and the head; 0 for none"""
+    """width of a linear layer with tanh between the pooling and the head; 0 for none"""
     qk_norm_bias: bool = option(False, rare=True)
-    """the normalisation of queries and keys also has a bias, as in timm; needs qk_norm"""
+    """add a bias to the normalisation of queries and keys, as in timm; requires qk_norm"""
     group_images: Count = option(1, only=MOE)
     """images routed together as one group"""
     group_tokens: layers.Size = option(0, only=MOE)
-    """tokens routed together as one group, where that is a part of an image or not whole images; 0: see group_images; tokens of
-    all images are in one row, which is cut"""
+    """tokens routed together as one group, cut from the concatenated tokens of all images; 0: use group_images"""
     round_experts: bool = option(False, only=(MOE, Only("dtype", unless="bfloat16")))
-    """round what goes into and comes out of the experts to bfloat16, as vmoe's dispatcher of that name does; for a model in
-    float32; all slots are computed then"""
+    """round the experts' inputs and outputs to bfloat16 in a float32 model, as vmoe's bfloat16 dispatcher does; computes all
+    slots"""
     token_ids: IdKind = option("patch_code", only=(MOE, IDS))
-    """what the id of a token is, for a router that takes ids: see moespec.models.hashing.token_ids"""
+    """source of the token ids for a router that takes ids (see moespec.models.hashing.token_ids)"""
     codes: Count = option(1024, only=(MOE, IDS))
-    """codewords of a codebook of patches, for such ids"""
+    """number of codewords in the codebook of patches, for token ids"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

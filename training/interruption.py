@@ -75,7 +75,7 @@ class Interruption:
             self.signal = signal.Signals(numbers[0])
             with contextlib.suppress(OSError):  # the terminal may be gone
                 print(
-                    f"\nmoespec: {self.signal.name}: finishing this step or batch; again to end at once",
+                    f"\nmoespec: {self.signal.name}: finishing this step or batch; repeat to stop at once",
                     file=sys.stderr,
                 )
 

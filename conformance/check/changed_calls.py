@@ -1,7 +1,7 @@
 """Find the change of a call that reproduces a wrong result, by calling the specification with one array or option changed.
 
-The change shows what a target ignores or confuses if no known variant matches: "it is what is expected with experts/b2
-= 0", "with noisy in place of logits", "with choices=1".
+The change shows what a target ignores or confuses if no known variant matches: "it is the expected result with
+experts/b2 = 0", "with noisy instead of logits", "with choices=1".
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ LARGE = 50_000
 """Maximum total array size of a call; larger calls take too long."""
 CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
     **{"{} = 0": np.zeros_like, "{} = 1": np.ones_like, "{} negated": np.negative, "{} inverted": np.reciprocal},
-    **{"{} squared": np.square, "exp({0}) in place of {0}": np.exp, "ln({0}) in place of {0}": np.log},
+    **{"{} squared": np.square, "exp({0}) instead of {0}": np.exp, "ln({0}) instead of {0}": np.log},
     **{
         "{} transposed": lambda x: x.swapaxes(-1, -2) if x.ndim > 1 else x,
         "{} rounded to bfloat16": partial(short, bits=8),
@@ -56,7 +56,7 @@ def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) ->
         for place in places if len(places) >= min(2, len(failing)) else ():
             if place not in best or len(places) == len(fitting[best[place][0]]):
                 best.setdefault(place, []).append(text)
-    return {place: f"it is what is expected with {' or '.join(texts[:2])}" for place, texts in best.items()}
+    return {place: f"it is the expected result with {' or '.join(texts[:2])}" for place, texts in best.items()}
 
 
 def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
@@ -78,7 +78,7 @@ def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
         made |= {f"{name} times {of}": x * y for of, y in factors.items()}
         made |= {f"{name} divided by {of}": x / y for of, y in factors.items()}
         made |= {
-            f"{other} in place of {name}": y.array
+            f"{other} instead of {name}": y.array
             for other, y in arrays.items()
             if other != name and y.array.shape == x.shape
         }
@@ -89,7 +89,7 @@ def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
         yield f"no {name}", replace(job, stage=replace(job.stage, arguments=fewer))
     for a, b in combinations(read, 2):
         if read[a].array.shape == read[b].array.shape:
-            yield f"{a} and {b} exchanged", replace(job, values={**job.values, a: read[b], b: read[a]})
+            yield f"{a} and {b} swapped", replace(job, values={**job.values, a: read[b], b: read[a]})
     record = "options" if job.stage.router else ""
     of = [each for case in known.cases.values() for each in case.stages if each.call == job.stage.call]
     settings = [each.options.get(record, each.options) for each in (job.stage, *of)]

@@ -120,7 +120,7 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
         else:
             arrays, finite = _arrays(case, stage, wrong), bool(np.isfinite(wrong.got).all())
             related = short * finite or alike[id(wrong)] or next(_of_numbers(case, stage, wrong, arrays), "")
-            again = "times what is expected" in related and (" times " in said or " divided by " in said)
+            again = "times the expected" in related and (" times " in said or " divided by " in said)
             said = "; ".join(filter(None, [related, "" if again else said])) or error_size(wrong, arrays)
         right = [o.stage for o in outcomes if o.state == "pass"]
         listed = f"{', '.join(right[:MOST])}{' and others' if len(right) > MOST else ''} right; " if right else ""
@@ -191,16 +191,16 @@ def _slots(case: Case, stage: Stage, want: Array, got: Array) -> tuple[str, str]
     held = [{(g, int(t), e) for (g, e, _), t in np.ndenumerate(array) if t != tokens} for array in (want, got)]
     missing, extra = held[0] - held[1], held[1] - held[0]
     if not missing and not extra:
-        return text, "the right tokens are in other slots" + (", by their indices" if (np.diff(got) >= 0).all() else "")
+        return text, "the correct tokens are in other slots" + (", by index" if (np.diff(got) >= 0).all() else "")
     filled = [int((array != tokens).sum(axis=2).max()) for array in (got, want)]
-    most = f": an expert has {filled[0]} at most, expected {filled[1]}" if filled[0] != filled[1] else ""
+    most = f": at most {filled[0]} per expert, expected {filled[1]}" if filled[0] != filled[1] else ""
     if not missing:
-        return text, f"experts have tokens that they should not have{most}"
+        return text, f"experts have unexpected tokens{most}"
     lacking = {int(ranks[each]) for each in missing} if ranks is not None else set()
-    of = f", {_ordinal(lacking.pop())} choices alone" if len(lacking) == 1 else ""
+    of = f", only {_ordinal(lacking.pop())} choices" if len(lacking) == 1 else ""
     later = all(t < other for g, t, e in missing for a, other, b in extra if (g, e) == (a, b))
-    others = f"{'later' if later else 'other'} ones" if extra else "none"
-    return text, f"experts lack tokens{of}, and have {others} in their places{most}"
+    others = f"have {'later' if later else 'other'} tokens" if extra else "leave slots empty"
+    return text, f"experts lack tokens{of}, and {others} instead{most}"
 
 
 def _ranks(scores: Array) -> Array:
@@ -218,7 +218,7 @@ def _gradient(case: Case, wrong: Wrong) -> str:
     if not np.isfinite(got).all():
         return ""
     if not got.any():
-        return f"no gradient reaches {name}: its path is cut"
+        return f"no gradient reaches {name}"
     if (wrong.want[differs] == 0).all():
         return "a gradient flows where none should"
     if got[differs].any():
@@ -228,8 +228,8 @@ def _gradient(case: Case, wrong: Wrong) -> str:
         reference = ordered(stage, case) if "choices" in stage.options else ""
         scores = call.golden(case)[reference].array if reference else got[:0]
         if scores.shape == got.shape and len(ranks := set(_ranks(scores)[differs].tolist())) == 1:
-            of = f", at {_ordinal(ranks.pop())} choices alone"
-    return f"it is 0 where it differs{of}: a part of its path is cut"
+            of = f", only at {_ordinal(ranks.pop())} choices"
+    return f"it is 0 where it differs{of}: part of the gradient path is cut"
 
 
 def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:

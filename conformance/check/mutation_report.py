@@ -59,7 +59,7 @@ class MutationReport:
 def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:
     """Run every variant on its cases."""
     cases = [first_step(case) for case in cases]
-    names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
+    names = {case.id: _called_by(case) for case in tqdm(cases, desc="reading cases", unit="case", disable=None)}
     caught = {}
     for variant in tqdm(chosen, desc="variants", unit="variant", disable=None):
         caught[variant.name] = _caught_by(variant, [case for case in cases if variant.replaced.keys() & names[case.id]])
@@ -128,7 +128,5 @@ def table(report: MutationReport) -> str:
             rows.append((name, str(len(ids)), first, variants()[name].ledger))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    last = (
-        f"{len(rows) - 1} variants, {len(report.survivors)} survive, {len(report.singly_detected)} fall to one case; "
-    )
+    last = f"{len(rows) - 1} variants, {len(report.survivors)} survive, {len(report.singly_detected)} caught by a single case; "
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"{last}{len(report.cases)} cases"])

@@ -31,20 +31,20 @@ FORMATS = {"bfloat16": 8, "float16 or TF32": 11, "float32": 24}
 """Significand bits by format."""
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "the square root of what is expected": np.sqrt,
-    "the square of what is expected": np.square,
-    "the inverse of what is expected": np.reciprocal,
-    "the logarithm of what is expected": np.log,
-    "the exponential of what is expected": np.exp,
-    "1 minus what is expected": lambda want: 1 - want,
+    "the square root of the expected value": np.sqrt,
+    "the square of the expected value": np.square,
+    "the inverse of the expected value": np.reciprocal,
+    "the logarithm of the expected value": np.log,
+    "the exponential of the expected value": np.exp,
+    "1 minus the expected value": lambda want: 1 - want,
 }
 """Functions of the expected result that are tried."""
 WITH_ANOTHER: dict[str, Callable[[Array, Array], Array]] = {
     "it is the same as {}": lambda want, other: other,
-    "{} is added to what is expected": np.add,
-    "{} is subtracted from what is expected": np.subtract,
-    "it is what is expected times {}": np.multiply,
-    "it is what is expected divided by {}": np.divide,
+    "{} is added to the expected value": np.add,
+    "{} is subtracted from the expected value": np.subtract,
+    "it is the expected value times {}": np.multiply,
+    "it is the expected value divided by {}": np.divide,
 }
 """Functions of the expected result and another array that are tried."""
 NUMBERS: dict[str, Callable[[float], float]] = {
@@ -215,7 +215,7 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
             yield from (text.format(name) for text, f in WITH_ANOTHER.items() if wrong.fits(f(want, other)))
             times = float(((got - other) * (want - other)).sum() / ((want - other) ** 2).sum())
         if other.any() and wrong.fits(other + times * (want - other)):
-            yield f"its difference from {name} is {times:.4g} times what is expected"
+            yield f"its difference from {name} is {times:.4g} times the expected difference"
         if wrong.fits(other[differs], differs):
             yield f"it is the same as {name} where it differs{place}"
     yield from in_other_places(wrong)
@@ -229,7 +229,7 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
     """Yield whether a result is only reordered along an axis, or has another place's expected values."""
     want, axes = wrong.want, wrong.value.axes
     if want.ndim > 1 and want.shape[-1] == want.shape[-2] and wrong.fits(want.swapaxes(-1, -2)):
-        yield "its last two axes are exchanged"
+        yield "its last two axes are swapped"
     for i, axis in enumerate(axes):
         n = want.shape[i]
         at: list[Any] = [(*[slice(None)] * i, j) for j in range(n)]
@@ -242,7 +242,7 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
             yield f"it is in {'reverse order' if order == [*range(n)][::-1] else f'the order {order}'} along {axis}"
         elif -1 not in order:
             yield "; ".join(
-                f"{one_of(axis)} {j} has what is expected of {one_of(axis)} {k}" for j, k in [*source.items()][:2]
+                f"{one_of(axis)} {j} has the expected values of {one_of(axis)} {k}" for j, k in [*source.items()][:2]
             )
 
 
@@ -261,9 +261,9 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
             note = (
                 ""
                 if is_one == should
-                else f": its sums over {over} are{' not' * should} 1, and should{' not' * is_one} be"
+                else f": its sums over {over} are{' not' * should} 1 but should{' not' * is_one} be"
             )
-            yield f"each {' and '.join(one_of(axes[i]) for i in kept)} is off by a factor of its own{note}"
+            yield f"each {' and '.join(one_of(axes[i]) for i in kept)} is off by its own factor{note}"
             return
 
 
@@ -271,7 +271,7 @@ def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
     """Location of the marked entries: where an array has a property, or in one part of an axis; else ""."""
     count, axes = int(np.count_nonzero(marked)), wrong.value.axes
     for name, array in (
-        {"what is expected": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
+        {"the expected value": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
     ):
         true = {"is 0": array == 0, "is above 88": array > 88, "is below 0": array < 0}
         if array.ndim > 1 and array.shape[-1] > 1:
@@ -303,7 +303,7 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
         errors = [((w.got - w.want) / scale)[w.differs] for w, scale in zip(wrongs, scales, strict=True)]
         found = np.concatenate(errors)
         if len(found) > 2 and all(_is_rounded(each, bits) for each in wrongs):
-            return f"it is what is expected, rounded to {name}"
+            return f"it is the expected value rounded to {name}"
         largest, signs = float(np.abs(found).max()), sorted(((found > 0).mean(), (found < 0).mean()))
         random = len(found) > 5 and signs[0] > 0.15 and largest < SPREAD * np.median(np.abs(found))
         if random and 2.0 ** -(bits + 2) < largest < 2.0 ** (1 - bits):
@@ -330,7 +330,7 @@ def error_size(wrong: Wrong, arrays: Mapping[str, Array]) -> str:
     error, size = np.abs(wrong.got - wrong.want)[wrong.differs], np.abs(wrong.want)[wrong.differs]
     relative = float(np.median(np.divide(error, size, out=np.full_like(error, np.inf), where=size > 0)))
     percent = f"{100 * relative:.3g} %" if relative < 10 else f"{relative:.2g} times"
-    by = f" by {percent} of what is expected" if math.isfinite(relative) else ""
+    by = f" by {percent} of the expected value" if math.isfinite(relative) else ""
     if wrong.want.size == 1:
         return f"it is too {'large' if wrong.got.item() > wrong.want.item() else 'small'}{by}"
     entries = f"{len(error)} of {wrong.want.size} entries are wrong"

@@ -27,14 +27,14 @@ COLUMNS = {
 """The columns of the matrix and their classes of cases."""
 
 STATES = {
-    "fail": "what was computed is not what is expected",
-    "error": "an exception was raised, or what was returned is not a result",
-    "reordered": "what was computed differs only in the order of equal scores",
-    "waived": "it fails, and a waiver gives a reason",
-    "not implemented": "the target does not have it",
+    "fail": "a result differs from the expected one",
+    "error": "the target raised an exception or returned no valid result",
+    "reordered": "a result differs only in tie-breaking",
+    "waived": "a known failure, for which a waiver gives the reason",
+    "not implemented": "the target lacks the function or option",
     "inconclusive": "a choice is too close to a tie for the dtype",
-    "unchecked": "an optional check that the target does not make",
-    "pass": "within the tolerance",
+    "unchecked": "an optional check, skipped because the target does not make it",
+    "pass": "all results are within the tolerance",
 }
 """The states of a case and their meanings, in order of precedence."""
 FAILED = ("fail", "error", "reordered")
@@ -168,10 +168,10 @@ class Report:
         """Notes on a claimed version that differs from the installed one, and on calls of moespec."""
         notes = []
         if self.claims and not is_installed(self.claims):
-            notes.append(f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}")
+            notes.append(f"{self.target} claims to follow moespec {self.claims} but was checked with {version()}")
         if self.called:
             more = f" and {len(self.called) - 3} more" if len(self.called) > 3 else ""
-            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}; what these return is ours")
+            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}; those results come from moespec")
         return notes
 
     @property
@@ -254,7 +254,7 @@ def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
     def noted(r: CaseResult) -> CaseResult:
         notes = [text for mode, text in EAGER.items() if r.mode == mode and (r.id, r.dtype, "eager") in passed]
         notes += [
-            f"right in {dtype}, wrong in {r.dtype}" for dtype in FINER[r.dtype] if (r.id, dtype, r.mode) in passed
+            f"correct in {dtype}, wrong in {r.dtype}" for dtype in FINER[r.dtype] if (r.id, dtype, r.mode) in passed
         ]
         explained = "; ".join([r.explanation or f"{r.first.stage} wrong", *notes[:1]])
         return replace(r, explanation=explained) if notes and r.state in FAILED else r

@@ -307,7 +307,7 @@ def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[st
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             text = f"{a.dtype} {a.shape}, then {b.dtype} {b.shape}"
         else:
-            text = f"{np.count_nonzero(a != b)} of {a.size} entries are others the second time"
+            text = f"{np.count_nonzero(a != b)} of {a.size} entries differ in the second call"
         outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, f"not repeatable: {text}"))
     return outcomes
 

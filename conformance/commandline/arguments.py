@@ -27,10 +27,10 @@ SIZES = ("small", "large")
 DIGITS = 40
 """Maximum digits of a seed."""
 PYTEST = """
-Every case is a test of pytest in each dtype and mode, such as token_choice/tied[float32-eager]. All other options are pytest's:
--k EXPRESSION chooses by words of these names, --lf what failed the last time, -x stops at the first failure, -v prints each
-test, --junit-xml FILE writes all results for CI services, --collect-only runs nothing. Files of settings and other plugins
-of pytest are not read, but for those that -p names.
+Each case in each dtype and mode is a pytest test, such as token_choice/tied[float32-eager]. All other options are passed to
+pytest: -k EXPRESSION selects tests by name, --lf reruns the last failures, -x stops at the first failure, -v prints each test,
+--junit-xml FILE writes the results for CI services, --collect-only lists the tests without running them. pytest's configuration
+files are ignored, and so are its plugins unless -p names them.
 """
 
 
@@ -73,7 +73,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, **more)
-        text = "folder of the vectors (default: those shipped)"
+        text = "folder of the vectors (default: shipped)"
         added.add_argument("--vectors", type=Path, default=VECTORS, help=text)
         return added
 
@@ -82,50 +82,50 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         group.add_argument("--target", help="module with the public names, e.g. moespec.backends.jax")
         group.add_argument("--adapter", help="module[:object] with layer(x, params, options)")
         if files:
-            group.add_argument("--files", help="folder of safetensors files, as of `check`")
+            group.add_argument("--files", help="folder of safetensors files, as for `check`")
         default = DEFAULT if required else ("eager",)
         text = (
-            "comma-separated: eager (op by op), compiled (by the target's `compile`), strided (op by op, some cases on "
-            f"views, in torch); default: {','.join(default)}"
+            "comma-separated: eager (op by op), compiled (with the target's `compile`), strided (op by op, some cases on "
+            f"strided views, torch only) (default: {','.join(default)})"
         )
         added.add_argument("--mode", action=_Words, type=_some_of("--mode"), default=list(default), help=text)
-        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16); default: the first three"
+        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16) (default: first three)"
         added.add_argument("--dtype", action=_Words, type=_some_of("--dtype"), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
-        text = "only these, NAME ...: what stands before the / in the ids that `list` prints"
+        text = "only these algorithms, comma-separated: the part before the / in the ids that `list` prints"
         added.add_argument("--algorithm", metavar="NAME", action=_Words, type=_some_of("--algorithm"), help=text)
 
     def called(added: argparse.ArgumentParser) -> None:
-        text = "compute everything twice; what is not the same bit by bit fails"
+        text = "run every case twice and fail on any bitwise difference"
         added.add_argument("--repeat", action="store_true", help=text)
-        text = f"the time that one case may take; one that takes longer is an error (default: {LIMIT:g})"
+        text = f"time limit of one case; a case that exceeds it is an error (default: {LIMIT:g})"
         added.add_argument("--timeout", metavar="SECONDS", type=_positive, default=LIMIT, help=text)
-        text = "the memory that the target's process may address; a case that needs more is an error "
-        text += "(default: no limit, for JAX and GPUs reserve many times what they use)"
+        text = "address space limit of the target's process; a case that exceeds it is an error "
+        text += "(default: no limit, because JAX and GPUs reserve far more than they use)"
         added.add_argument("--memory", metavar="GIB", type=_positive, default=0, help=text)
-        text = "routers that the vectors name and that may be imported: package.module:ROUTER, comma-separated"
+        text = "comma-separated routers from the vectors that may be imported, as package.module:ROUTER"
         added.add_argument("--trust", metavar="NAMES", default="", help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
-        text = "cases generated on the fly from a seed, a whole number: values, ties, overflow and gradients; "
-        text += "no error cases, training and whole models, and no cases whose inputs are not drawn"
+        text = "generate cases from an integer seed instead of using the vectors: values, ties, overflow, gradients; "
+        text += "no error cases, training, whole models or cases with fixed inputs"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
-        text = "of the cases of --fresh: small, those of the vectors with other numbers; large, layers of 64 to 264 tokens, "
+        text = "size of the --fresh cases: small, the shapes of the vectors; large, layers of 64 to 264 tokens, "
         text += "width 64 to 384 and 8 to 264 experts, and their gradients (default: small)"
         added.add_argument("--size", choices=SIZES, default="small", help=text)
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
-        text = "only these ids, or those that patterns match, such as 'z_loss/*'"
+        text = "only this case id or pattern, such as 'z_loss/*' (repeatable)"
         added.add_argument("--case", metavar="ID", action="append", help=text)
-        text = f"comma-separated: {', '.join(CLASSES)}; default: all"
+        text = f"comma-separated classes of cases: {', '.join(CLASSES)} (default: all)"
         added.add_argument("--class", dest="classes", action=_Words, type=_some_of("--class"), help=text)
-        added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
-        added.add_argument("--report", type=_output, help="write all results as JSON")
-        text = "fail if the installed suite is not of this version of moespec, such as 0.2 or 0.2.0"
+        added.add_argument("--waivers", type=Path, help="TOML file of known failures, which do not fail the run")
+        added.add_argument("--report", type=_output, help="write all results to this JSON file")
+        text = "fail unless the installed suite is from this version of moespec, such as 0.2 or 0.2.0"
         added.add_argument("--require-suite", metavar="VERSION", type=_suite, help=text)
-        text = f"print every failure, not only {matrix.MOST} of each algorithm"
+        text = f"print every failure instead of the first {matrix.MOST} of each algorithm"
         added.add_argument("--all", action="store_true", help=text)
 
     text = "Run the suite on a target or an adapter and print the matrix."
@@ -133,59 +133,59 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     interfaces(run_, required=True, files=False)
     checked(run_)
     called(run_)
-    text = "leave gradients out; without it, an adapter whose backward pass is not checked fails"
+    text = "skip gradients; without this option, the run fails if an adapter's backward pass is not checked"
     run_.add_argument("--forward-only", action="store_true", help=text)
-    text = "processes that share the work, a number or auto, by pytest-xdist (default: this one)"
+    text = "number of worker processes of pytest-xdist, or auto (default: no workers)"
     run_.add_argument("-n", dest="processes", metavar="N", help=text)
     seeded(run_)
 
-    check = command("check", "Check safetensors files that any program wrote from the published inputs.")
-    check.add_argument("folder", help="holds <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
-    check.add_argument("--dtype", type=_one_dtype, help="default: that of the files, which must have the same")
+    check = command("check", "Check safetensors files that a program in any language wrote from the published inputs.")
+    check.add_argument("folder", help="folder of <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
+    check.add_argument("--dtype", type=_one_dtype, help="dtype of the results (default: the common dtype of the files)")
     checked(check)
 
-    report_ = command("report", "Print the matrix of reports, and make a page and a badge of them.")
-    report_.add_argument("reports", type=Path, nargs="+", help="files that `--report` wrote; each gives columns")
+    report_ = command("report", "Print the matrix of one or more reports, and write a page or a badge.")
+    report_.add_argument("reports", type=Path, nargs="+", help="files written by `--report`; each adds columns")
     report_.add_argument("--html", type=_output, help="write one HTML file with every case")
-    report_.add_argument("--badge", type=_output, help="write an SVG")
-    report_.add_argument("--shields", type=_output, help="write the JSON of which shields.io makes a badge")
+    report_.add_argument("--badge", type=_output, help="write an SVG badge")
+    report_.add_argument("--shields", type=_output, help="write the JSON of a shields.io endpoint badge")
 
-    golden = command("golden", "Make the vectors from the specification.")
+    golden = command("golden", "Generate the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
-    golden.add_argument("--cases", metavar="MODULE", help="cases of routers of your own: a module, which is imported")
-    text = "folder for their vectors and a page (default: vectors); the backends that are installed are checked on them"
+    golden.add_argument("--cases", metavar="MODULE", help="module whose routers get vectors instead; it is imported")
+    text = "folder for the vectors and page of --cases; the installed backends are checked on them (default: vectors)"
     golden.add_argument("--out", metavar="FOLDER", type=Path, default=Path("vectors"), help=text)
     algorithms(golden)
-    text = "Try the suite on known variants: each must fail."
+    text = "Run the suite on the known variants; each must fail."
     algorithms(command("variants", text))
-    text = "Print what the vectors cover of each function, by rule; something that is missing is an error."
+    text = "Print how many vectors of each rule every function has; fail if one is missing."
     algorithms(command("coverage", text))
 
-    text = "Run a model and keep what its gates compute: logits, choices and weights."
+    text = "Run a model and record the logits, choices and weights of its gates."
     record = commands.add_parser("record", help=text, description=text)
-    text = "package:model, of torch or a function; or a function or class that makes it, or a function that runs all"
+    text = "package:name of a torch module, a function, a factory of either, or a function that runs everything"
     record.add_argument("model", help=text)
-    text = "of the names of torch's modules, or of taps (default: all taps)"
+    text = "record the torch modules or taps whose names match (default: all taps)"
     record.add_argument("--module", metavar="PATTERN", help=text)
-    text = "arguments of the model, or batches of them"
+    text = "arguments of the model, or batches of arguments"
     record.add_argument("--data", metavar="FILE.npz|package:function", help=text)
-    text = "says what a module returns where that is not clear"
+    text = "function that names the outputs of a module if they are ambiguous"
     record.add_argument("--outputs", metavar="package:function", help=text)
-    record.add_argument("--out", type=_output, required=True, help="file to write, of safetensors")
-    text = "Say which router explains a recording, or where two of the same weights part."
+    record.add_argument("--out", type=_output, required=True, help="safetensors file to write")
+    text = "Find the router that explains a recording, or where two recordings of the same weights diverge."
     explain = commands.add_parser("explain", help=text, description=text)
-    explain.add_argument("recordings", type=Path, nargs="+", metavar="FILE", help="one recording, or two")
+    explain.add_argument("recordings", type=Path, nargs="+", metavar="FILE", help="one or two recordings")
     command("list", "List the cases.")
-    new = commands.add_parser("new", help="Write a target to start from, and its test.")
+    new = commands.add_parser("new", help="Write a template of a target and its test.")
     new.add_argument(
         "kind",
         choices=list(KINDS),
-        help="what it is written in; dropless: a layer in torch, as an adapter",
+        help="language or framework of the target; dropless is a torch layer behind an adapter",
     )
-    new.add_argument("name", help="of the module, or the program; the files are written here")
-    show = command("show", "Print a case and, for a target, an adapter or files, what they make of it.")
+    new.add_argument("name", help="name of the module or program; the files are written to the current folder")
+    show = command("show", "Print a case and, for a target, an adapter or files, its results.")
     interfaces(show, required=False, files=True)
-    show.add_argument("case", help="id, such as token_choice/tied")
+    show.add_argument("case", help="case id, such as token_choice/tied")
     called(show)
     seeded(show)
     return parser
@@ -210,7 +210,7 @@ def _some_of(option: str) -> Callable[[str], list[str]]:
         words = [word.strip() for word in text.split(",")]
         for word in words:
             if word not in known:
-                own = ", or --case 'NAME/*' for vectors of your own" * (option == "--algorithm")
+                own = ", or --case 'NAME/*' for your own vectors" * (option == "--algorithm")
                 near = near_it(word, known) or f"; expected {', '.join(known)}{own}"
                 raise argparse.ArgumentTypeError(f"unknown {word!r}{near}")
         return list(dict.fromkeys(known[word] for word in words))
@@ -231,13 +231,13 @@ def _positive(text: str) -> float:
     except ValueError:
         number = nan
     if not 0 < number < inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number")
     return number
 
 
 def _seed(text: str) -> int:
     if not text.isdecimal() or len(text) > DIGITS:
-        expected = f"expected a whole number from 0, of at most {DIGITS} digits"
+        expected = f"expected a non-negative integer of at most {DIGITS} digits"
         raise argparse.ArgumentTypeError(f"{text[:DIGITS]!r}: {expected}")
     return int(text)
 

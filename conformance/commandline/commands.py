@@ -75,9 +75,7 @@ def _check(options: argparse.Namespace) -> int:
 
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     if not tensors:
-        raise ConfigError(
-            f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, and there are none"
-        )
+        raise ConfigError(f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, found none")
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)
@@ -181,7 +179,7 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
     """Print and write the report. Returns the exit status."""
     differentiated = {result.algorithm for result in report.results if result.kind == "gradient"}
     if unseen := [name for name in report.not_differentiated if name in differentiated]:
-        text = f"the backward pass of {', '.join(unseen)} is not checked; run without gradients by --forward-only"
+        text = f"the backward pass of {', '.join(unseen)} is not checked; --forward-only skips gradients"
         report = replace(report, problems=[*report.problems, text])
     algorithms = options.algorithm or [name for name in ALGORITHMS if name in {r.algorithm for r in report.results}]
     if text := matrix.summary(report, algorithms, everything=options.all):
@@ -195,7 +193,7 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
 def _status(reports: Sequence[Report]) -> int:
     """Print the last line. The exit status is 1 if anything failed or nothing passed."""
     if not any(one.results for one in reports):
-        print("nothing was collected")
+        print("no case was run")
     if line := matrix.missed(reports):
         print(line)
     print(matrix.total(reports))
@@ -228,7 +226,7 @@ def _golden_of_own(options: argparse.Namespace) -> int:
     TRUSTED[:] = routers.values()
     for backend in ("numpy", "jax", "torch"):
         if find_spec(backend) is None:
-            print(f"{backend} is not installed, and not checked", end="\n\n")
+            print(f"{backend} is not installed; its backend is not checked", end="\n\n")
             continue
         report = Report(Target.kind, f"moespec.backends.{backend}", suite.digest(vectors), [])
         plan = Plan(report, sorted(definitions), [*DTYPES], ["eager"], vectors=vectors)
@@ -265,7 +263,7 @@ def _record(options: argparse.Namespace) -> int:
 
     gates = record(options.model, options.module, options.data, options.out, options.outputs)
     tokens = sum(gate.tokens for gate in gates)
-    print(f"{options.out}: {plural(len(gates), 'gates')}, {plural(tokens, 'tokens')} in all")
+    print(f"{options.out}: {plural(len(gates), 'gates')}, {plural(tokens, 'tokens')}")
     return 0
 
 
@@ -301,11 +299,11 @@ def _show(options: argparse.Namespace) -> int:
 
         cases = fresh.fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
-        raise ConfigError("--fresh: files are computed from the committed vectors")
+        raise ConfigError("--fresh: cannot be combined with --files, which are computed from the committed vectors")
     if not cases:
-        fresh_ones = "" if options.fresh is None else f" of --fresh --size {options.size}, which leave some out"
+        fresh_ones = "" if options.fresh is None else f"; --fresh --size {options.size} omits some of them"
         near = near_it(options.case, _ids(options))
-        raise ConfigError(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}{near}")
+        raise ConfigError(f"no such case: {options.case!r}; `list` prints all cases{fresh_ones}{near}")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
@@ -364,11 +362,11 @@ def main(arguments: list[str]) -> int:
     if hasattr(options, "vectors") and (options.vectors / "suite.json").is_file():
         options.vectors /= "vectors"  # a folder written by `golden --out`
     if getattr(options, "size", "small") != "small" and options.fresh is None:
-        parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
+        parsing.error(f"--size {options.size}: needs --fresh SEED, which generates these cases")
     paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]
     for path in paths:
         if (*paths, *getattr(options, "reports", ())).count(path) > 1:
-            parsing.error(f"{str(path)!r}: output path given twice")
+            parsing.error(f"{str(path)!r}: this output path is used twice")
     try:
         return COMMANDS[options.command](options)
     except VectorError as error:

@@ -82,11 +82,11 @@ def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
     if not by_name and len(first) != len(second):
         missing = sorted({gate.name for gate in first} ^ set(names))
         raise ShapeError(
-            f"the first has {plural(len(first), 'gates')}, the second {len(second)}; in one alone: {', '.join(missing[:MOST])}"
+            f"the first has {plural(len(first), 'gates')}, the second {len(second)}; only in one: {', '.join(missing[:MOST])}"
         )
     pairs = [(a, second[names.index(a.name)] if by_name else b) for a, b in zip(first, second, strict=True)]
     partings = [_parting(a, b) for a, b in pairs]
-    lines = [] if by_name else ["The gates have other names and are compared in order."]
+    lines = [] if by_name else ["The gates have different names and are compared in order."]
     return "\n".join([*lines, *_summary(partings)]), not any(one.guilty or one.elsewhere for one in partings)
 
 
@@ -148,15 +148,15 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
     total = sum(choices_of(one.first.gate) * one.first.gate.tokens for one in partings)
     decisions = sum(one.decisions for one in partings)
     if not parted:
-        yield f"The recordings agree in all {plural(len(partings), 'gates')}: choices are the same, logits and weights within rounding."
+        yield f"The recordings agree in all {plural(len(partings), 'gates')}: equal choices, logits and weights within rounding."
         return
-    yield f"The recordings part in {len(parted)} of {plural(len(partings), 'gates')}, first in {parted[0].first.gate.name}."
+    yield f"The recordings diverge in {len(parted)} of {plural(len(partings), 'gates')}, first in {parted[0].first.gate.name}."
     if decisions:
         text = f"{decisions} of {plural(total, 'decisions')} differ ({decisions / total:.1%})"
         sizes = {one.first.gate.tokens for one in partings}
         if len(sizes) == 1:
             anywhere = np.any([one.differs for one in partings], axis=0)
-            text += f"; {anywhere.mean():.1%} of the tokens are affected in a gate or more"
+            text += f"; {anywhere.mean():.1%} of the tokens are affected in at least one gate"
         yield f"{text}."
     guilty = next((one for one in partings if one.guilty), None)
     for one in parted[:MOST]:
@@ -166,9 +166,9 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
     if guilty is not None and guilty.first.gate.logits is not None and guilty.second.gate.logits is not None:
         yield f"The router is the cause, as {guilty.first.gate.name} shows: {_how(guilty)}."
     elif guilty is None and any(one.elsewhere for one in parted):
-        yield "The rule of the router is not the cause: the logits differ already, and what each recording does follows from its own."
+        yield "The router is not the cause: the logits already differ, and each recording follows the same rule on its logits."
     elif guilty is None:
-        yield "The router is not the cause: all that differs are near ties, which rounding decides."
+        yield "The router is not the cause: only near ties differ, which rounding decides."
 
 
 def _how(one: Parting) -> str:
@@ -178,7 +178,7 @@ def _how(one: Parting) -> str:
         unknown = " and the ".join(word for word, side in sides.items() if not getattr(side, rule))
         said += [f"they differ in {kind}, and no known rule explains the {kind} of the {unknown}"] if unknown else []
         known += [] if unknown else [kind]
-    said += [f"each does what its logits say, by another rule of {' and of '.join(known)}"] if known else []
+    said += [f"each follows its logits, by a different rule of {' and of '.join(known)}"] if known else []
     return "; ".join(said)
 
 
@@ -186,29 +186,29 @@ def _of_gate(one: Parting) -> Iterator[str]:
     a, b = one.first.gate, one.second.gate
     yield f"{a.name}:"
     if one.logits is None:
-        yield "  logits   not in both recordings, so that it cannot be told whether they differ already"
+        yield "  logits   not in both recordings, so they cannot be compared"
     else:
         most = float(np.abs(a.logits).max()) if a.logits is not None else 0.0
         how = f"differ by up to {one.logits:.2g} of {most:.2g}, {'within' if one.rounds else 'more than'} rounding"
         text = f"  logits   {how if one.logits else 'equal'}"
         if _half(a) != _half(b):
-            text += f"; the {'first' if _half(a) else 'second'}'s are all numbers of bfloat16"
+            text += f"; the {'first' if _half(a) else 'second'} recording's logits all fit bfloat16"
         yield text
     if one.differs.any():
         rest = one.differs & ~one.near & ~one.follows
         counts = (
             (one.near, "near ties, within rounding"),
-            (one.follows, "follow from the other logits by the same rule"),
-            (rest & one.coarse, "near ties in bfloat16 and no finer: one of the two computes scores in it"),
+            (one.follows, "follow from the differing logits by the same rule"),
+            (rest & one.coarse, "near ties only in bfloat16: one of the two computes scores in it"),
             (rest & ~one.coarse, "neither near ties nor explained by the logits"),
         )
         words = "; ".join(f"{int(tokens.sum())} {text}" for tokens, text in counts if tokens.any())
         yield f"  choices  {plural(one.decisions, 'decisions')} in {plural(int(one.differs.sum()), 'tokens')} differ: {words}"
         where = np.flatnonzero(rest if rest.any() else one.differs)
         tokens = f"{', '.join(map(str, where[:MOST]))}{' ...' if len(where) > MOST else ''}"
-        yield f"           tokens {tokens}; the first of them has experts {_row(a, where[0])} and {_row(b, where[0])}"
+        yield f"           tokens {tokens}; token {where[0]} has experts {_row(a, where[0])} and {_row(b, where[0])}"
     if not one.same:
-        yield f"  weights  of the same choices differ by up to {one.weights:.2g} of the largest"
+        yield f"  weights  for equal choices differ by up to {one.weights:.2g} of the token's largest weight"
     if one.first.words != one.second.words or one.guilty:
         for word, side in (("first", one.first), ("second", one.second)):
             if side.choice is not None:

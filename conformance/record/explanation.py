@@ -100,9 +100,9 @@ def choice_rules(gate: Gate) -> Iterator[Rule]:
 
 
 GROUP_SCORES = {
-    "top_2": ("GL-1", "the sum of its best 2"),
-    "top_k_over_m": ("GL-1b", "the sum of its best K / M"),
-    "max": ("GL-1c", "its best"),
+    "top_2": ("GL-1", "the sum of their best 2"),
+    "top_k_over_m": ("GL-1b", "the sum of their best K / M"),
+    "max": ("GL-1c", "their best"),
 }
 
 
@@ -120,7 +120,7 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
                 continue
             reading, words = GROUP_SCORES[kind]
             text = f"{name} scores{' + bias' if bias else ''} in the best {limit} of {groups} groups, "
-            text += f"a group by {words}{'' if group_bias else ' without the bias'}, others {outside}"
+            text += f"groups ranked by {words}{'' if group_bias else ' without the bias'}, other groups {outside}"
             options = {"expert_groups": groups, "chosen_groups": limit, "group_score": kind, "group_bias": group_bias}
             readings = [reading, "GL-2" if outside == "excluded" else "GL-2b"]
             readings += ["GL-3" if group_bias else "GL-3b"] if bias else []
@@ -138,7 +138,7 @@ def weight_rules(gate: Gate) -> Iterator[Rule]:
     for name in AFFINITIES:
         yield Rule(name, partial(_plain, name), name)
         if gate.bias is not None:
-            text = f"{name} + bias (the bias, which is for the choice, is in the weights)"
+            text = f"{name} + bias (the weights include the selection bias)"
             yield Rule(text, partial(_biased, name), name, biased=True)
     if gate.bias is not None:
         yield Rule("softmax of logits + bias", lambda g: softmax_affinity(_biased("logits", g)), biased=True)
@@ -175,7 +175,7 @@ class Weights:
 
     @property
     def text(self) -> str:
-        by = ", divided by the sum of the chosen" if self.divided else ""
+        by = ", divided by the sum over the chosen experts" if self.divided else ""
         by += " before drops" if self.divided == "before" else ""
         return f"{self.rule.text}{by}{'' if self.scale == 1 else f', times {self.scale:.4g}'}"
 
@@ -351,25 +351,25 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
     yield f"{names}: {plural(tokens, 'tokens')}, {plural(first.gate.experts, 'experts')}, {plural(choices, 'choices')} ({dtypes})"
     if first.choice is None:
         missing = "choices" if first.gate.choices is None else "logits"
-        yield f"  no {missing} were recorded, so that there is nothing to explain alone; compare it with another recording"
+        yield f"  no {missing} were recorded, so no router can be inferred; compare with another recording"
     else:
         fits = [one.choice for one in group if one.choice is not None]
         what = "experts" if first.choice.rule.by_expert else "tokens"
         yield f"  choice   the {choices} largest of {first.words[0]}: {_holds(fits, what)}"
         dropped = choices * tokens - sum(int((gate.chosen >= 0).sum()) for gate in gates)
         if dropped and what == "tokens":
-            yield f"           {plural(dropped, 'choices')} of {choices * tokens} not made: dropped by a capacity or a threshold"
+            yield f"           {plural(dropped, 'choices')} of {choices * tokens} dropped, by a capacity or a threshold"
     if first.weights is not None:
         forms = [one.weights for one in group if one.weights is not None]
         agree, of = sum(int(form.agrees.sum()) for form in forms), sum(len(form.agrees) for form in forms)
         error = max((float(form.error[form.agrees].max(initial=0)) for form in forms), default=0.0)
-        yield f"  weights  {first.weights.text}: {agree} of {plural(of, 'tokens')}, to {error:.1g}"
+        yield f"  weights  {first.weights.text}: {agree} of {plural(of, 'tokens')}, error up to {error:.1g}"
     if text := router(first):
         yield f"  router   {text}"
     elif not first.whole and first.choice is not None:
-        yield "  router   not explained: none of the known rules holds for all tokens"
+        yield "  router   not explained: no known rule holds for all tokens"
     for other in first.others:
-        yield f"  not      {other.rule.text}: choices agree on {other.holds} of {len(other.agrees)}"
+        yield f"  not      {other.rule.text}: choices agree for {other.holds} of {len(other.agrees)}"
     unused = {g.name: np.flatnonzero(~g.mask.any(axis=0)) for g in gates if g.choices is not None}
     for name, experts in list(unused.items())[:3]:
         if len(experts):
@@ -381,6 +381,6 @@ def _holds(fits: Sequence[Choice], what: str) -> str:
     near, exact = (sum(int(getattr(fit, kind).sum()) for fit in fits) for kind in ("near", "exact"))
     text = f"{sum(fit.holds for fit in fits)} of {plural(sum(len(fit.agrees) for fit in fits), what)}"
     if near:
-        text += f", of which {near} are near ties whose other side was taken, within rounding"
-        text += f" ({exact} of equal scores where the lower index did not win)" if exact else ""
+        text += f", {near} of them near ties decided differently within rounding"
+        text += f" ({exact} with equal scores where the lower index did not win)" if exact else ""
     return text

@@ -27,10 +27,9 @@ SIGNS = {
     "unchecked": "u",
 }
 LEGEND = (
-    "A bare number counts passing cases. F failed, E raised an exception, o failed by the order of "
-    "equal scores alone, w failed and waived, - not implemented, "
-    "? inconclusive (a choice is too close to a tie for the dtype), u an optional check that is not made; each with "
-    "the number of such cases."
+    "Numbers count cases; a bare number counts passing cases. F failed, E raised an exception, o failed only in "
+    "tie-breaking, w known failure (waived), - not implemented, "
+    "? inconclusive (a choice is too close to a tie for the dtype), u optional check, skipped."
 )
 
 
@@ -88,7 +87,7 @@ class Cause:
     def more(self) -> str:
         """The number of further failures, in words, or ""."""
         count = len(self.results) - 1
-        return f", and {count} more like it" if count else ""
+        return f" and {count} more" if count else ""
 
 
 def causes(report: Report) -> list[Cause]:
@@ -109,18 +108,18 @@ def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
     """A cause's rank and text."""
     first, matches = result.first, report.matches_of(result)
     if result.state == "reordered":
-        return ORDER, f"{result.algorithm}: differs only in the order of equal scores"
+        return ORDER, f"{result.algorithm}: differs only in tie-breaking"
     if result.state == "error":
         return EXCEPTION, first.message
     if first.message.startswith("not repeatable"):
-        return REPEAT, f"{result.algorithm}: two calls do not return the same"
+        return REPEAT, f"{result.algorithm}: two calls return different results"
     if result.kind == "negative":
         return INVALID, f"{result.algorithm}: error cases"
     if matches:
         names = " or ".join(f"{match.variant}: {match.computes}" for match in matches)
-        part = "" if any(match.agree == match.of for match in matches) else " (a part of it)"
+        part = "" if any(match.agree == match.of for match in matches) else " (in part)"
         return VARIANT, f"{result.algorithm}: equals the known variant {names}{part}"
-    return UNKNOWN, f"{result.algorithm}: {result.explanation or f'not explained, first at {first.stage}'}"
+    return UNKNOWN, f"{result.algorithm}: {result.explanation or f'unexplained, first at {first.stage}'}"
 
 
 MOST, REASONS = 5, 3
@@ -150,7 +149,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
     for algorithm, count in counts.items():
         if count > MOST and not everything:
             lines.append(
-                f"{algorithm}: {plural(count - MOST, 'more failures')}; --all prints all, and --report writes them"
+                f"{algorithm}: {plural(count - MOST, 'more failures')}; print all with --all or write them with --report"
             )
     return "\n".join(lines)
 
@@ -187,7 +186,7 @@ def skips(report: Report) -> list[str]:
     for result in report.results:
         if result.state not in ("pass", *FAILED):
             of = counts.setdefault(f"{result.dtype} {result.mode}", Counter())
-            optional = "errors of values are optional for a target"
+            optional = "value errors are optional for a target"
             of[f"{result.state}: {optional if result.state == 'unchecked' else result.first.message}"] += 1
     lines = []
     for place, reasons in counts.items():

@@ -15,7 +15,7 @@ from moespec.conformance.peers.measure import counts
 from moespec.conformance.suite import digest
 
 REPORTS = ROOT / "conformance" / "reports"
-HEAD = "| device | backend | suite | dtype | mode | passed | failed | skipped | what failed, and its error over what is allowed |"
+HEAD = "| device | backend | suite | dtype | mode | passed | failed | skipped | failed cases with error / tolerance |"
 
 
 def rows(folder: Path = REPORTS) -> Iterator[str]:
@@ -24,7 +24,7 @@ def rows(folder: Path = REPORTS) -> Iterator[str]:
         report = json.loads(path.read_text(encoding="utf-8"))
         backend, suite = report["target"].rpartition(".")[2], report["suite"]
         device = path.stem.removeprefix(f"gpu-{backend}-").replace("-", " ").upper()
-        age = "the present one" if suite == digest() else f"of {_date(suite)}"
+        age = "current" if suite == digest() else f"of {_date(suite)}"
         for dtype, mode in dict.fromkeys((case["dtype"], case["mode"]) for case in report["cases"]):
             cases = [case for case in report["cases"] if (case["dtype"], case["mode"]) == (dtype, mode)]
             wrong = ", ".join(f"`{c['id']}` {c['fraction'] or 0:.2f}" for c in cases if c["state"] in FAILED)

@@ -27,7 +27,7 @@ OF_MODEL = ("named", "init", "forward", "moe_layers", "moe_noise", "parameter_co
 ROOMS = {
     "api-models": Room(
         "Models",
-        "Models by name, bound to a backend or as functions of their own module.",
+        "Models by name, bound to a backend or as functions of their module.",
         {
             "moespec.models": (),
             "moespec.models.vit": ("VitConfig", *OF_MODEL),
@@ -40,7 +40,7 @@ ROOMS = {
     ),
     "api-layers": Room(
         "Layers",
-        "The layer in place of an MLP, for torch, Flax nnx and Equinox.",
+        "The MoE layer that replaces an MLP, for torch, Flax nnx and Equinox.",
         {"moespec.backends.torch.nn": (), "moespec.backends.jax.nnx": (), "moespec.backends.jax.equinox": ()},
     ),
     "api-data": Room(
@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "api-training": Room(
         "Training",
-        "The loop of `moespec train`, its configuration and its hooks.",
+        "The training loop of `moespec train`, its configuration and its hooks.",
         {
             "moespec.training.api": (),
             "moespec.training.loop.train": (),

@@ -22,7 +22,7 @@ def table(name: str, value: Any, axes: tuple[str, ...]) -> str:
     shape = ", ".join(f"{axis} {size}" for axis, size in zip(axes, array.shape, strict=True))
     caption = f"<caption><code>{escape(name)}</code>{f' ({escape(shape)})' if shape else ''}</caption>"
     if array.size > LARGEST or array.ndim == 0:
-        content = f"{array.size} numbers, not shown" if array.ndim else number(array[()])
+        content = f"{array.size} values, not shown" if array.ndim else number(array[()])
         return f'<table class="numbers">{caption}<tr><td>{content}</td></tr></table>'
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array[None]
     columns = list(np.ndindex(array.shape[1:] if array.ndim > 1 else array.shape))

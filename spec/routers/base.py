@@ -32,7 +32,7 @@ class Options(RouterOptions):
     """Options of `base`."""
 
     shards: Count = 1
-    """parts into which the tokens of a group are dealt at random in training, each balanced separately"""
+    """random parts of a group's tokens in training, each balanced separately"""
 
     def check_training(self) -> None:
         """Raises ConfigError unless `experts` divides the tokens of each shard, since training balances exactly."""

@@ -65,15 +65,15 @@ class Options(RouterOptions):
     multiple_of: Count = 1
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
-    """the capacity factor at evaluation; None for room for all tokens that are above a threshold"""
+    """capacity factor at evaluation; None for no limit, so that all tokens above a threshold have a slot"""
     eval_take: Literal["largest", "above"] = "largest"
-    """what an expert takes at evaluation: as many tokens as are above its threshold, of the largest scores, or those above it"""
+    """choice at evaluation: as many tokens as are above the expert's threshold, by largest score, or exactly those above it"""
     predictor: bool = True
-    """whether a predictor says what an expert takes at evaluation, or the scores themselves"""
+    """use a learned predictor for the choice at evaluation instead of the scores"""
     predictor_weight: Weight = 1.0
-    """weight of the loss of the predictor, which there is only in training"""
+    """weight of the predictor's loss, in training only"""
     threshold_decay: Annotated[float, Range(0, 1)] = 0.95
-    """how much of the thresholds stays in a step"""
+    """decay of the thresholds' moving average per step"""
 
     def capacity(self, *, train: bool = True) -> int:
         """Slots C of an expert. Raises ConfigError if there are none, or more than tokens."""

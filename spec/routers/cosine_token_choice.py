@@ -53,15 +53,15 @@ class Options(RouterOptions):
     z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
     dimensions: Count = 256
-    """dimensions P in which the angles are"""
+    """dimensions P of the space in which cosines are computed"""
     projection_bias: bool = True
-    """whether the projection has a bias"""
+    """add a bias to the projection"""
     temperature_form: Literal["log_scale", "divide"] = "log_scale"
-    """what the parameter is: the logarithm of the inverse temperature, of at most log(1 / 0.01), or the temperature"""
+    """parameter of the temperature: the logarithm of its inverse, at most log(1 / 0.01), or the temperature itself"""
     initial_temperature: Positive = 0.5
-    """the temperature at the start"""
+    """initial temperature"""
     affinity: Literal["softmax", "sigmoid"] = "softmax"
-    """what the gates are of logits"""
+    """function from logits to gates"""
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:

@@ -32,15 +32,15 @@ class Options(RouterOptions):
     """Options of `dselect_k`."""
 
     choices: Count = 2
-    """selectors K, each of which ends on one expert"""
+    """number of selectors K; each converges to one expert"""
     selector_gate: Literal["token", "static"] = "token"
-    """where the codes of the selectors come from: from each token, or the same trained numbers for all"""
+    """source of the selectors' codes: each token, or learned values shared by all tokens"""
     selector_gamma: Annotated[float, Range(1e-9, 1e9)] = 1.0
-    """width of the smooth step of the selectors"""
+    """width of the selectors' smooth step"""
     selector_entropy_weight: Weight = 1e-6
-    """weight of the entropy of the selectors"""
+    """weight of the entropy loss of the selectors"""
     reachability_weight: Weight = 1e-4
-    """weight of the loss of selectors on codes without an expert; where every code has one there is no such loss"""
+    """weight of the loss of selectors on codes without an expert; no loss if every code has an expert"""
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:

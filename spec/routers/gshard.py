@@ -52,11 +52,11 @@ class Options(RouterOptions):
     balance_scope: Literal["group", "batch", "global"] = "group"
     z_weight: Weight = 0.0
     second_expert: Literal["random", "sampled", "all"] = "random"
-    """the second-best, which is kept at random in training (GShard); one of the others, sampled by their gates in training
-    (fairseq); or the second-best, always"""
+    """second expert: the second-best, kept at random in training (GShard); sampled in training from the other experts by
+    their gates (fairseq); or always the second-best"""
     hold_unkept: bool = True
-    """with second_expert="random", a second expert that is not kept leaves its slot empty, as in Algorithm 1; if false it takes
-    no slot (Mesh TensorFlow)"""
+    """with second_expert="random": a second expert that is not kept leaves its slot empty, as in Algorithm 1; if False, it
+    takes no slot (Mesh TensorFlow)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,9 +47,9 @@ class Options(RouterOptions):
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     ids: Annotated[int, Range(0)] = 0
-    """V, the number of different token ids; 0 for the number of tokens"""
+    """number V of different token ids; 0 for the number of tokens"""
     hashes: Count = 1
-    """N, hashes; several mix experts inside the MLP (MultiHash), which `multi_hash_mlp` computes"""
+    """number N of hashes; more than one mixes experts inside the MLP (MultiHash), see `multi_hash_mlp`"""
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:

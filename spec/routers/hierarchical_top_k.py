@@ -41,9 +41,9 @@ class Options(RouterOptions):
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     branches: Count | None = None
-    """groups of experts, as many in each; None for the largest divisor of experts up to its square root"""
+    """number of groups of experts of equal size; None for the largest divisor of experts up to its square root"""
     choices_per_level: Count = 2
-    """branches that a token chooses, and experts in each of these; all, where there are fewer"""
+    """branches that a token chooses, and experts in each branch; all, if there are fewer"""
     importance_weight: Weight = 0.1
     load_weight: Weight = 0.1
 
@@ -125,7 +125,7 @@ ROUTER = Router(
     route,
     lambda options: Noise((options.tokens, options.columns)),
     decays=("kernel", "noise_kernel"),
-    balances="the load of the experts, by the importance and load losses of the hierarchy",
+    balances="the load of the experts, by the hierarchy's importance and load losses",
     cost="2 T D (a + E)",
     drops="none, unless a capacity is set",
     revision=3,

@@ -56,11 +56,11 @@ class Options(RouterOptions):
     balance_scope: Literal["group", "batch", "global"] = "group"
     z_weight: Weight = 0.0
     choices: Count = 1
-    """experts K that a token chooses, the same for all of its image"""
+    """experts K per token, the same for all tokens of an image"""
     images: Count = 1
-    """images of a group, which has as many tokens of each, one image after another"""
+    """images per group, with equally many tokens each, one image after another"""
     pool: Literal["mean", "first"] = "mean"
-    """what the router sees of an image: the mean of its tokens, or the first, a class token"""
+    """input of the router: the mean of the image's tokens, or its first token, a class token"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,7 +44,7 @@ class Options(RouterOptions):
     z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
     drop: Scalar = 0.1
-    """fraction of the tokens that are removed, the least important ones; below 1"""
+    """fraction of the tokens to drop, the least important first; below 1"""
 
     @property
     def requests(self) -> tuple[int, int]:

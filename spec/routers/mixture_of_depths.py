@@ -69,7 +69,7 @@ class Options(RouterOptions):
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     weights: Literal["raw", "sigmoid"] = "raw"
-    """what weights the output of the expert: the logit itself, or its sigmoid"""
+    """weight of the expert's output: the logit, or its sigmoid"""
 
 
 def route(
@@ -103,7 +103,7 @@ ROUTER = Router(
     init_kernel,
     route,
     models=("Mixture-of-Depths",),
-    balances="the load, exactly: an expert chooses C tokens",
+    balances="the load of the expert, exactly: it chooses C tokens",
     cost="T D E",
     drops="tokens that no expert chooses, on purpose, to save computation",
     revision=2,

@@ -52,11 +52,11 @@ class Options(RouterOptions):
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     choices: Count = 1
-    """experts K that a token chooses, as the mean over all tokens to which the penalty leads"""
+    """experts K per token, the mean over all tokens that the penalty aims for"""
     initial_penalty: Positive = 1e-8
-    """weight of the loss that makes gates 0, before the first step"""
+    """initial weight of the loss that drives gates to 0"""
     penalty_multiplier: Positive = 1.2
-    """what the penalty is multiplied with after a step with too many gates above 0, and divided by after one with too few"""
+    """factor of the penalty after a step with too many gates above 0, and its divisor after a step with too few"""
 
     def capacity(self, *, train: bool = True) -> int:
         """Slots C of an expert, at most one per token."""

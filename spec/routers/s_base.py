@@ -74,7 +74,7 @@ class Options(RouterOptions):
     z_logits: Literal["clean", "noisy"] = "clean"
     sinkhorn_iterations: Count = 20
     combine_with: Literal["softmax", "sigmoid"] = "softmax"
-    """what weights the experts' outputs"""
+    """weight of the experts' outputs"""
 
 
 def route(

@@ -76,29 +76,29 @@ class Options(RouterOptions):
     z_weight: Weight = 0.0
     choices: Count = 2
     affinity: Literal["sigmoid", "sqrt_softplus", "softmax"] = "sigmoid"
-    """what scores are of logits: the sigmoid, the square root of the softplus (DeepSeek-V4), or the softmax"""
+    """function from logits to scores: sigmoid, square root of the softplus (DeepSeek-V4), or softmax"""
     epsilon: Scalar = 1e-20
-    """what is added to the sum by which the gates are divided"""
+    """constant added to the sum that divides the gates"""
     scale: Positive = 1.0
-    """what the gates are multiplied with in the end"""
+    """factor of the final gates"""
     expert_groups: Count = 1
-    """groups of experts, as many in each"""
+    """number of groups of experts of equal size"""
     chosen_groups: Count = 1
-    """groups of experts among which a token chooses, those of the best scores"""
+    """number of groups, by best score, that a token chooses from"""
     group_score: Literal["top_2", "top_k_over_m", "max"] = "top_2"
-    """the score of a group: the sum of its 2 best experts, of its K / M best with M chosen groups, or the best"""
+    """score of a group: the sum of its 2 best experts, the sum of its K / M best with M chosen groups, or its best expert"""
     group_bias: bool = True
-    """whether the bias counts in the score of a group"""
+    """include the bias in the score of a group"""
     outside: Literal["excluded", "zero"] = "excluded"
-    """the score of experts outside the chosen groups: minus infinity or 0"""
+    """score of experts outside the chosen groups: minus infinity or 0"""
     bias_update_rate: Scalar = 0.001
-    """how much the bias of an expert moves in a step, against its load; 0 keeps it"""
+    """step size of an expert's bias against its load; 0 keeps the bias"""
     recentre_bias: bool = False
-    """subtract the mean of all experts from what the biases move by"""
+    """subtract the mean over all experts from the bias updates"""
     bias_update: Literal["sign", "quantile"] = "sign"
-    """how biases move: by the rate against the load, or to the quantiles of what tokens require, with the mean 0"""
+    """bias update: by the rate against the load, or to the quantiles of the biases that tokens require, with mean 0"""
     bias_bins: Count = 1000
-    """bins in which the required biases of an expert are counted for their quantiles"""
+    """histogram bins for the quantiles of an expert's required biases"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

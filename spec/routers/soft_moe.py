@@ -45,7 +45,7 @@ class Options(RouterOptions):
     normalize: bool = True
     """normalise tokens and slots before their product"""
     norm_form: Literal["paper", "rsqrt"] = "paper"
-    """form of that normalisation"""
+    """form of the normalisation"""
     dispatch: Literal["soft", "uniform", "identity"] = "soft"
     """ablation of the dispatch weights"""
     combine: Literal["soft", "uniform", "identity"] = "soft"

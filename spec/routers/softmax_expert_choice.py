@@ -55,9 +55,9 @@ class Options(RouterOptions):
     balance_logits: Literal["noisy", "clean"] = "noisy"
     z_logits: Literal["clean", "noisy"] = "clean"
     cap: Count | None = None
-    """the most experts that should choose one token, by a linear program; None for no limit"""
+    """largest number of experts per token, enforced approximately by a linear program; None for no limit"""
     cap_regularization: Positive = 0.01
-    """strength lambda of the entropy in that program"""
+    """entropy strength lambda of that program"""
 
     def capacity(self, *, train: bool = True) -> int:
         """Slots C of an expert. Also raises ConfigError if the tokens cannot fill them under the cap."""

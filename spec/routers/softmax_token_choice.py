@@ -61,7 +61,7 @@ class Options(RouterOptions):
     z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
     tries: Count | None = None
-    """how many of its best experts a token tries in turn when some are full; by default only those that it chooses"""
+    """number of best experts that a token tries in turn when some are full (default: only its choices)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

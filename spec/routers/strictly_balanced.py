@@ -38,13 +38,13 @@ class Options(RouterOptions):
     multiple_of: Count = 1
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
-    """the capacity factor at evaluation; None for room for all tokens that are above a threshold"""
+    """capacity factor at evaluation; None for no limit, so that all tokens above a threshold have a slot"""
     importance_weight: Weight = 0.0
     balance_weight: Weight = 0.0
     balance_scope: Literal["group", "batch", "global"] = "group"
     z_weight: Weight = 0.0
     threshold_weight: Weight = 0.001
-    """weight of the loss of the thresholds, a sum over tokens and experts, which there is only in training"""
+    """weight of the threshold loss, a sum over tokens and experts, in training only"""
 
     def capacity(self, *, train: bool = True) -> int:
         """Slots C of an expert. Raises ConfigError if there are none, or more than tokens."""

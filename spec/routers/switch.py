@@ -74,7 +74,7 @@ class Options(RouterOptions):
     balance_scope: Literal["group", "batch", "global"] = "group"
     z_weight: Weight = 0.0
     tries: Count | None = None
-    """how many of its best experts a token tries in turn when some are full (no token left behind); by default one"""
+    """number of best experts that a token tries in turn when some are full, as in no token left behind (default: 1)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

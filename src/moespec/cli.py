@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("moespec.training.commands.train", "train a model and write a report"),
-    "launch": Command("moespec.training.commands.launch", "train in several processes of this machine"),
+    "launch": Command("moespec.training.commands.launch", "train in several processes on this machine"),
     "finetune": Command("moespec.training.commands.finetune", "fine-tune from a run or a weight file"),
     "evaluate": Command("moespec.training.commands.evaluate", "evaluate a run's checkpoint on the validation images"),
     "study": Command("moespec.training.commands.study", "compare routers or models with several seeds each"),
@@ -42,8 +42,8 @@ COMMANDS = {
     "plan": Command("moespec.training.commands.plan", "estimate memory and time of a training run on other hardware"),
     "inspect": Command("moespec.training.commands.inspect", "draw which experts handle which patch of an image"),
     "predict": Command("moespec.training.commands.predict", "classify the images in a folder"),
-    "convert": Command("moespec.training.commands.convert", "convert weights from and to other projects' files"),
-    "export": Command("moespec.training.commands.export", "write a model as a program: ONNX, StableHLO or torch's"),
+    "convert": Command("moespec.training.commands.convert", "convert weights to and from other projects' files"),
+    "export": Command("moespec.training.commands.export", "export a model as ONNX, StableHLO or torch.export program"),
     "scan": Command("moespec.training.commands.scan", "list unreadable images of a data set"),
     "list": Command("moespec.training.commands.list", "list models, routers, data sets and recipes"),
     "ledger": Command(
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _failed(str(stop))
         status = 128 + stop.signal
     except KeyboardInterrupt:
-        way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
+        way_on = "; `moespec train --run DIR --resume` resumes from the last checkpoint"
         print(f"moespec: interrupted{way_on * (name != 'conformance')}", file=sys.stderr)
         status = 130
     if output is not None and output.failed is not None:
@@ -126,4 +126,4 @@ def _failed(message: str) -> int:
 def _usage() -> str:
     lines = [f"  {name:{max(map(len, COMMANDS))}}  {command.text}" for name, command in COMMANDS.items()]
     usage = ["usage: moespec COMMAND [options]", "       moespec --version"]
-    return "\n".join([*usage, "", *lines, "", "moespec COMMAND --help shows the options."])
+    return "\n".join([*usage, "", *lines, "", "Run moespec COMMAND --help for the options of a command."])

@@ -53,7 +53,7 @@ def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path, capsys:
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)).save(image)
     assert cli.main(["inspect", run, "--image", str(image), "--out", str(tmp_path / "routing.png")]) == 0
     layers = {"mixer_tiny": 0, "sparse_mlp_tiny": 2}[name]
-    assert f"{layers} MoE layers, read as" in capsys.readouterr().out
+    assert f"{layers} MoE layers, predicted" in capsys.readouterr().out
     whole = trained[-1]["loss"]
     shutil.rmtree(Path(run, "checkpoints/00000006"))
     Path(run, "report.html").unlink()

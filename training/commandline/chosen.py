@@ -30,9 +30,9 @@ class Configured:
     """The arguments of a command that takes the configuration of a run."""
 
     config: Path | None = None
-    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    """TOML file, or a built-in recipe (moespec list recipes)"""
     trust: str = option("", rare=True)
-    """objects of your own modules that the run's config.toml names and that may be imported: package.module:object, comma-separated"""
+    """comma-separated objects in the run's config.toml that may be imported from your modules, as package.module:object"""
     settings: Config = field(default_factory=Config)
 
 
@@ -41,9 +41,9 @@ class Stored:
     """Arguments of a command that reads a run, or weights."""
 
     step: int | str | None = None
-    """of a run: the checkpoint of this step, or best (training.keep_best), instead of the newest"""
+    """checkpoint of a run: a step, or best (see training.keep_best) (default: the newest)"""
     trust: str = ""
-    """objects of your own modules that the run or the file names and that may be imported: package.module:object, comma-separated"""
+    """comma-separated objects in the run or file that may be imported from your modules, as package.module:object"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class OfRun(Stored):
     run: Path = option(positional=True)
     """folder of the run"""
     backend: BackendName | None = None
-    """framework that computes (default: the run's)"""
+    """compute framework (default: the backend of the run)"""
 
     def __post_init__(self) -> None:
         check_fields("", self)

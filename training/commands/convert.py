@@ -21,28 +21,28 @@ __all__ = ["convert_command", "fields_of", "main"]
 
 @dataclass(frozen=True)
 class ConvertArguments(Stored):
-    """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
+    """Convert weights between a run, a moespec file, a Hugging Face hub folder and other projects' files.
 
     moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
     ours.safetensors --model vit_base_patch16_224. Formats: run, moespec, hub, vmoe, big_vision, vision_transformer, timm,
-    huggingface. Sizes are inferred from the parameters; what cannot be, such as heads, is set. Values are copied as they are, so
-    that a file converted there and back has the same numbers.
+    huggingface. Sizes are inferred from the parameters; use --set for fields that cannot be inferred, such as heads. Values are
+    copied exactly, so converting a file there and back preserves them.
     """
 
     source: Path = option(positional=True)
-    """the file or folder to read, of a checkpoint of vmoe its prefix"""
+    """file or folder to read; for a vmoe checkpoint, its prefix"""
     target: Path = option(positional=True)
-    """the file or folder to write, which comes last"""
+    """file or folder to write"""
     from_format: str | None = option(None, flags=("--from",))
-    """format of the source (default: told by what is in it)"""
+    """format of the source (default: detected from the content)"""
     to_format: str | None = option(None, flags=("--to",))
-    """format of the target (default: moespec, for a name that ends in .safetensors)"""
+    """format of the target (default: moespec if the name ends in .safetensors)"""
     model: str | None = None
-    """which model the source is: a name of moespec's (moespec list models) or, of timm's weights, of timm's"""
+    """model of the source: a moespec name (moespec list models), or a timm name for timm weights"""
     arguments: Path | None = None
-    """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
+    """JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
     settings: tuple[str, ...] = option((), flags=("--set",), single=True)
-    """a field of the model, as in --set heads=6 --set gelu=tanh"""
+    """set a field of the model, such as --set heads=6 --set gelu=tanh (repeatable)"""
 
 
 def main(words: list[str]) -> None:

@@ -19,18 +19,18 @@ __all__ = ["main"]
 
 @dataclass(frozen=True)
 class CountArguments:
-    """Count the parameters of a model, and the floating-point operations of one image and of a run, without making the model.
+    """Count the parameters of a model and the floating-point operations of one image and of a run, without creating the model.
 
-    A multiply-add is two operations. The options are those of train, and so are the MoE blocks, of a ViT by default its last
-    half; --model.moe none for a dense model.
+    A multiply-add is two operations. The model options are the same as in train. In a ViT, the last half of the blocks are MoE by
+    default; use --model.moe none for a dense model.
     """
 
     config: Path | None = None
-    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    """TOML file, or a built-in recipe (moespec list recipes)"""
     images: Number | None = None
-    """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
+    """images per batch, for models that route a whole batch (default: the fewest that fill a group)"""
     examples: Number | None = None
-    """images that a training run sees, with repetitions, for its operations (default: as the configuration says)"""
+    """training images of a run, with repetitions, for its operations (default: from the configuration)"""
     model: ModelConfig = field(default_factory=ModelConfig)
 
 

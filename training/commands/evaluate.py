@@ -36,32 +36,32 @@ __all__ = ["EvaluateArguments", "evaluate_command", "main"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateArguments(OfRun):
-    """Evaluate the newest checkpoint of a run on its validation images, and as the tables [evaluation.NAME] of its
-    config.toml say. Features, for --fewshot and --knn, are what the head sees; training images are those of the run.
+    """Evaluate the newest checkpoint of a run on its validation images and on the tables [evaluation.NAME] of its
+    config.toml. --fewshot and --knn use the features before the head and the run's training images.
 
-    moespec evaluate runs/x --data folder --data.path new evaluates on other images in place of its validation images, and leaves
-    those tables out: on the validation part of the new data, or on all if they have none. Their classes are those of the run,
-    which are told by name and may be fewer.
+    moespec evaluate runs/x --data folder --data.path new evaluates on other images instead and skips these tables. It uses the
+    validation split of the new data, or all images if there is none. Classes are matched by name and must be a subset of the
+    run's.
     """
 
     fewshot: tuple[int, ...] = ()
-    """linear classifiers of the features of so many training images a class (10: 10-shot)"""
+    """few-shot linear evaluation with this many training images per class (10: 10-shot)"""
     l2: tuple[float, ...] = (1024.0,)
-    """L2 regularisation of these; of several, that with the best mean rank over the seeds"""
+    """--fewshot: L2 regularisation; of several values, the one with the best mean rank over the seeds is used"""
     seeds: int = 3
-    """draws of the images of these"""
+    """--fewshot: number of random draws of the training images"""
     knn: tuple[int, ...] = ()
-    """the nearest so many training images vote"""
+    """nearest-neighbour evaluation with this many neighbours among the training images"""
     data: str | None = option(None, flags=("--data", "--data.name"))
-    """kind of the other images (moespec list datasets; default: that of the run)"""
+    """data set of other images (moespec list datasets) (default: the run's)"""
     path: str = option("", flags=("--data.path",))
-    """file or folder of the other images"""
+    """file or folder of other images"""
     broken: Literal["error", "skip"] = option("error", flags=("--data.broken",))
-    """pictures of these that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
+    """unreadable files of other images; error: stop at the first; skip: check all first, then drop and count them"""
     csv: Path | None = None
-    """the table to write: a row for each image with its true class, in the form of `moespec predict`"""
+    """write a table with a row per image and its true class, in the format of `moespec predict`"""
     html: Path | None = None
-    """the page to write: the results of each class, and the mistakes"""
+    """write a page with the results of each class and the mistakes"""
 
 
 def main(words: list[str]) -> None:
@@ -117,7 +117,7 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
         if config.optimizer.ema is not None and "loss" in result:
             averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
             result["average"] = average = evaluate(B.from_numpy(averaged))
-            print(f"of the average: {which} {average['accuracy']:.4f}, {loss} {average['loss']:.4f}")
+            print(f"moving average: {which} {average['accuracy']:.4f}, {loss} {average['loss']:.4f}")
         for block in sorted(result.get("moe", {}), key=in_order):
             print(f"block {block}: {line(result['moe'][block])}")
         measure = Evaluations(B, config, evaluations).measure
@@ -144,7 +144,7 @@ def _write(
     counts = confusion(split.labels, np.array([one.read for one in found]), len(dataset.classes))
     tables = class_tables(counts, dataset.classes)
     mistakes = predictions.shown(found)
-    page: Any = {"title": f"{dataset.name} as read by {run.resolve().name}", "wrong": (), "tables": tables}
+    page: Any = {"title": f"{dataset.name} as classified by {run.resolve().name}", "wrong": (), "tables": tables}
     page |= {"facts": {"model": f"{run}, step {loaded.step} of {training.steps}", "data": dataset.name}}
     page |= {"results": results, "always": always(dataset), "count": len(mistakes)}
     if given.html is not None:

@@ -36,20 +36,20 @@ LARGEST = 2**31 - 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments(Stored):
-    """Export a model as a program that runs where moespec is not installed.
+    """Export a model as a program that runs without moespec.
 
-    moespec export runs/x --format onnx. The input is images of float32 with the axes (images, height, width, channels), for any
-    number of images (a multiple of the group where a router takes several together), normalised as in training; the output
-    is logits. onnx: for onnxruntime and others, opset 18. pt2: for torch.export.load. stablehlo: for jax.export.deserialize,
-    on CPU, CUDA and TPU. safetensors: the parameters alone, as convert writes them.
+    moespec export runs/x --format onnx. The input is float32 images with axes (images, height, width, channels), normalised as in
+    training. The number of images is free; if the router groups several images, it must be a multiple of the group. The output
+    is logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for jax.export.deserialize
+    on CPU, CUDA and TPU. safetensors: only the parameters, as convert writes them.
     """
 
     source: Path = option(positional=True)
-    """a run, a file of moespec convert, a folder of the hub, or other weights that describe themselves"""
+    """a run, a file of moespec convert, a Hugging Face hub folder, or other weights that describe their model"""
     format: Literal["onnx", "stablehlo", "pt2", "safetensors"]
-    """what is written"""
+    """format to write"""
     out: Path | None = None
-    """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
+    """file to write (default: the name of the source with the suffix of the format, in the working directory)"""
 
 
 def main(words: list[str]) -> None:

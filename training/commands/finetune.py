@@ -17,21 +17,21 @@ __all__ = ["main"]
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneArguments(Configured):
-    """Train on from the weights of a run or a file, on the same data or others, at another resolution, or with experts.
+    """Fine-tune from a run or a weight file, on the same or other data, at another resolution, or with experts.
 
     moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
-    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's. So are, of a run
-    and without --data, the section data, the size of the images and the evaluations; with --data, mean and deviation; and its
-    backend, where that is installed. A file or a folder of the hub has no data: it needs --data. What is set here takes the
-    place of all these; everything else is as in train. `moespec train --init SOURCE` takes the weights alone.
+    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model comes from the source. If the source is a
+    run, so does its backend (if installed), and without --data its data section, image size and evaluations; with --data, only
+    mean and standard deviation. A file or hub folder has no data and needs --data. Options given here override all of these;
+    everything else is as in train. `moespec train --init SOURCE` takes only the weights.
     """
 
     source: Path = option(positional=True)
-    """weights to start from: a run, a file of moespec convert, or a folder of the hub"""
+    """initial weights: a run, a file of moespec convert, or a Hugging Face hub folder"""
     run: Path | None = None
     """folder of the new run (default: as in train)"""
     resume: bool = False
-    """go on from the new run's last checkpoint"""
+    """resume from the new run's last checkpoint"""
 
 
 def main(words: list[str]) -> None:

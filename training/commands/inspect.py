@@ -26,22 +26,22 @@ INSPECTED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArguments(OfRun):
-    """Draw which experts handle which patch of an image, or with what weight each slot takes it in.
+    """Draw which experts handle which patch of an image, or the weight of each patch in each slot.
 
-    moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis looks at validation images instead: what the
-    slots of Soft MoE take in, give back and have in common, as a picture and as numbers.
-    The image is routed alone, as a group of one image, also by a model trained with several images to a group. Sparse-MLP
-    routes channels and mixed tokens, which have no place in the image: they are drawn in the order of their numbers.
+    moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis uses validation images instead: it draws the inputs,
+    outputs and similarity of Soft MoE's slots and writes the numbers.
+    The image is routed as a group of one image, even if the model was trained with several images per group. Sparse-MLP
+    routes channels and mixed tokens, which have no position in the image: they are drawn in index order.
     """
 
     image: Path | None = None
-    """an image file, or a folder of a few, with a picture for each; it is cropped to a square and resized to the model's image size"""
+    """image file, or a folder of a few images, with one picture each; images are cropped to a square and resized to the model's size"""
     analysis: bool = False
-    """draw the paper's figures of Soft MoE over validation images, and write their numbers to a file of that name with the ending .json"""
+    """draw the figures of the Soft MoE paper over validation images, and write the numbers to a .json file of the same name"""
     out: Path | None = None
-    """the picture to write (default: routing.png, with --analysis analysis.png); of a folder routing-1.png and so on"""
+    """picture to write (default: routing.png, or analysis.png with --analysis); for a folder routing-1.png and so on"""
     panels: tuple[str, ...] = ()
-    """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
+    """experts to draw, such as 0 5; for Soft MoE slots, such as 0.0 5.1, or all slots of expert 5 (default: eight panels)"""
 
 
 def main(words: list[str]) -> None:
@@ -72,7 +72,7 @@ def inspect_command(
         files, notes = find_pictures(image)
         print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
         if len(files) > INSPECTED:
-            raise ConfigError(f"image={str(image)!r}: {len(files)} pictures, expected at most {INSPECTED}")
+            raise ConfigError(f"image={str(image)!r}: {len(files)} images, expected at most {INSPECTED}")
         targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
     for target in targets.values():
         check_output("out", target, [".png"], targets)

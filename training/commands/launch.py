@@ -43,17 +43,17 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class LaunchArguments:
-    """Run a command in several processes of this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
+    """Run train or finetune in several processes on this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
 
-    With torch each process has one device; JAX's have those that they see. Options of the command come after it. When a process
-    ends with an error the others are ended; with --restarts all start again and go on from the last checkpoint. `torchrun
-    --nproc-per-node 4 --no-python -- moespec train ...` and srun start the processes as well.
+    With torch, each process uses one device; with JAX, each uses the devices that it sees. Options after the command belong to
+    the command. If a process fails, the others are ended; with --restarts, all restart from the last checkpoint. `torchrun
+    --nproc-per-node 4 --no-python -- moespec train ...` and srun can also start the processes.
     """
 
     processes: Number = option(flags=("-n", "--processes"))
-    """processes to start"""
+    """number of processes to start"""
     restarts: Natural = 0
-    """starts after the first, when a process ended with an error"""
+    """number of restarts after a process failed"""
 
 
 def main(words: list[str]) -> None:
@@ -73,7 +73,7 @@ def main(words: list[str]) -> None:
         index, status = failed
         ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         ended = "no longer answered" if status == LOST else ended
-        told = f"process {index} of {processes} {ended}; the others were ended"
+        told = f"process {index} of {processes} {ended}; the other processes were stopped"
         if attempt == restarts or status == USAGE:
             raise RunError(told)
         print(f"moespec: {told}; start {attempt + 2} of {restarts + 1}", file=sys.stderr, flush=True)

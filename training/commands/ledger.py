@@ -24,19 +24,19 @@ _ID = re.compile(r"([A-Za-z]{2})[-_ ]?(\d+)([a-z]?)")
 
 @dataclass(frozen=True)
 class LedgerArguments:
-    """Ask the ambiguity ledger: the questions that implementations answer differently, and who answers how.
+    """Show the ambiguity ledger: questions that implementations answer differently, and the answer of each implementation.
 
-    `moespec ledger expert_choice` has what concerns an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
-    vmoe` what a code base does, `moespec ledger --by vmoe --by mesh` where two differ. Reading a is that of this
-    specification. "By" says whose code was read and where; "Measured" says which packages the suite was run on.
+    `moespec ledger expert_choice` prints the entries of an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
+    vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two. Reading a is the answer of
+    this specification. "By" cites the code that was read; "Measured" names packages on which the suite was run.
     """
 
     what: tuple[str, ...] = option((), positional=True)
-    """algorithms (moespec list routers), public functions, entries (GS-3) or readings (GS-3b); without any, everything"""
+    """algorithms (moespec list routers), public functions, entries (GS-3) or readings (GS-3b) (default: all entries)"""
     by: tuple[str, ...] = option((), single=True)
-    """what this implementation does: a repository, package or part of its name; twice, where two of them differ"""
+    """show the answers of this repository or package (a part of the name is enough); repeat to compare several"""
     json: bool = False
-    """print JSON, for programs"""
+    """print JSON"""
 
 
 def main(words: list[str]) -> None:
@@ -78,7 +78,7 @@ def full(entries: Sequence[LedgerEntry]) -> str:
 def _entry(entry: LedgerEntry) -> Iterator[str]:
     yield from _wrapped(f"{entry.id}: {entry.question}", 0)
     if entry.pitfall:
-        yield from _wrapped("The paper answers it in so many words; it is often done differently.", 4)
+        yield from _wrapped("The paper states this explicitly, but implementations often differ.", 4)
     for reading in entry.readings:
         label = "Reading" if reading.id.endswith("a") else f"Alternative {reading.id[-1]}"
         yield from _wrapped(f"{label}: {reading.text}", 4)
@@ -108,15 +108,15 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
     same = [entry for entry in known if _letters(found[entry.id]) == "a"]
     differing = [entry for entry in known if entry not in same]
     lines = _wrapped(
-        f"{name}: of {_questions(len(entries))} the ledger knows its answer to {len(known)}, the same as here to "
-        f"{len(same)}, another or several to {len(differing)}.",
+        f"{name}: the ledger knows its answers to {len(known)} of {_questions(len(entries))}: {len(same)} as in this "
+        f"specification, {len(differing)} with another answer or several.",
         0,
     )
-    for title, part in (("Another, or several:", differing), ("The same:", same)):
+    for title, part in (("Different, or several answers:", differing), ("As in this specification:", same)):
         lines += ["", title] if part else []
         for entry in part:
             lines += ["", *_wrapped(f"{entry.id}: {entry.question}", 0)]
-            lines += _wrapped(f"Here: {entry.readings[0].text}", 4) if "a" not in _letters(found[entry.id]) else []
+            lines += _wrapped(f"moespec: {entry.readings[0].text}", 4) if "a" not in _letters(found[entry.id]) else []
             lines += _taken(entry, {name: found[entry.id]})
     return "\n".join(lines)
 
@@ -138,7 +138,7 @@ def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
     lines += ["", *_wrapped(f"The same: {', '.join(same)}.", 0)] if same else []
     for name in names:
         alone = [entry.id for entry in entries if list(known[entry.id]) == [name]]
-        lines += ["", *_wrapped(f"Known of {name} alone: {', '.join(alone)}.", 0)] if alone else []
+        lines += ["", *_wrapped(f"Known only for {name}: {', '.join(alone)}.", 0)] if alone else []
     return "\n".join(lines)
 
 

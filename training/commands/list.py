@@ -15,17 +15,17 @@ __all__ = ["main"]
 
 @dataclass(frozen=True)
 class ListArguments:
-    """List what there is to choose from."""
+    """List models, routers, data sets and recipes."""
 
     what: Literal["all", "models", "routers", "datasets", "recipes"] = option("all", positional=True)
-    """what to list"""
+    """kind of names to list; routers alone also lists their properties"""
 
 
 def main(words: list[str]) -> None:
     """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
     what = parse("list", ListArguments, words).what
     if what == "routers":
-        print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
+        print("A group has T tokens of width D, E experts with C slots, K choices per token; costs: multiply-adds.")
         for router in ROUTERS.values():
             models = {"models": ", ".join(router.models)} if router.models else {}
             about = {"source": router.source, **models, "balances": router.balances}

@@ -30,25 +30,25 @@ NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\
 
 @dataclass(frozen=True, kw_only=True)
 class PlanArguments(Configured):
-    """Estimate what a training step takes on other hardware, and which mesh it should have.
+    """Estimate memory and time of a training step on other hardware, and find the best mesh.
 
-    moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
-    bytes on the links and the least time of a step, for each mesh that divides devices, batch and experts, or the one of --mesh.
-    The other options are those of train; what counts is the model, the optimiser, the batch and how it is computed.
+    moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Prints the memory,
+    operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh of --mesh.
+    All options of train are accepted; those of the model, the optimiser, the batch and the computation affect the estimate.
     """
 
     devices: Number
-    """devices, all along the axes of the mesh"""
+    """number of devices in the mesh"""
     chip: str
-    """v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, rtx4090, or the figures of another chip, as in
-    flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9: operations a second in bfloat16, bytes, bytes a second of the memory,
-    and of all links in one direction; also float32=156e12 (operations a second in float32) and torus=3 (dimensions of a torus)"""
+    """v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, rtx4090, or another chip as
+    flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9: bfloat16 operations per second, bytes of memory, bytes per second of the
+    memory, and of all links in one direction; optional: float32=156e12 (float32 operations per second), torus=3 (torus dimensions)"""
     utilisation: Annotated[float, Range(0, 1, above=True, below=False)] | None = None
-    """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
+    """assumed fraction of the chip's peak, for the device-days of the run"""
     sharding: bool = False
-    """print how each parameter is split, on the mesh of --mesh or the best"""
+    """print the sharding of each parameter, on the mesh of --mesh or the best mesh"""
     json: bool = False
-    """print JSON, for programs"""
+    """print JSON"""
 
 
 def main(words: list[str]) -> None:
@@ -91,20 +91,20 @@ def main(words: list[str]) -> None:
         print(of_run(config, model, seen, batch=batch) + at)
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
-    where = f"of each device, at {peak / 1e12:g} TFLOP/s in {model.dtype}"
-    print(f"{training.batch} images a step{parts} on {devices} {given.chip}{again}; {where}:\n")
+    where = f"per device, at {peak / 1e12:g} TFLOP/s in {model.dtype}"
+    print(f"{training.batch} images per step{parts} on {devices} {given.chip}{again}; {where}:\n")
     print(aligned([HEADINGS, UNITS, *(_row(each) for each in ranked[:SHOWN])]))
     if ranked[SHOWN:]:
-        print(f"and {len(ranked) - SHOWN} other meshes (--json has them)")
+        print(f"and {len(ranked) - SHOWN} other meshes (list them with --json)")
     print(f"\n{COLUMNS}")
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
         print(f"Do not fit: {'; '.join(too_large)}")
     has = f"{_gib(chip.memory)} GiB"
     if fitting:
-        print(f"\nThe least bound of those that fit into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")
+        print(f"\nBest mesh that fits into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")
     else:
         less = "another mesh" if len(ranked) == 1 else "more devices"
-        print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")
+        print(f"\nNo mesh fits into {has}. Reduce memory with --training.recompute, --training.accumulate or {less}.")
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
@@ -129,9 +129,9 @@ HEADINGS = (
     *("mesh", "param.", "optim.", "grad.", "copies", "activ.", "batch", "all"),
     *("slots", "gathers", "reduced", "TFLOP", "compute", "memory", "links", "longest", "sum", ""),
 )
-COLUMNS = """param. to batch: memory by what it holds; all: their sum. slots, gathers, reduced: what arrives from other devices.
-compute, memory, links: least time of operations, of the memory's and of the links' traffic. A step takes at least the longest of the
-three, and about their sum if none overlaps another."""
+COLUMNS = """param. to batch: memory by content; all: their sum. slots, gathers, reduced: bytes received from other devices.
+compute, memory, links: minimum time of operations, memory traffic and link traffic. A step takes at least the longest of the
+three, and about their sum if they do not overlap."""
 """The legend of the table."""
 UNITS = ("", *["GiB"] * 7, *["GB"] * 3, "", *["ms"] * 5, "")
 
@@ -153,7 +153,7 @@ def _print_sharding(config: Config, sizes: MeshSizes, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"mesh": sizes.__dict__, "parameters": [row._asdict() for row in table]}, indent=1))
         return
-    print(f"{config.model.name} on {sizes}: float32 parameters, bytes of a device\n")
+    print(f"{config.model.name} on {sizes}: float32 parameters, bytes per device\n")
     lines = [
         (
             row.names,
@@ -166,5 +166,5 @@ def _print_sharding(config: Config, sizes: MeshSizes, *, as_json: bool) -> None:
         for row in table
     ]
     total = f"{sum(row.parameters * row.bytes for row in table):,}"
-    headings = ("parameter", "shape", "split", "bytes of one", "count", "bytes")
+    headings = ("parameter", "shape", "split", "bytes each", "count", "bytes")
     print(aligned([headings, *lines, ("all", "", "", "", str(sum(row.parameters for row in table)), total)]))

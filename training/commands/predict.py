@@ -42,21 +42,21 @@ BATCH = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PredictArguments(OfRun):
-    """Say what the pictures of a folder are: the classes with their probabilities, and which experts handle them.
+    """Classify the images in a folder: the classes with their probabilities, and the experts that handle each image.
 
-    moespec predict runs/x new --csv new.csv --html new.html. Pictures are read, resized and normalised as in training; those that
-    cannot be read are named and left out. Each is routed alone, so that what is said of it does not depend on the others.
-    The page is one file, a gallery with the least certain first, which are those to look at.
+    moespec predict runs/x new --csv new.csv --html new.html. Images are read, resized and normalised as in training; unreadable
+    images are listed and skipped. Each image is routed separately, so its result does not depend on the other images.
+    The page is one file with a gallery that starts with the least certain images.
     """
 
     folder: Path = option(positional=True)
-    """a folder of pictures, also in folders below it, or one picture"""
+    """folder of images, searched recursively, or one image"""
     csv: Path | None = None
-    """the table to write: a row for each picture"""
+    """write a table with a row per image"""
     html: Path | None = None
-    """the page to write: a gallery"""
+    """write a page with a gallery"""
     top: Number = TOP
-    """classes that are named for each picture, the most probable ones"""
+    """number of classes to list for each image, the most probable first"""
 
 
 @dataclass
@@ -97,7 +97,7 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     files, notes = find_pictures(folder)
     print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
     if html is not None and len(files) > GALLERY:
-        raise ConfigError(f"html={str(html)!r}: {len(files)} pictures, a page has at most {GALLERY}; --csv has all")
+        raise ConfigError(f"html={str(html)!r}: {len(files)} images, a page has at most {GALLERY}; --csv has all")
     directory = RunDirectory(run)
     config = directory.begun_config()
     model, data, training = alone(model_config(config.model)), config.data, config.training
@@ -127,15 +127,15 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     wrong = [read.wrong[index] for index in sorted(read.wrong)]
     unread = left_out(folder, wrong, len(files))
     seconds = time.monotonic() - start
-    count = f"{len(seen)} picture{'s' * (len(seen) > 1)}"
+    count = f"{len(seen)} image{'s' * (len(seen) > 1)}"
     model_of = f"{run}, step {found} of {config.training.steps}"
     counts = ", ".join(f"{name} {count}" for name, count in Counter(p.classes[0][0] for p in seen).most_common())
-    facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
-    title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
+    facts = {"model": model_of, "images": f"{count} of {on_one_line(str(folder))}", "predicted classes": counts}
+    title = f"{on_one_line(folder.resolve().name)} as classified by {run.resolve().name}"
     page: Any = {"title": title, "facts": facts, "wrong": wrong, "results": None, "pictures": predictions.shown(seen)}
     written = predictions.write(seen, csv, html, **page)
     print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
-    print(f"read as: {counts}", *predictions.table(seen), sep="\n")
+    print(f"predicted classes: {counts}", *predictions.table(seen), sep="\n")
     print(*written, sep="\n", end="\n" * bool(written))
     print(*unread, sep="\n  ", end="\n" * bool(wrong))
     return seen

@@ -21,14 +21,14 @@ __all__ = ["main"]
 
 @dataclass(frozen=True)
 class ScanArguments:
-    """Decode every picture of a data set and name those that cannot be read; the exit status is then 2."""
+    """Decode every image of a data set and list unreadable images; if there are any, the exit status is 2."""
 
     path: Path = option(positional=True)
     """folder of the data set"""
     data: Literal["folder", "webdataset", "huggingface", "pairs"] = "folder"
     """kind of data set"""
     workers: Annotated[int, Range(0, 1024, below=False)] = 0
-    """processes that decode; 0 for a thread of this one"""
+    """worker processes; 0 decodes in a thread of this process"""
 
 
 def main(words: list[str]) -> None:
@@ -45,5 +45,5 @@ def main(words: list[str]) -> None:
             print(*texts, sep="\n", end="\n" if texts else "")
             total, wrong = total + len(pictures), wrong + len(texts)
     if wrong:
-        raise DataError(f"{given.path}: {wrong} of {total} pictures cannot be read; {SKIP}")
-    print(f"{given.path}: all {total} pictures {f'of {len(classes)} classes ' if classes else ''}can be read")
+        raise DataError(f"{given.path}: {wrong} of {total} images cannot be read; {SKIP}")
+    print(f"{given.path}: all {total} images {f'of {len(classes)} classes ' if classes else ''}can be read")

@@ -50,23 +50,23 @@ MOST = 100  # entries of a grid: a study compares all pairs
 
 @dataclass(frozen=True, kw_only=True)
 class StudyArguments(Configured):
-    """Train several routers, models or a sweep (--grid), each with several seeds, and say which entries can be told apart.
+    """Train several routers, models or a sweep (--grid) with several seeds each, and report significant differences.
 
-    The other options are those of train, for all entries. After any interruption the same command goes on. OUT has index.html,
-    results.json, results.csv, steps.csv, table.tex, figures/ (PDF and SVG), and each run in runs/.
+    All options of train are accepted and apply to every entry. Repeat the command to resume an interrupted study. OUT contains
+    index.html, results.json, results.csv, steps.csv, table.tex, figures/ (PDF and SVG) and the runs in runs/.
     """
 
     routers: tuple[str, ...] = ()
-    """entries: routers, one of your own as package.module:ROUTER, dense, or NAME: OPTIONS of train, as in
+    """entries: a router, your own router as package.module:ROUTER, dense, or NAME: OPTIONS of train, such as
     'hash2: --router hash --model.router-options.hashes 2'"""
     grid: Path | None = None
-    """sweep: a TOML file with a list of values for each option, as in schedule.peak = [1e-3, 3e-3]; each combination is an entry"""
+    """TOML file with a list of values per option, such as schedule.peak = [1e-3, 3e-3]; each combination is an entry"""
     out: Path
     """folder of the study"""
     seeds: Number = 5
-    """seeds of each entry: 0, 1, ..."""
+    """number of seeds per entry: 0, 1, ..."""
     measure: str = ""
-    """what is compared in place of the accuracy of the head, of an evaluation by schedule: few_shot/shots_10/accuracy"""
+    """result of a scheduled evaluation to compare instead of the head's accuracy, such as few_shot/shots_10/accuracy"""
 
 
 def main(words: list[str]) -> None:
@@ -104,7 +104,7 @@ def main(words: list[str]) -> None:
                 outcome.make(load_run(run), run, file)
             outcomes[name][seed] = outcome.read(file, measure)
         except Interrupted as stop:
-            told = f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on"
+            told = f"stopped by {stop.signal.name} in run {number} of {len(runs)}; repeat the command to resume"
             raise Interrupted(told, stop.signal) from stop
         except BusyError:
             raise
@@ -119,7 +119,7 @@ def main(words: list[str]) -> None:
     print("\n".join(summary["sentences"]))
     print(f"{out / 'index.html'}, results.json, results.csv, steps.csv, table.tex, figures/*.pdf and *.svg")
     if failed:
-        raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
+        raise RunError(f"{', '.join(failed)} failed; repeat the command to retry only the unfinished runs")
 
 
 def combinations(path: Path, base: Config) -> list[str]:

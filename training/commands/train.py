@@ -44,21 +44,21 @@ __all__ = ["main", "train_command"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainArguments(Configured):
-    """Train a vision model with mixture-of-experts layers, and write a report.
+    """Train a vision model with mixture-of-experts layers and write a report.
 
-    Without options: a Soft MoE ViT on 1 797 images of digits; --model mixer_tiny or sparse_mlp_tiny for another. All options
-    can be set in a TOML file (--config); the command line wins. Only options that apply to the selected model, router and data
-    are listed: --help with another --model, --router, --data, --optimizer.name or --schedule.name lists those of that one, and
-    with --data.jitter 1 or --data.randaugment 2 what these can have. The run's folder holds config.toml, metrics.jsonl,
-    checkpoints/ and report.html.
+    Without options, it trains a Soft MoE ViT on 1 797 images of digits; try --model mixer_tiny or sparse_mlp_tiny. A TOML file
+    (--config) can set all options; the command line takes precedence. This help lists only the options that apply to the selected
+    model, router and data. Add --model, --router, --data, --optimizer.name, --schedule.name, --data.jitter or --data.randaugment
+    to --help to list the options of another choice. The run's folder holds config.toml, metrics.jsonl, checkpoints/ and
+    report.html.
     """
 
     run: Path | None = None
-    """folder of the run (default: runs/DATA-ROUTER-BACKEND, or with the name of a model that is not a ViT)"""
+    """folder of the run (default: runs/DATA-ROUTER-BACKEND; for models other than ViT, the model's name instead of the router)"""
     resume: bool = False
-    """go on from the run's last checkpoint, with the run's own configuration"""
+    """resume from the run's last checkpoint with the run's configuration"""
     override: bool = False
-    """with --resume: go on with another configuration than the run's own, and record the change in its checkpoints"""
+    """with --resume: allow a changed configuration and record the change in the checkpoints"""
 
 
 def main(words: list[str]) -> None:
@@ -113,7 +113,7 @@ def train_command(
         for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
             say(note)
         if B.sizes.devices > 1:
-            say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
+            say(f"devices: {B.sizes}" + (f", in {B.processes} processes" if B.processes > 1 else ""))
         path = _folder(run, config, backend)
         _train(B, config, dataset, path, sets, hooks, resume=resume, override=override, say=say)
         return path
@@ -148,7 +148,7 @@ def _train(
         finished = directory.finished(config)
         how: Any = {"resume": resume or finished, "override": override, "dataset": dataset}
         for aside in directory.claim(config, **how):
-            say(f"{aside}: cooldown checkpoint moved aside; resuming from the previous one")
+            say(f"{aside}: moved the cooldown checkpoint aside; resuming from the previous one")
         if not finished:
             say(f"run: {path}")
         return {"finished": finished}
@@ -164,7 +164,7 @@ def _train(
         for line in (*best, f"validation {called(last)} {last['accuracy']:.4f}{count}", *beside(last, dataset)):
             say(line)
         if "average" in last:
-            say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
+            say(f"validation accuracy of the moving average {last['average']['accuracy']:.4f}")
         say(f"report: {path / 'report.html'}")
         return {}
 

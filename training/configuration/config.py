@@ -49,15 +49,15 @@ class ScheduleConfig:
     """The learning rate, from step to step (moespec.training.configuration.schedules). None: the default of this schedule."""
 
     name: Literal["cosine", "rsqrt", "linear"] | OwnName = "cosine"
-    """how the rate falls after the warm-up, or a schedule of your own, package.module:function (docs/own-objects.md)"""
+    """decay of the rate after the warm-up, or your own schedule as package.module:function (docs/own-objects.md)"""
     peak: float = 1e-3
-    """largest learning rate"""
+    """peak learning rate"""
     warmup: int = 0
-    """steps of linear increase from 0; half of the run, if that is not longer"""
+    """steps of linear increase from 0, at most half of the run"""
     cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
-    """rsqrt: steps after which the rate starts to fall"""
+    """rsqrt: step at which the rate starts to fall"""
     end: float | None = option(None, only=Only("name", ("linear", "cosine")))
     """linear, cosine: rate at the end"""
 
@@ -71,17 +71,17 @@ class MeshConfig:
     """Several devices (docs/devices.md): as many along each axis, of all that there are."""
 
     data: int | None = None
-    """parts of a batch, besides those of the other axes (default: as the devices allow)"""
+    """size of the data axis, which splits the batch (default: all remaining devices)"""
     fsdp: int = 1
-    """parts of large parameters and of what the optimiser keeps of them, gathered block by block"""
+    """size of the axis that shards the batch, large parameters and their optimiser state; gathers them block by block"""
     expert: int = 1
-    """parts of the experts"""
+    """size of the axis that shards the batch and the experts"""
     transport: Transport = option("model", only=Only("expert", unless=1))
-    """in what slots travel to experts of other devices: the dtype of the model, or bfloat16, half the bytes of float32"""
+    """dtype in which slots are sent to experts on other devices: the model's dtype, or bfloat16 (half the bytes of float32)"""
     timeout: Annotated[float, Range(1, 86400, below=False)] = option(
         40.0, only=Only("several_processes", why="there is one process")
     )
-    """seconds without a word after which a process is lost and the others end (5 times as many until its first step is done)"""
+    """seconds without a heartbeat until a process counts as lost and the others exit (5 times as long before its first step)"""
 
     def __post_init__(self) -> None:
         MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
@@ -105,38 +105,38 @@ class TrainingConfig:
     """The training run. Of its `LENGTHS` one may be given."""
 
     steps: Number | None = None
-    """updates of the parameters; 1500 where nothing says how long the run is"""
+    """parameter updates; 1500 if neither steps, epochs nor examples are set"""
     epochs: Annotated[float, Range(0, 10**9, above=True, below=False)] | None = None
-    """in place of steps: how often each training image is seen"""
+    """length of the run in passes over the training images, instead of steps"""
     examples: Number | None = None
-    """in place of steps: training images that are seen"""
+    """length of the run in training images, with repetitions, instead of steps"""
     batch: Number = 64
-    """images of one update"""
+    """images per parameter update"""
     accumulate: Number = 1
-    """parts that a batch is split into, to save memory"""
+    """micro-batches per batch, to save memory"""
     recompute: bool = False
-    """compute each block anew in the backward pass in place of keeping what is inside: less memory, a third more work"""
+    """recompute the activations of each block in the backward pass: less memory, a third more work"""
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] | OwnName = option("softmax", only=TARGETS)
-    """cross-entropy of one class of several, or of each class by itself, or a loss of your own, package.module:function"""
+    """cross-entropy over all classes (softmax) or per class (sigmoid), or your own loss as package.module:function"""
     compile: Literal["auto", "always", "never"] = "auto"
-    """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
+    """torch only: use torch.compile; auto: on a GPU, and on a CPU for runs of 2000 steps or more"""
     cuda_graph: bool = option(False, rare=True)
-    """torch on one GPU only: record what the loss and its gradients ask of the GPU, and ask it as a whole"""
+    """torch on one GPU only: capture the loss and its gradients as one CUDA graph"""
     evaluate_every: Number = 150
     """steps between evaluations on the validation images"""
     evaluation_batch: Number = option(128, rare=True)
-    """images of one evaluation batch"""
+    """images per evaluation batch"""
     checkpoint_every: Number = 150
     """steps between checkpoints"""
     keep: Number = option(2, rare=True)
     """checkpoints to keep"""
     keep_best: str = ""
-    """keep the checkpoint whose evaluation is best in this, too: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of an
+    """also keep the checkpoint with the best value of this metric: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of an
     [evaluation.NAME]"""
     patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
-    """end the run after this many evaluations in a row without a better keep_best; 0 for never"""
+    """end the run after this many evaluations without an improvement of keep_best; 0 for never"""
     log_every: Number = 10
     """steps between lines of metrics.jsonl"""
 
@@ -163,13 +163,13 @@ class MocoConfig:
     blur and solarisation in place of those of data."""
 
     temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0
-    """what cosines are divided by"""
+    """temperature that divides the cosine similarities"""
     cosine: bool = False
-    """the momentum rises to 1 in the run, as half of a cosine does"""
+    """raise the momentum to 1 over the run, along half a cosine"""
     hidden: Number = 4096
-    """width inside projector and predictor"""
+    """hidden width of projector and predictor"""
     output: Number = 256
-    """width of what they make"""
+    """output width of projector and predictor"""
     blur: Share = 0.0
     """second view: probability of a Gaussian blur"""
     solarise: Share = 0.0
@@ -188,19 +188,19 @@ class LitConfig:
     without augmentation its features are computed once, and kept in the run's folder."""
 
     locked: bool = True
-    """keep the image tower as it is; if not, both are trained"""
+    """freeze the image tower; otherwise train both towers"""
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """each image chooses among all texts, and each text among all images; or each pair is decided by itself (SigLIP)"""
+    """softmax: contrastive over all texts for each image and all images for each text; sigmoid: each pair independently (SigLIP)"""
     scale: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 10.0
-    """what cosines are multiplied with at the beginning; it is trained"""
+    """initial value of the learned factor of the cosine similarities"""
     bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = option(-10.0, only=SIGMOID)
-    """sigmoid: what is added to them at the beginning; it is trained"""
+    """sigmoid: initial value of the learned bias of the cosine similarities"""
     tokenizer: str = ""
-    """a file tokenizer.json of Hugging Face's tokenizers; without one the tokens are bytes"""
+    """tokenizer.json of Hugging Face tokenizers; without it, tokens are bytes"""
     end: str = option("", only=Only("tokenizer", why="there is no lit.tokenizer"))
-    """the token of that file which ends a text; without one it is told by its usual names"""
+    """end-of-text token of that file; without it, one of the usual names is used"""
     long: Literal["error", "cut"] = "error"
-    """what is done to captions of more than text.length tokens"""
+    """handling of captions longer than text.length tokens"""
 
     def __post_init__(self) -> None:
         check_fields("lit", self)
@@ -213,7 +213,7 @@ class HashConfig:
     kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
     """kind of table; auto: balanced, or random for several hashes"""
     images: Number = 10000
-    """training images that are looked at"""
+    """training images used to build the codebook and the tables"""
 
     def __post_init__(self) -> None:
         check_fields("hash", self)
@@ -229,11 +229,11 @@ class Config:
     """The whole configuration of a run."""
 
     objective: Literal["classification", "moco", "lit"] | OwnName = "classification"
-    """what is trained: the classes of the data; an encoder by MoCo v3, without them; towers of images and their captions; or an
-    objective of your own, package.module:object (docs/own-objects.md)"""
+    """classification: the classes of the data; moco: an encoder with MoCo v3, without labels; lit: towers for images and captions;
+    or your own objective as package.module:object (docs/own-objects.md)"""
     backend: BackendName = "auto"
-    """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
-    installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
+    """compute framework; auto: MOESPEC_BACKEND, else the one already imported, else the only one
+    installed, else jax; numpy: the specification itself, very slow, for tests only"""
     model: ModelConfig = option(factory=ModelConfig)
     data: DataConfig = option(factory=DataConfig)
     optimizer: OptimizerConfig = option(factory=OptimizerConfig)
@@ -245,14 +245,14 @@ class Config:
     text: ModelConfig = option(factory=lambda: ModelConfig("text_tiny"), only=LIT)
     lit: LitConfig = option(factory=LitConfig, only=LIT)
     init: str | None = None
-    """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.training.transfer)"""
+    """initial weights: a run, a file of moespec convert, or a Hugging Face hub folder"""
     init_skip: str | None = option(None, only=Only("init", why="there is no init"))
-    """parameters that start anew all the same: a pattern of their names, as in ^head/"""
+    """parameters to initialise anew instead: a regular expression of their names, such as ^head/"""
     log: str = ""
-    """where the run is logged, too, with commas between: tensorboard, wandb, or a function of your own,
+    """additional loggers, comma-separated: tensorboard, wandb, or your own function as
     package.module:function (docs/training.md)"""
     evaluation: Mapping[str, EvaluationConfig] = option(factory=dict, hash=False)
-    """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
+    """additional evaluations: tables `[evaluation.NAME]` of a TOML file"""
 
     def __post_init__(self) -> None:
         check_fields("", self)

@@ -158,13 +158,13 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
 HEAD_BIAS = Only("training.loss", unless="softmax", why="training.loss is softmax, the same for any bias of all")
 IMAGES = {
     "name": "vit_tiny",
-    "about": "vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)",
+    "about": "model: vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)",
 }
 VitSection = _section(
     vit.VitConfig,
     "; the last half of the blocks are MoE, with 8 experts",
     **IMAGES,
-    group_images_sparse="group-images, where it is not given, of every router but soft_moe, which routes each image by itself",
+    group_images_sparse="default of group-images for all routers except soft_moe, which routes each image separately",
 )
 MixerSection = _section(mixer.MixerConfig, "", **IMAGES)
 SparseMlpSection = _section(sparse_mlp.SparseMlpConfig, "", **IMAGES)

@@ -31,14 +31,14 @@ __all__ = ["DATASETS", "PICTURES", "First", "check_share", "load", "load_configu
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
-    "npz": "a NumPy .npz file: train_images, train_labels, val_images, val_labels, as of MedMNIST; or images, labels",
-    "idx": "the four IDX files of MNIST or Fashion-MNIST in a folder, .gz or not",
+    "npz": "a NumPy .npz file: train_images, train_labels, val_images, val_labels, as in MedMNIST; or images, labels",
+    "idx": "a folder with the four IDX files of MNIST or Fashion-MNIST, .gz or not",
     "cifar10": "a folder with the binary files of CIFAR-10: data_batch_1.bin to data_batch_5.bin, test_batch.bin",
-    "cifar100": "a folder with the binary files of CIFAR-100: train.bin, test.bin; classes are its fine labels",
-    "folder": "one folder of images per class, maybe under train/ and val/; or images with a table of labels, labels.csv",
+    "cifar100": "a folder with the binary files of CIFAR-100: train.bin, test.bin; classes are the fine labels",
+    "folder": "one folder of images per class, optionally under train/ and val/; or images with a table of labels, labels.csv",
     "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
-    "pairs": "images with captions: a folder with a.txt beside a.jpg, a .csv or .jsonl file, tar files, or a folder of datasets",
-    "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
+    "pairs": "images with captions: a folder with a.txt beside a.jpg, a .csv or .jsonl file, tar files, or a Hugging Face datasets folder",
+    "huggingface": "a local folder that the datasets library loads: parquet, an image folder, save_to_disk",
 }
 SIZES = {
     "idx": {"image_size": 28, "channels": 1, "classes": 10},
@@ -121,7 +121,7 @@ def load_configured(
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
         dataset = _resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
     if config.workers > cores():
-        note = f"data.workers={config.workers}: this process may use {cores()} cores; using {cores()}"
+        note = f"data.workers={config.workers}: using {cores()}, the number of cores available to this process"
         dataset = replace(dataset, notes=(*dataset.notes, note))
     mean, std = numbers("data.mean", config.mean), numbers("data.std", config.std)
     for field, text, values in (("mean", config.mean, mean), ("std", config.std, std)):

@@ -27,7 +27,7 @@ class LeftOut:
     def notes(self, source: object) -> tuple[str, ...]:
         """A line for the user, which begins with `source`, or none."""
         kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
-        return (f"{source}: left out: {kinds}",) if kinds else ()
+        return (f"{source}: ignored: {kinds}",) if kinds else ()
 
 
 def hidden(name: str) -> bool:
@@ -88,7 +88,7 @@ def find_files(
             inside = f"{name}/" if name != start else start
             place = identity(folder / name)
             if name != start and place in seen:
-                left.add("links to a folder that is read already", inside)
+                left.add("links to a folder already read", inside)
                 continue
             seen.add(place)
             stack += reversed(entries(folder, inside))

@@ -26,67 +26,67 @@ class DataConfig:
     name: (
         Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"] | OwnName
     ) = "digits"
-    """kind of data set (moespec list datasets), or a data set of your own, package.module:function (docs/own-objects.md)"""
+    """data set (moespec list datasets), or your own as package.module:function (docs/own-objects.md)"""
     path: str = option("", only=FILES)
-    """file or folder of the data set; the digits need none"""
+    """file or folder of the data set; digits needs none"""
     validation_share: float = 0.2
-    """part of each class that is held out when the data have no validation part"""
+    """fraction of each class held out for validation if the data set has no validation split"""
     classes: str = ""
-    """text file with the names of the classes, one a line in the order of the labels"""
+    """text file of class names, one per line in the order of the labels"""
     resize: Annotated[int, Range(0, 2**16, below=False)] = option(0, only=FILES)
-    """pictures: length of the shorter side, in pixels, before the middle square is cut out; 0 for the size of the images"""
+    """image files: length of the shorter side, in pixels, before the centre crop; 0 for the model's image size"""
     background: str = option("white", only=FILES)
-    """pictures: colour behind what is transparent, by name or as #rrggbb"""
+    """image files: colour behind transparent pixels, as a name or #rrggbb"""
     broken: Literal["error", "skip"] = option("error", only=FILES)
-    """pictures that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
+    """unreadable image files; error: stop at the first; skip: check all first, then drop and count them"""
     mean: str = "0.5"
-    """subtracted from the values of a channel, of which white is 1: one number, or one for each channel, as in 0.485,0.456,0.406"""
+    """mean to subtract from the channels (white is 1): one number, or one per channel, such as 0.485,0.456,0.406"""
     std: str = "0.5"
-    """what they are then divided by"""
+    """standard deviation to divide the channels by: one number, or one per channel"""
     crop: Literal["middle", "inception", "torchvision"] = "middle"
-    """part of a training picture: the middle square, or a random one as in big_vision or as torchvision's RandomResizedCrop"""
+    """crop of training images: the centre square, or a random crop as in big_vision or torchvision's RandomResizedCrop"""
     crop_area: Annotated[float, Range(0, 1, above=True, below=False)] = option(0.05, only=Only("crop", unless="middle"))
-    """random crops: smallest share of the picture's area (big_vision 0.05, torchvision 0.08)"""
+    """random crops: smallest fraction of the image's area (big_vision 0.05, torchvision 0.08)"""
     crop_padding: Natural = 0
-    """random crop: move images by up to this many pixels; 0 for none"""
+    """shift images at random by up to this many pixels; 0 for none"""
     flip: bool = False
     """mirror half of the images"""
     jitter: Share = 0.0
-    """probability that brightness, contrast, saturation and hue are changed"""
+    """probability of changing brightness, contrast, saturation and hue"""
     brightness: Scalar = option(0.4, only=JITTER)
-    """jitter: largest change of the brightness, as a factor"""
+    """jitter: largest relative change of the brightness"""
     contrast: Scalar = option(0.4, only=JITTER)
-    """jitter: largest change of the contrast, as a factor"""
+    """jitter: largest relative change of the contrast"""
     saturation: Scalar = option(0.2, only=JITTER)
-    """jitter: largest change of the saturation, as a factor"""
+    """jitter: largest relative change of the saturation"""
     hue: Annotated[float, Range(0, 0.5, below=False)] = option(0.1, only=JITTER)
     """jitter: largest change of the hue, in turns of the colour circle, at most 0.5"""
     grey: Share = option(0.0, rare=True)
-    """probability that an image loses its colours"""
+    """probability of converting an image to greyscale"""
     blur: Share = option(0.0, rare=True)
     """probability of a Gaussian blur of 0.1 to 2 pixels"""
     solarise: Share = option(0.0, rare=True)
-    """probability that values of 128 and above are inverted"""
+    """probability of inverting values of 128 and above"""
     randaugment: Annotated[int, Range(0, 100, below=False)] = 0
-    """operations of RandAugment on each image; 0 for none"""
+    """RandAugment operations per image; 0 for none"""
     magnitude: Annotated[float, Range(0, 100, below=False)] = option(10.0, only=Only("randaugment"))
-    """RandAugment: magnitude of the operations; the ViT and V-MoE recipes have 10 to 20"""
+    """RandAugment: magnitude of the operations; the ViT and V-MoE recipes use 10 to 20"""
     transform: str = ""
-    """a function of your own, package.module:function, called with an image (uint8, H x W x channels) and a random generator"""
+    """your own package.module:function, called with an image (uint8, H x W x channels) and a random generator"""
     erase: Share = option(0.0, rare=True)
-    """probability that a rectangle of an image is filled with noise (random erasing)"""
+    """probability of filling a rectangle of an image with noise (random erasing)"""
     mixup: Scalar = option(0.0, only=TARGETS)
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
     cutmix: Scalar = option(0.0, only=TARGETS)
-    """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; alternating with mixup"""
+    """paste a rectangle of one image into another, its area from Beta(cutmix, cutmix); 0 for none; alternates with mixup"""
     balance: Share = option(0.0, only=TARGETS)
-    """draw an image of a class of n in proportion to n^-balance: 0: each once in an epoch; 1: all classes equally often"""
+    """sample an image of a class of n images in proportion to n^-balance: 0: once per epoch; 1: all classes equally often"""
     label_smoothing: Annotated[float, Range(0, 1)] = option(0.0, only=TARGETS)
-    """part of a label that is spread evenly over all classes"""
+    """fraction of each label spread evenly over all classes"""
     workers: Annotated[int, Range(0, 1024, below=False)] = option(0, only=DECODED)
     """processes that prepare batches; 0 for a thread of the training process"""
     prefetch: Annotated[int, Range(1, 2**20, below=False)] = option(2, rare=True)
-    """batches prepared in advance, by each worker"""
+    """batches prepared in advance by each worker"""
 
     def __post_init__(self) -> None:
         check_fields("data", self)

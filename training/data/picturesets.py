@@ -97,7 +97,7 @@ def load_pictures(
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         files_are = "1 file is" if len(lost) == 1 else f"{len(lost)} files are"
-        notes.append(f"{files_are} broken and left out: {', '.join(lost[:SHOWN])}{more}")
+        notes.append(f"{files_are} unreadable and skipped: {', '.join(lost[:SHOWN])}{more}")
     if clear:
         behind = f"{config.background} is behind them (data.background)"
         notes.append(f"{clear} picture{'s' * (clear > 1)} may be transparent in places; {behind}")

@@ -187,14 +187,14 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                 key, ending, name = f"{head}{slash}{stem}", f"{dot}{ending}".lower(), f"{path}:{member.name}"
                 if ending not in {*ENDINGS, *endings}:
                     last = os.path.splitext(base)[1].lower()
-                    kind = "pictures with another dot in the name" if last in ENDINGS else last or "without an ending"
+                    kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
                 if member.issparse():  # of any size in a shard of any other
                     raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:
-                        left.add("pictures of a name that a later one has", f"{path.name}:{pictures[key].name}")
+                        left.add("images whose name a later image has", f"{path.name}:{pictures[key].name}")
                     pictures[key] = member
                 elif (content := file.extractfile(member)) is not None:
                     if member.size > LIMITS[ending] and not captions:
@@ -206,7 +206,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(f"{path}: not a tar file, or a compressed one ({error})") from error
     for key in sorted(values.keys() - pictures.keys()):
-        left.add(f"{'captions' if captions else 'labels'} without a picture", f"{path.name}:{key}")
+        left.add(f"{'captions' if captions else 'labels'} without an image", f"{path.name}:{key}")
     for key, member in pictures.items():
         if key not in values:
             missing = f"caption, no {key}.txt" if captions else f"label, no {key}.cls and no label in {key}.json"

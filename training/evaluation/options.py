@@ -15,30 +15,30 @@ class EvaluationConfig:
     """One evaluation besides that of the run's own validation images: what is measured, on which images, how often."""
 
     kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] | OwnName = "head"
-    """precision of the model's head; few-shot linear evaluation, or nearest neighbours, of its features; with a tower of texts the class
-    whose prompts are nearest, or captions of images and images of captions; or a metric of your own, package.module:function"""
+    """head: precision of the model's head; few_shot: linear few-shot evaluation of its features; neighbours: nearest neighbours;
+    zero_shot, retrieval: prompts and captions, with a text tower; or your own metric as package.module:function"""
     data: Literal["run", "digits", "npz", "idx", "cifar10", "cifar100", "folder", "pairs"] | OwnName = "run"
-    """kind of data set; run: that which the run trains on; or one of your own, package.module:function"""
+    """data set; run: the training data of the run; or your own as package.module:function"""
     path: str = ""
     """file or folder of the data set"""
     labels: str = ""
-    """head: a JSON file with the right labels of each validation image, a list of lists"""
+    """head: JSON file with the correct labels of each validation image, a list of lists"""
     prompts: str = ""
-    """zero_shot: a JSON file with the names of the classes and the prompts that each is put into, {"classes": [], "prompts": ["a {}"]}"""
+    """zero_shot: JSON file with class names and prompt templates, {"classes": [], "prompts": ["a {}"]}"""
     every: int = 1000
-    """steps between such evaluations; the last step has one always"""
+    """steps between these evaluations; the last step is always evaluated"""
     capacity_factor: float | None = None
-    """capacity factor of the routers here, in place of that of the model"""
+    """capacity factor of the routers in this evaluation (default: the model's)"""
     shots: tuple[int, ...] = (10,)
-    """few_shot: training images of each class"""
+    """few_shot: training images per class"""
     l2: tuple[float, ...] = (1024.0,)
-    """few_shot: L2 regularisation; of several, that with the best mean rank over the seeds"""
+    """few_shot: L2 regularisation; of several values, the one with the best mean rank over the seeds is used"""
     seeds: int = 3
-    """few_shot: draws of the training images"""
+    """few_shot: number of random draws of the training images"""
     neighbours: tuple[int, ...] = (20,)
-    """neighbours: how many of them vote"""
+    """neighbours: number of neighbours that vote"""
     temperature: float = 0.07
-    """neighbours: a vote counts exp(cosine / temperature)"""
+    """neighbours: a vote has the weight exp(cosine / temperature)"""
 
     def __post_init__(self) -> None:
         check_fields("", self)

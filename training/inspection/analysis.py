@@ -24,8 +24,8 @@ __all__ = ["analysis_command", "draw_analysis"]
 IMAGES = 64
 """Validation images that are looked at, from the first to the last."""
 COLUMNS = (
-    "token: dispatch weight in all slots\n(Fig. 24 left; dotted: mean, slots / tokens)",
-    "slot: combine weight in all tokens\n(Fig. 24; in multiples of the least)",
+    "token: total dispatch weight over slots\n(Fig. 24 left; dotted: mean, slots / tokens)",
+    "slot: total combine weight over tokens\n(Fig. 24; in multiples of the smallest)",
     "weight of the k largest tokens of a slot\n(Fig. 26; dotted: all weights equal)",
     "weight of the k largest slots of a token\n(dotted: all weights equal)",
     f"tokens that make up {FRACTION:.0%} of a slot",
@@ -61,8 +61,8 @@ def _said(block: dict[str, Any]) -> str:
         f"{name.replace('_', ' ')} {similarity['mean']:.3f}" for name, similarity in block["slot_similarity"].items()
     ]
     return (
-        f"{FRACTION:.0%} of a slot is {block['tokens_needed']['median']:.0f} of {tokens} tokens, "
-        f"of a token {block['slots_needed']['median']:.0f} of {slots} slots (medians)"
+        f"{FRACTION:.0%} of a slot comes from {block['tokens_needed']['median']:.0f} of {tokens} tokens, "
+        f"{FRACTION:.0%} of a token from {block['slots_needed']['median']:.0f} of {slots} slots (medians)"
         + (f"; mean correlation of slots: {', '.join(pairs)}" if pairs else "")
     )
 

@@ -152,7 +152,7 @@ def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -
         return ""
     likely = (sigmoid if loss == "sigmoid" else softmax)(logits)
     best = int(logits.argmax())
-    return f", read as {classes[best]} (probability {likely[best]:.3f})"
+    return f", predicted {classes[best]} (probability {likely[best]:.3f})"
 
 
 def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
@@ -331,25 +331,25 @@ def explanation(routings: list[BlockRouting], *, on_image: bool) -> str:
     if not routings:
         return "The model has no MoE block."
     experts, capacity = routings[0].slots.shape[2:]
-    dark = "Dark: handled by no expert. " if any((r.experts.sum(axis=2) == 0).any() for r in routings) else ""
+    dark = "Dark: no expert. " if any((r.experts.sum(axis=2) == 0).any() for r in routings) else ""
     if routings[0].soft:
         return (
-            "Main expert: colour of the expert whose slots have the largest weight in the patch, white if all "
-            "experts have the same, pure from twice that. "
-            f"Slot e.c (of {experts * capacity}): weight of each patch in the mixture that expert e computes, "
-            "in multiples of uniform, with one scale for all slots of a block: white uniform, red more, blue less, grey nothing. "
-            "Ratio: largest by smallest weight of all slots; near 1, the router hardly tells the patches apart, as after short training."
+            "Main expert: colour of the expert whose slots have the largest weight in the patch: white if all "
+            "experts have equal weights, saturated from twice that weight. "
+            f"Slot e.c (of {experts * capacity}): weight of each patch in the slot's input to expert e, "
+            "in multiples of uniform, on one scale per block: white uniform, red more, blue less, grey zero. "
+            "Ratio: largest over smallest weight of all slots; near 1, the router barely distinguishes patches, as after short training."
         )
     each = routings[0].items.removesuffix("es") if routings[0].items == "patches" else "item"
-    placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image. "
+    placed = "" if each == "patch" else "Channels and tokens are drawn row by row: they have no position in the image. "
     main = f"Main expert: colour of the expert with the largest weight. {dark}{placed}"
     if each == "patch" and on_image:
         return (
-            f"{main}Expert e (of {experts}): how many patches it handles, of {capacity} at most, and the largest weight of its "
-            "output in them; the more opaque, the larger the weight, with one scale for all experts of a block."
+            f"{main}Expert e (of {experts}): number of patches it handles, at most {capacity}, and the largest weight of its "
+            "output in them; opacity shows the weight, on one scale per block."
         )
-    most = f", {capacity} patches at most each" if each == "patch" else ""
-    return f"{main}Expert e: weight of its output in each {each} (of {experts} experts{most}), with one scale for all of a block."
+    most = f", at most {capacity} patches each" if each == "patch" else ""
+    return f"{main}Expert e: weight of its output in each {each} (of {experts} experts{most}), on one scale per block."
 
 
 def colours_of(routings: Sequence[BlockRouting]) -> NDArray[np.float64]:

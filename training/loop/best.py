@@ -59,6 +59,6 @@ def sentences(config: Config, best: Best | None, done: int) -> list[str]:
     """What is best, and why a run of so many steps ended early if it did."""
     if best is None:
         return []
-    why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without a better {best.measure}"
+    why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without an improvement of {best.measure}"
     which = f"best {best.measure} {best.value:.4f} at step {best.step}"
     return [why, which] if ended(config, best) and done < config.training.total else [which]

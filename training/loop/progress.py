@@ -84,13 +84,13 @@ class Progress:
         self._log.write(kind_of(name), done, {**results, **({} if name else {"seconds": self.seconds})})
         text = f"{name}: {told(results)}"
         if name is None:
-            average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
+            average = f", moving average {results['average']['accuracy']:.4f}" if "average" in results else ""
             keys = ("balanced_accuracy", "largest_class", "loss", "spread")
             rest = [f"{key.replace('_', ' ')} {results[key]:.4f}" for key in keys if key in results]
             measured = f"validation {called(results)} {results['accuracy']:.4f}{average}"
             text = ", ".join([measured, *rest, f"{self.seconds:.0f} s"])
         if results.get("spread", 1.0) < COLLAPSED:
-            text += "; warning: the features hardly differ, the encoder may have collapsed"
+            text += "; warning: the features are nearly constant, so the encoder may have collapsed"
         if sys.stdout is not None:
             with suppress(OSError):
                 self._bar.write(f"step {done}: {text}")
@@ -113,8 +113,8 @@ def kind_of(name: str | None) -> str:
 def called(results: dict[str, Any]) -> str:
     """What "accuracy" is of an evaluation of a run's own images."""
     if "text_to_image" in results:
-        return "recall at 1, of images and texts,"
-    return "accuracy of nearest neighbours" if "spread" in results else "accuracy"
+        return "recall at 1 (images and texts)"
+    return "nearest-neighbour accuracy" if "spread" in results else "accuracy"
 
 
 def told(results: dict[str, Any]) -> str:

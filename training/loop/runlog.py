@@ -60,11 +60,11 @@ class RunLog:
             if damaged:
                 aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
                 write_atomically(aside, content)
-                print(f"{path}, {'; '.join(damaged)}. The run goes on without; all of the log is kept as {aside.name}")
+                print(f"{path}, {'; '.join(damaged)}. The run drops these lines; {aside.name} keeps the full log")
             earlier = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
             write_atomically(path, b"".join(line + b"\n" for line in earlier))
         if few := _fewer(len(earlier) + len(damaged), logged, step):
-            print(f"{path}: {few}. The run goes on without the rest")
+            print(f"{path}: {few}. The run continues without the missing lines")
         self.lines = len(earlier)
         self._path, self._file = path, path.open("a")
         self._board = _Board.open(run / "tensorboard", step)

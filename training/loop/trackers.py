@@ -70,7 +70,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
             function(*arguments)
         except Exception as error:  # whatever a logger raises
             if name not in failed:
-                tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run goes on")
+                tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run continues")
             failed.add(name)
 
     try:
@@ -103,10 +103,10 @@ class _Wandb:
         except ConfigError as error:
             if known is None:
                 raise
-            say(f"{error}; it cannot go on with its run {known}")
+            say(f"{error}; cannot resume the wandb run {known}")
             self._run = _told("wandb", start, None)
         self.id, self.close = self._run.id, self._run.finish
-        say(f"log: wandb {'goes on with' if self.id == known else 'begins'} the run {self.id}")
+        say(f"log: wandb {'resumes' if self.id == known else 'starts'} run {self.id}")
 
     def __call__(self, after: AfterStep) -> None:
         lines = {"train": after.logged, **after.evaluations}

@@ -222,7 +222,7 @@ class Watchdog:
         if not self._left:
             for each in self._contacts:
                 each.send(lost=text)
-            self._say(f"{text}; --resume goes on from the last checkpoint")
+            self._say(f"{text}; --resume continues from the last checkpoint")
             sys.stdout.flush()
             time.sleep(1 if self._index == 0 else 0)
             os._exit(LOST)

@@ -51,14 +51,14 @@ def described(model: Model, *, batch: int | None = None) -> str:
     """Parameters and operations of a model in words; `batch` images go together, by default as few as fill a group."""
     operations, size = sum(counts.flops(model, batch).values()), model.image_size
     parameters = f"{family(model).parameter_count(model):,} parameters"
-    return f"{parameters}, {scaled(operations)} an image of {size} x {size} pixels"
+    return f"{parameters}, {scaled(operations)} per image of {size} x {size} pixels"
 
 
 def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> str:
     """The operations of a run that sees so many images, in words: see `moespec.training.objectives.table.training_flops`."""
     total = training_flops(config, model, images, batch=batch)
     each = [
-        f"{passes} forward passes of each{' text' * (tower.inputs == 'ids')}"
+        f"{passes} forward passes per {'text' if tower.inputs == 'ids' else 'image'}"
         for tower, passes in forward_passes(config, model)
     ]
     return f"training on {images:,} images: {scaled(total)} ({', '.join(each)})"

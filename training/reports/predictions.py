@@ -79,7 +79,7 @@ class Prediction(NamedTuple):
 def check_model(run: Path, objective: str, model: Model) -> None:
     """ConfigError if the model of a run does not say what a picture is."""
     if not model.classes or model.channels not in (1, 3):
-        why = f"images of {model.channels} channels, no pictures" if model.classes else "no head, so no classes"
+        why = f"images of {model.channels} channels, expected 1 or 3" if model.classes else "no head, so no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
 
 
@@ -157,9 +157,9 @@ def table(predictions: Sequence[Prediction]) -> list[str]:
     title = [f"the {ROWS} least certain:"] if len(those) > ROWS else []
     if labelled:
         most = f"; the {ROWS} most probable" if title else ""
-        title = [f"{len(those)} of {len(predictions)} are read as another class{most}:"]
+        title = [f"{len(those)} of {len(predictions)} images are misclassified{most}:"]
     last = list(predictions[0].experts)[-1:]
-    rows = [["picture", *["true class"] * labelled, "classes", *(f"experts of block {layer}" for layer in last)]]
+    rows = [["image", *["true class"] * labelled, "classes", *(f"experts of block {layer}" for layer in last)]]
     for one in those[:ROWS] if title else predictions:
         name = one.name if len(one.name) <= LETTERS else f"...{one.name[3 - LETTERS :]}"
         classes = ", ".join(f"{name} {likely:.3f}" for name, likely in one.classes)

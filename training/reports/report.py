@@ -85,7 +85,7 @@ def write_report(
         spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
-    facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
+    facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
     if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
         facts["best checkpoint"] = "; ".join(found)
     facts |= _machine(B.name)
@@ -156,7 +156,7 @@ def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: s
     blocks = getattr(config.model, "block", {}).values()
     names = dict.fromkeys([getattr(config.model, "router", None), *(own.get("router") for own in blocks)])
     router = [f"router {' and '.join(filter(None, names))}"] if hasattr(config.model, "router") else []
-    balance = f", images of a class of n drawn by n^-{config.data.balance:g}" if config.data.balance else ""
+    balance = f", classes of n images sampled by n^-{config.data.balance:g}" if config.data.balance else ""
     return {
         "model": ", ".join([config.model.name, *router]),
         "cost": cost,

@@ -23,9 +23,9 @@ __all__ = ["COSTS", "draw"]
 
 COSTS = {
     "training_operations": "operations of the whole training, FLOP",
-    "operations": "operations of a forward pass of an image, FLOP",
-    "training_milliseconds": "time to train on an image, ms",
-    "milliseconds": "time of a forward pass of an image, ms",
+    "operations": "operations of a forward pass per image, FLOP",
+    "training_milliseconds": "training time per image, ms",
+    "milliseconds": "time of a forward pass per image, ms",
 }
 """What an entry costs, the exact count first, and what an axis says of it."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8

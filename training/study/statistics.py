@@ -116,13 +116,13 @@ def sentences(found: list[Difference], *, seeds: int, images: int | None) -> lis
     about, sure = f"{seeds} seeds", [one for one in found if one.sure]
     about += "" if images is None else f" and {images} images"
     if seeds == 1:
-        return ["One seed does not tell which entry is better: what is luck shows only in several, as with --seeds 5."]
+        return ["One seed cannot separate differences from chance; use several, such as --seeds 5."]
     if not found:
         return []
     if not sure:
         one, pairs = found[0], len(found)
-        none = f"tell none of the {pairs} pairs" if pairs > 1 else f"do not tell {one.first} and {one.second}"
-        return [f"With 95 % confidence, {about} {none} apart."]
+        none = f"any of the {pairs} pairs" if pairs > 1 else f"{one.first} and {one.second}"
+        return [f"No significant difference between {none} (95 % confidence, {about})."]
     by_first: dict[str, list[Difference]] = {}
     for one in sure:
         by_first.setdefault(one.first, []).append(one)
@@ -132,6 +132,5 @@ def sentences(found: list[Difference], *, seeds: int, images: int | None) -> lis
         + "."
         for name, ones in by_first.items()
     ]
-    told = f"{len(sure)} of the {len(found)} pairs" if len(found) > 1 else "the two"
-    rest = ", the others not" if len(sure) < len(found) else ""
-    return [f"With 95 % confidence for all pairs at once, {about} tell {told} apart{rest}.", *lines]
+    told = f"{len(sure)} of the {len(found)} pairs differ" if len(found) > 1 else "The two entries differ"
+    return [f"{told} significantly (95 % confidence for all pairs simultaneously, {about}).", *lines]

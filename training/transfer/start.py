@@ -112,7 +112,7 @@ def taken(config: Config, *, given: bool) -> str:
         if getattr(DataConfig(), name) != getattr(run.data, name) == getattr(config.data, name):
             words.append(f"{name} {getattr(run.data, name)}")
     words += [f"evaluation {name}" for name in config.evaluation if name in run.evaluation]
-    return f"data: {', '.join(words)} (of the run)" if words else ""
+    return f"data: {', '.join(words)} (from the run)" if words else ""
 
 
 def sized(config: Config) -> Config:

@@ -68,7 +68,7 @@ def rounded(n, x):
 
 affinity, z_loss = partial(after, "softmax_affinity"), partial(after, "z_loss")
 NOISE = np.random.default_rng(0).normal(size=4096)
-CUT = "it is 0 where it differs, at 2nd choices alone: a part of its path is cut"
+CUT = "it is 0 where it differs, only at 2nd choices: part of the gradient path is cut"
 FIRST, FIRST_ALONE = (
     "token_choice/first_choices_first",
     {"token_choice": lambda scores, *, choices, **o: numpy.token_choice(scores, choices=1, **o)},
@@ -79,44 +79,44 @@ SIGMOID = {
 }
 HALVED = {"softmax_affinity": lambda logits: numpy.softmax_affinity(logits / 2)}
 WRONG = [
-    (FIRST, FIRST_ALONE, "token_choice/slots wrong: experts lack tokens, 2nd choices alone"),
-    (FIRST, weighted(lambda r, options: 3), "slots right; token_choice/weights wrong: it is 3 times what"),
+    (FIRST, FIRST_ALONE, "token_choice/slots wrong: experts lack tokens, only 2nd choices"),
+    (FIRST, weighted(lambda r, options: 3), "slots right; token_choice/weights wrong: it is 3 times the"),
     (FIRST, weighted(lambda r, options: 1 + r.token), "the weights of a token are off by one factor"),
-    ("token_choice", weighted(lambda r, options: 1 / options["choices"]), "it is 1/choices times what is expected"),
+    ("token_choice", weighted(lambda r, options: 1 / options["choices"]), "it is 1/choices times the expected value"),
     ("token_choice/gradient", {"token_choice": second_choices_detached}, CUT),
-    ("expert_choice/two_slots", reordered(lambda t: np.argsort(t)[..., ::-1]), "the right tokens are in other slots"),
-    ("expert_choice", reordered(np.argsort), "the right tokens are in other slots, by their indices"),
-    ("softmax_affinity", affinity(partial(rounded, 8)), "it is what is expected, rounded to bfloat16"),
-    ("softmax_affinity", affinity(partial(rounded, 24)), "it is what is expected, rounded to float32"),
+    ("expert_choice/two_slots", reordered(lambda t: np.argsort(t)[..., ::-1]), "the correct tokens are in other slots"),
+    ("expert_choice", reordered(np.argsort), "the correct tokens are in other slots, by index"),
+    ("softmax_affinity", affinity(partial(rounded, 8)), "it is the expected value rounded to bfloat16"),
+    ("softmax_affinity", affinity(partial(rounded, 24)), "it is the expected value rounded to float32"),
     (
         "softmax_affinity",
         affinity(lambda x: x + 2.0**-12 * x * np.resize(NOISE, x.shape)),
         "its errors are as large as those of float16 or TF32: 2^-1",
     ),
-    ("softmax_affinity", affinity(lambda x: 0.996 * x), "it is 0.996 times what is expected"),
-    ("softmax_affinity", affinity(partial(last_place, 0, 0)), "group 1 has what is expected of group 0"),
+    ("softmax_affinity", affinity(lambda x: 0.996 * x), "it is 0.996 times the expected value"),
+    ("softmax_affinity", affinity(partial(last_place, 0, 0)), "group 1 has the expected values of group 0"),
     ("softmax_affinity", affinity(partial(last_place, 1, None)), "it is 0 where it differs, only in token "),
     ("softmax_affinity", affinity(lambda x: x[..., ::-1]), "it is in reverse order along experts"),
     ("softmax_affinity/values", affinity(lambda x: np.where(x > 0.5, np.nan, x)), "it is NaN in"),
     (
         "softmax_affinity",
         {"softmax_affinity": lambda logits: np.exp(logits)},
-        "off by a factor of its own: its sums over experts are not 1",
+        "off by its own factor: its sums over experts are not 1",
     ),
-    ("softmax_affinity", HALVED, "it is what is expected with logits divided by 2"),
-    ("z_loss", z_loss(lambda x: x / np.log(2) ** 2), "it is 2.081 times what is expected (1/(ln 2)^2 here)"),
-    ("z_loss", z_loss(lambda x: 2 * x - x.real), "z_loss/loss right; gradient/logits wrong: it is 2 times what"),
+    ("softmax_affinity", HALVED, "it is the expected result with logits divided by 2"),
+    ("z_loss", z_loss(lambda x: x / np.log(2) ** 2), "it is 2.081 times the expected value (1/(ln 2)^2 here)"),
+    ("z_loss", z_loss(lambda x: 2 * x - x.real), "z_loss/loss right; gradient/logits wrong: it is 2 times the"),
     (
         "z_loss",
         z_loss(np.real),
-        "z_loss/loss right; gradient/logits wrong: no gradient reaches logits: its path is cut",
+        "z_loss/loss right; gradient/logits wrong: no gradient reaches logits",
     ),
-    ("z_loss/values", z_loss(lambda x: 1.37 * x), "it is too large by 37 % of what is expected"),
-    ("balance_loss", BALANCE, "it is 1/experts times what is expected"),
-    ("balance_loss", after("balance_loss", lambda x: x - 1), "it is what is expected minus 1"),
-    ("importance_loss", after("importance_loss", np.sqrt), "it is the square root of what is expected"),
+    ("z_loss/values", z_loss(lambda x: 1.37 * x), "it is too large by 37 % of the expected value"),
+    ("balance_loss", BALANCE, "it is 1/experts times the expected value"),
+    ("balance_loss", after("balance_loss", lambda x: x - 1), "it is the expected value minus 1"),
+    ("importance_loss", after("importance_loss", np.sqrt), "it is the square root of the expected value"),
     ("balance_bias", {"balance_bias": lambda bias, load, **options: bias}, "it is the same as bias"),
-    ("sigmoid_loss", SIGMOID, "it is what is expected with bias = 0"),
+    ("sigmoid_loss", SIGMOID, "it is the expected result with bias = 0"),
     ("batch_priority", after("batch_priority", lambda x: x[:, ::-1]), "it is in reverse order along tokens"),
 ]
 
@@ -138,8 +138,8 @@ def test_a_slot_is_named_with_the_choice_that_is_expected_in_it():
 @pytest.mark.parametrize(
     ("other", "note"),
     [
-        (("float32", "eager", "pass"), "right on contiguous arrays, wrong on strided ones"),
-        (("float64", "strided", "pass"), "right in float64, wrong in float32"),
+        (("float32", "eager", "pass"), "correct on contiguous arrays, wrong on strided ones"),
+        (("float64", "strided", "pass"), "correct in float64, wrong in float32"),
         (("float32", "eager", "fail"), ""),
     ],
 )
@@ -193,10 +193,10 @@ def _without_epsilon(scores, combine_scores=None, *, choices, **options):
 
 # A wrong implementation for each hole that a suite of small cases has, and its explanation.
 HOLES = {
-    "moe_layer": (_third_over_first, "moe_layer", "group 0 has what is expected of group 2"),
+    "moe_layer": (_third_over_first, "moe_layer", "group 0 has the expected values of group 2"),
     "expert_mlp": (_bfloat16_product, "moe_layer", "bfloat16"),
     "biased_scores": (lambda scores, bias: numpy.biased_scores(scores, to_bfloat16(bias)), "biased_scores", "bfloat16"),
-    "moco_loss": (_keys_carry, "moco", "gradient/first_key wrong: it is what is expected plus 0.125"),
+    "moco_loss": (_keys_carry, "moco", "gradient/first_key wrong: it is the expected value plus 0.125"),
     "importance_loss": (_by_deviation, "importance_loss", "NaN"),
     "hash_routing": (
         lambda ids, table, **more: numpy.hash_routing(ids % 256, table, **more),

@@ -58,7 +58,7 @@ def test_a_wrong_layer_fails_at_its_output(run, target):
     assert lines[-1] == f"{count}; 0 of {len(cases)} cases passed; backward not checked: {algorithm}"
     start = f"FAIL {algorithm}/values [float64 eager] first at moe_layer/output"
     (line,) = [n for n, line in enumerate(lines) if line.startswith(start)]
-    assert lines[line + 2].strip() == "moe_layer/output wrong: it is what is expected plus 1e-09"
+    assert lines[line + 2].strip() == "moe_layer/output wrong: it is the expected value plus 1e-09"
     status, shown, _ = run(*lines[line + 3].split()[2:])
     assert status == 1
     assert "float64 eager moe_layer/output: fail" in shown
@@ -293,7 +293,7 @@ def test_a_file_of_no_case(check, folder, name):
 def test_a_folder_that_is_not_there_or_empty(check, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "none").mkdir()
-    assert check(tmp_path / "none")[2].endswith(": expected files <algorithm>/<case>.safetensors, and there are none\n")
+    assert check(tmp_path / "none")[2].endswith(": expected files <algorithm>/<case>.safetensors, found none\n")
     for path in (tmp_path / "nowhere", tmp_path / "file"):
         assert check(path) == (2, "", f"{path}: no folder\n")
 

@@ -68,10 +68,10 @@ def recorded(path, logits, mistake="", gate="softmax", layers=2):
 @pytest.mark.parametrize(
     ("gate", "mistake", "words"),
     [
-        ("softmax", "not divided", ["weights: softmax (100%)", "what its logits say, by another rule of weights."]),
-        ("softmax", "scores in bfloat16", ["near ties in bfloat16 and no finer", "scores, rounded to bfloat16"]),
-        ("sigmoid", "group by its best", ["neither near ties nor", "a group by its best, ", "another rule of choice."]),
-        ("sigmoid", "bias in the weights", ["of the same choices differ", "sigmoid + bias (the bias, which is for"]),
+        ("softmax", "not divided", ["weights: softmax (100%)", "follows its logits, by a different rule of weights."]),
+        ("softmax", "scores in bfloat16", ["near ties only in bfloat16", "scores, rounded to bfloat16"]),
+        ("sigmoid", "group by its best", ["neither near ties nor", "groups ranked by their best, ", "rule of choice."]),
+        ("sigmoid", "bias in the weights", ["for equal choices differ", "sigmoid + bias (the weights include the"]),
     ],
 )
 def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
@@ -79,7 +79,7 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
     wrong = recorded(tmp_path / "wrong", logits_of(), mistake, gate)
     text, agree = part(right, wrong)
     assert not agree
-    for each in ("part in 1 of 2 gates, first in gate.1", "logits   equal", "The router is the cause", *words):
+    for each in ("diverge in 1 of 2 gates, first in gate.1", "logits   equal", "The router is the cause", *words):
         assert each in text
     text, agree = part(right, right)
     assert agree
@@ -89,7 +89,7 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
 @pytest.mark.parametrize(
     ("scores", "count", "changed", "divide", "words"),
     [  # choices that no rule explains, weights that none explains, and one choice, which two rules explain
-        (softmax_affinity, 4, 3, np.sum, "each does what its logits say, by another rule of weights."),
+        (softmax_affinity, 4, 3, np.sum, "each follows its logits, by a different rule of weights."),
         (
             softmax_affinity,
             4,
@@ -98,7 +98,7 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
             "they differ in weights, and no known rule explains the weights of the second.",
         ),
         (lambda x: softmax_affinity(1.7 * x), 4, 0, np.sum, "explains the weights of the first and the second."),
-        (sigmoid_affinity, 1, 0, np.sum, "each does what its logits say, by another rule of weights."),
+        (sigmoid_affinity, 1, 0, np.sum, "each follows its logits, by a different rule of weights."),
     ],
 )
 def test_the_last_line_is_true_where_only_the_division_of_weights_differs(
@@ -122,18 +122,18 @@ def test_ties_are_told_from_mistakes(tmp_path):
     first, second = recorded(tmp_path / "a", logits), recorded(tmp_path / "b", logits, "ties")
     text, agree = part(first, second)
     assert agree
-    assert "all that differs are near ties" in text
+    assert "only near ties differ" in text
     text, whole = explain(second[1:])
     assert whole
-    assert "of equal scores where the lower index did not win" in text
+    assert "with equal scores where the lower index did not win" in text
 
 
 def test_logits_that_differ_are_not_the_router(tmp_path):
     text, agree = part(recorded(tmp_path / "a", logits_of()), recorded(tmp_path / "b", bfloat16(logits_of())))
     assert not agree
-    assert "the second's are all numbers of bfloat16" in text
-    assert "follow from the other logits by the same rule" in text
-    assert "The rule of the router is not the cause" in text
+    assert "the second recording's logits all fit bfloat16" in text
+    assert "follow from the differing logits by the same rule" in text
+    assert "The router is not the cause: the logits already differ" in text
 
 
 def test_choices_alone_are_compared(tmp_path):
@@ -144,8 +144,8 @@ def test_choices_alone_are_compared(tmp_path):
     alone = Gate("engine", (100, 156), {"choices": "int32"}, choices=choices)
     text, agree = part(first, [alone])
     assert not agree
-    for words in ("other names", "4 of 1024 decisions differ (0.4%)", "not in both recordings", "1 neither near ties"):
-        assert words in text
+    for each in ("different names", "4 of 1024 decisions differ (0.4%)", "not in both recordings", "1 neither near"):
+        assert each in text
     assert "no logits were recorded" in explain([alone])[0]
 
 
@@ -345,7 +345,7 @@ def test_recordings_of_other_shapes(tmp_path):
     first = recorded(tmp_path / "a", logits_of())
     with pytest.raises(ShapeError, match=r"gate.0: 256 tokens in the first recording, 128 in the second"):
         part(first, recorded(tmp_path / "b", logits_of(tokens=128)))
-    with pytest.raises(ShapeError, match=r"the first has 2 gates, the second 1; in one alone: gate.1"):
+    with pytest.raises(ShapeError, match=r"the first has 2 gates, the second 1; only in one: gate.1"):
         part(first, first[:1])
 
 

@@ -74,7 +74,7 @@ def test_an_algorithm_has_the_entries_of_what_it_calls(name, least):
 def test_an_entry_in_full(said, few):
     assert said(["ledger", "xx3"]) == textwrap.dedent("""\
         XX-3: Is it heavy?
-            The paper answers it in so many words; it is often done differently.
+            The paper states this explicitly, but implementations often differ.
             Reading: yes.
                 By: the paper, section 3; tensorflow/mesh, moe.py, _heavy.
                     https://arxiv.org/abs/2006.16668
@@ -88,10 +88,10 @@ def test_an_entry_in_full(said, few):
 
 
 def test_what_one_implementation_does(said, few):
-    shown, same = said(["ledger", "--by", "vmoe"]).split("\nThe same:\n")
-    counts = "of 3 questions the ledger knows its answer to 3, the same as here to 1, another or\n    several to 2."
+    shown, same = said(["ledger", "--by", "vmoe"]).split("\nAs in this specification:\n")
+    counts = "the ledger knows its answers to 3 of 3 questions: 1 as in this specification, 2 with\n    another answer or several."
     assert shown.startswith(
-        f"google-research/vmoe: {counts}\n\nAnother, or several:\n\nXX-2: Is it green?\n    Here: yes.\n"
+        f"google-research/vmoe: {counts}\n\nDifferent, or several answers:\n\nXX-2: Is it green?\n    moespec: yes.\n"
     )
     assert "    XX-2b: no.\n        Measured: vmoe-jax 1.0, `vmoe.green`.\n" in shown
     assert same.startswith("\nXX-1: Is it round?\n    XX-1a: yes.\n        In: vmoe/moe.py, round.\n")
@@ -110,7 +110,7 @@ def test_where_two_implementations_differ(said, few):
 
         The same: XX-3a.
 
-        Known of tensorflow/mesh alone: XX-2.
+        Known only for tensorflow/mesh: XX-2.
         """)
     assert "google-research/vmoe, XX-2b: no.\n        Measured: v" in said(["ledger", "--by", "vmoe", "--by", "mesh"])
 

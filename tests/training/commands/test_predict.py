@@ -68,9 +68,9 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     out = tmp_path / "new.csv"
     shown = said(["predict", str(run), str(folder / "new"), "--csv", str(out), "--backend", "numpy"])
     assert shown.startswith(
-        f"{folder}/new: left out: hidden 1 (.hidden.jpg), .txt 1 (notes.txt)\n{folder}/new: 3 pictures"
+        f"{folder}/new: ignored: hidden 1 (.hidden.jpg), .txt 1 (notes.txt)\n{folder}/new: 3 images"
     )
-    assert re.search(r"2 of 5 pictures cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
+    assert re.search(r"skipped 2 of 5 images, which cannot be read:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     rows = rows_of(out)
     names = ["=1+1.png", "below/<b>x.jpg", "below/further/c.jpg"]
     assert [row["image"] for row in rows] == ["'=1+1.png", *names[1:]]
@@ -146,16 +146,16 @@ def test_mistakes_of_a_labelled_folder(run: Path, folder: Path, tmp_path: Path, 
     assert f"({8 - wrong} of 8)" in printed
     assert f"always <b>bright: 0.7500; balanced accuracy {np.mean(recalls):.4f}\n" in printed
     each = rf"\n<b>bright +6 +{recalls[0]:.1%} .*\n=dark +2 +{recalls[1]:.1%} .*\n"
-    assert re.search(f"{each}{wrong} of 8 are read as another class:\n", printed)
+    assert re.search(f"{each}{wrong} of 8 images are misclassified:\n", printed)
     text = html.read_text()
     links = [tmp_path / unquote(address) for address in re.findall(r'<a href="([^"#]*)"><img', text)]
     assert sorted(links) == sorted(file for file, row in zip(files, rows, strict=True) if row["right"] == "0")
     matrix = [int(count or 0) for count in re.findall(r"<td[^>]*>(\d*)</td>", text[text.index("<tbody>") :])]
     assert [matrix[1:3], matrix[4:]] == [[int((read[labels == i] == j).sum()) for j in (0, 1)] for i in (0, 1)]
-    assert f"{wrong} of 8 images are read as another class." in text
+    assert f"{wrong} of 8 images are misclassified." in text
     monkeypatch.setattr("moespec.training.reports.predictions.GALLERY", 1)
     said([*words, "--data.path", str(tmp_path / "labelled")])
-    assert f"{wrong} of 8 images are read as another class; here are the 1 most probable" in html.read_text()
+    assert f"{wrong} of 8 images are misclassified; this page shows the 1 most probable" in html.read_text()
     assert html.read_text().count('<figure class="wrong">') == 1
     said(words)
     assert [Path(row["image"]).name for row in rows_of(out)] == ["3.jpg", "2.jpg"], "the validation images"
@@ -191,21 +191,21 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
         ([str(bare), new, "--csv", str(tmp_path / "absent" / "x.csv")], "csv='"),
         ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name that ends in .html"),
         ([str(bare), new, "--html", f"{run}/report.html"], f"is a file of the run '{run}'"),
-        ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 pictures, a page has at most 4"),
+        ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 images, a page has at most 4"),
     ):
         assert message in (error := said(["predict", *words], 2))
         assert error.count("\n") == 1
     shutil.copytree(folder / "new", tmp_path / "broken", ignore=shutil.ignore_patterns("below", "=*"))
-    assert "none of 2 pictures can be read: " in said(["predict", str(run), str(tmp_path / "broken")], 2)
+    assert "none of 2 images can be read: " in said(["predict", str(run), str(tmp_path / "broken")], 2)
 
 
 def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     words = ["inspect", str(run), "--out", str(tmp_path / "x.png"), "--image"]
     shown = said([*words, str(folder / "new")])
-    assert re.search(r"x-2\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-3\.png: .* of c\.jpg", shown)
-    assert re.search(r"\n2 of 5 pictures cannot be read and are left out:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
+    assert re.search(r"x-2\.png: 1 MoE layers of <b>x\.jpg, predicted .*\n.*x-3\.png: .* of c\.jpg", shown)
+    assert re.search(r"\nskipped 2 of 5 images, which cannot be read:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     assert (tmp_path / "x-2.png").read_bytes() != (tmp_path / "x-3.png").read_bytes()
-    assert " pictures, expected at most 16" in said([*words, str(folder)], 2)
+    assert " images, expected at most 16" in said([*words, str(folder)], 2)
 
 
 SMALL = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8, "img_size": 32, "mlp_ratio": 2}

@@ -166,7 +166,7 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
     objects = np.array([None], object)  # which is not looked at
     data = load("npz", npz(tmp_path / "x.npz", images=None, labels=None, objects=objects, **arrays))
     assert (data.train.labels.tolist(), len(data.validation), data.held_out) == ([0, 1] * 3, 3, False)
-    assert data.notes == (f"{tmp_path / 'x.npz'}: left out: arrays 3 (objects)",)
+    assert data.notes == (f"{tmp_path / 'x.npz'}: ignored: arrays 3 (objects)",)
 
 
 @pytest.mark.parametrize(

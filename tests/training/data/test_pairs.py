@@ -149,7 +149,7 @@ def test_wrong_tables(folder: Path, name: str, content: str, message: str) -> No
 
 
 def test_classes_are_not_learned_from_pairs(folder: Path, said: Any) -> None:
-    assert "all 10 pictures can be read" in said(["scan", str(folder), "--data", "pairs"])
+    assert "all 10 images can be read" in said(["scan", str(folder), "--data", "pairs"])
     options = ["--data", "pairs", "--data.path", str(folder), "--model.image-size", "8", "--backend", "numpy"]
     wrong = said(["train", *options, "--run", str(folder / "run")], 2)
     assert "data.name='pairs': its images have captions, and no classes" in wrong

@@ -185,7 +185,7 @@ def damage(photos: Path, *names: str) -> None:
 
 
 def test_a_scan_names_every_broken_picture(photos: Path, capsys: pytest.CaptureFixture[str], said: Any) -> None:
-    assert "all 20 pictures of 2 classes can be read" in said(["scan", str(photos)])
+    assert "all 20 images of 2 classes can be read" in said(["scan", str(photos)])
     damage(photos, "ant/04.png", "bee/07.png")
     (photos / "bee" / "11.png").write_bytes(b"no picture")
     assert cli.main(["scan", str(photos), "--workers", "1"]) == 2
@@ -194,7 +194,7 @@ def test_a_scan_names_every_broken_picture(photos: Path, capsys: pytest.CaptureF
     assert [line.partition(": not a readable image")[0] for line in lines] == [
         str(photos / name) for name in ("ant/04.png", "bee/07.png", "bee/11.png")
     ]
-    assert f"{photos}: 3 of 20 pictures cannot be read" in streams.err
+    assert f"{photos}: 3 of 20 images cannot be read" in streams.err
 
 
 def test_broken_pictures_are_skipped_and_counted(photos: Path) -> None:
@@ -209,14 +209,14 @@ def test_broken_pictures_are_skipped_and_counted(photos: Path) -> None:
     assert [number % 2 for number in kept] == data.train.labels.tolist()
     (note,) = data.notes
     names = ", ".join(str(photos / name) for name in ("ant/04.png", "bee/07.png", "bee/19.png"))
-    assert note == f"3 files are broken and left out: {names}"
+    assert note == f"3 files are unreadable and skipped: {names}"
 
 
 LEFT_OUT = {
     "classes": (
         "x.png __MACOSX/x.png ant/a.heic ant/b.HEIC ant/c ant/._0.png ant/.ipynb/x.png ant/deep/er/1.png ant/deep/up ant/up bee/0.png",
         "hidden 3 (__MACOSX/), beside the folders of classes 1 (x.png), .heic 2 (ant/a.heic), without an ending 1 (ant/c), "
-        "links to a folder that is read already 2 (ant/deep/up/)",
+        "links to a folder already read 2 (ant/deep/up/)",
     ),
     "split": (
         "train/a/0.png validation/a/0.png test/a/0.png x.csv .DS_Store",
@@ -226,9 +226,9 @@ LEFT_OUT = {
     "pairs": ("0.png 0.txt 1.txt deep/1.png deep/1.txt", "captions without an image 1 (1.txt)"),
     "shards": (
         "0.png 0.cls 1.png 1.cls 1.jpg 2.cls 22.05.png 22.05.cls x.md ._0.png c",
-        ".gz 1 (x.tar.gz) members of shards: left out: pictures of a name that a later one has 1 (x.tar:1.png), "
-        "pictures with another dot in the name 1 (x.tar:22.05.png), .cls 1 (x.tar:22.05.cls), .md 1 (x.tar:x.md), "
-        "hidden 1 (x.tar:._0.png), without an ending 1 (x.tar:c), labels without a picture 1 (x.tar:2)",
+        ".gz 1 (x.tar.gz) members of shards: ignored: images whose name a later image has 1 (x.tar:1.png), "
+        "images with another dot in the name 1 (x.tar:22.05.png), .cls 1 (x.tar:22.05.cls), .md 1 (x.tar:x.md), "
+        "hidden 1 (x.tar:._0.png), without an ending 1 (x.tar:c), labels without an image 1 (x.tar:2)",
     ),
 }
 """Files of a layout (`up` is a link to the folder above), and what is said of those that are not read."""
@@ -248,7 +248,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
     find: Any = {"pairs": find_pairs, "shards": shards.find_shards}.get(layout, find_folder)
     for _ in range(2):  # shards the second time from the index
         _, others = find(tmp_path)[:2]
-        assert " ".join(others.notes).replace(f"{tmp_path}: ", "") == f"left out: {said}"
+        assert " ".join(others.notes).replace(f"{tmp_path}: ", "") == f"ignored: {said}"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_inspect_analysis(runs, backend: str, tmp_path: Path, said) -> None:  # 
     assert (values["run"], values["step"], values["images"], values["fraction"]) == (run, 12, 64, 0.9)
     (block,) = values["blocks"].values()
     assert len(block["cumulative_dispatch"]) == block["tokens"] == 4
-    assert f"block 1: 90% of a slot is {block['tokens_needed']['median']:.0f} of 4 tokens" in shown
+    assert f"block 1: 90% of a slot comes from {block['tokens_needed']['median']:.0f} of 4 tokens" in shown
     for flags, message in (
         (["--analysis", "--image", "x.png"], "expected either --image FILE or --analysis"),
         (["--analysis", "--panels", "0", "1"], "panels='0 1': --analysis looks at all slots"),

@@ -97,8 +97,8 @@ def test_chosen_panels() -> None:
 def test_prediction_has_a_name_and_a_probability() -> None:
     logits = np.log(np.array([1.0, 6.0, 3.0]))
     names = ("cat", "dog", "cow")
-    assert prediction(logits, names, "softmax") == ", read as dog (probability 0.600)"
-    assert prediction(logits, names, "sigmoid") == ", read as dog (probability 0.857)", "of this class by itself: 6 / 7"
+    assert prediction(logits, names, "softmax") == ", predicted dog (probability 0.600)"
+    assert prediction(logits, names, "sigmoid") == ", predicted dog (probability 0.857)", "of this class only: 6 / 7"
 
 
 @pytest.mark.parametrize("router", ["soft_moe", "softmax_token_choice", "softmax_expert_choice"])
@@ -133,7 +133,7 @@ def test_inspect(runs, backend: str, tmp_path: Path, capsys, said) -> None:  # t
     for step in (["--step", "4"], []):
         assert cli.main(["inspect", run, "--image", str(photo), "--out", str(tmp_path / "routing.png"), *step]) == 0
         pictures.append((tmp_path / "routing.png").read_bytes())
-    assert re.search(r"1 MoE layers, read as \d \(probability 0\.\d{3}\)", capsys.readouterr().out)
+    assert re.search(r"1 MoE layers, predicted \d \(probability 0\.\d{3}\)", capsys.readouterr().out)
     assert len(np.unique(np.asarray(Image.open(io.BytesIO(pictures[0]))).reshape(-1, 4), axis=0)) > 50
     assert pictures[0] != pictures[1]
     chosen = ["inspect", run, "--image", str(photo), "--out", str(tmp_path / "chosen.png"), "--panels"]
@@ -160,8 +160,8 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     page = (run / "report.html").read_text()
     last = read_log(run, "evaluation")[-1]
     wrong = last["images"] - round(last["accuracy"] * last["images"])
-    assert (page.count(", read as "), page.count('<figure class="wrong">')) == (2, min(wrong, 48))
-    assert f"{wrong} of 355 images are read as another class; here are the 48 most probable" in page
+    assert (page.count(", predicted "), page.count('<figure class="wrong">')) == (2, min(wrong, 48))
+    assert f"{wrong} of 355 images are misclassified; this page shows the 48 most probable" in page
     opening = page[page.index("<main>") : page.index("<table")]
     right, always = last["images"] - wrong, 100 * max(np.bincount(load("digits").validation.labels)) / 355
     assert f"<strong>{100 * last['accuracy']:.1f} %</strong> validation accuracy: {right} of 355 images" in opening
@@ -173,7 +173,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     assert len(pictures) == min(wrong, 48) + 2 * (1 + 1 + 4), "of two images: themselves, main experts, four slots"
     for picture in pictures:
         Image.open(io.BytesIO(base64.b64decode(picture))).load()
-    cells = re.search(r"Which class is read as which.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]  # type: ignore[index]
+    cells = re.search(r"Confusion matrix.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]  # type: ignore[index]
     green, red = (sum(map(int, re.findall(rf"rgb\({colour} [^>]*>(\d+)", cells))) for colour in ("46", "209"))
     assert (green, red) == (last["images"] - wrong, wrong), "the images of the last evaluation"
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page

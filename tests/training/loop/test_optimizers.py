@@ -70,8 +70,8 @@ def test_the_average_is_evaluated_and_kept(runs: Any, tmp_path: Path, said: Any)
     last = read_log(run, "evaluation")[-1]
     assert last["average"].keys() == {"accuracy", "loss"}
     assert last["average"]["loss"] != last["loss"]
-    assert f"validation accuracy of the average {last['average']['accuracy']:.4f}" in shown
-    expected = f"of the average: validation accuracy {last['average']['accuracy']:.4f}, cross-entropy "
+    assert f"validation accuracy of the moving average {last['average']['accuracy']:.4f}" in shown
+    expected = f"moving average: validation accuracy {last['average']['accuracy']:.4f}, cross-entropy "
     assert f"{expected}{last['average']['loss']:.4f}" in said(["evaluate", str(run)])
     params, average = params_of(run), params_of(run, average=True)
     assert average["positions"].tobytes() == params["positions"].tobytes()

@@ -69,7 +69,7 @@ def test_all_end_with_the_name_of_the_lost(harm, index):
             errors = ended(each, 2)
             assert f": lost process {index} of 3 on {socket.gethostname()}, its last known step was " in errors
             assert why in errors
-            assert errors.endswith("; --resume goes on from the last checkpoint\n")
+            assert errors.endswith("; --resume continues from the last checkpoint\n")
         assert time.monotonic() - since < 20  # of a busy machine, where 40 s is the timeout otherwise
     finally:
         lost.kill()

@@ -91,7 +91,7 @@ def test_features_of_a_locked_tower_are_kept_and_checked(locked: Path, tmp_path:
 
 def test_evaluations_with_texts(locked: Path, said: Any) -> None:
     shown = said(["evaluate", str(locked)])
-    assert "validation recall at 1, of images and texts, " in shown
+    assert "validation recall at 1 (images and texts) " in shown
     assert "near: image_to_text: recall_1 " in shown
     assert "named: accuracy " in shown
     assert (locked / "report.html").exists()

@@ -50,7 +50,7 @@ def test_a_run_goes_on_to_the_same_bits_and_with_another_backend(whole: Path, tm
 
 def test_what_a_run_says_and_leaves_to_others(whole: Path, tmp_path: Path, said: Any) -> None:
     shown = said(["evaluate", str(whole), "--fewshot", "5"])
-    assert re.search(r"validation accuracy of nearest neighbours 0\.\d{4}, spread 0\.\d{4}\n", shown)
+    assert re.search(r"validation nearest-neighbour accuracy 0\.\d{4}, spread 0\.\d{4}\n", shown)
     assert "few-shot: shots_5: accuracy" in shown
     assert {"accuracy", "spread"} < read_log(whole, "evaluation")[-1].keys()
     page = (whole / "report.html").read_text()

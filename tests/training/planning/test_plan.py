@@ -258,7 +258,7 @@ def test_a_chip_is_given_by_its_figures(said: Any, dtype: str, own: str, rate: i
     command = [*words, f"flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9{own}"]
     plans = json.loads(said([*command, "--json"]))["plans"]
     assert plans[0]["seconds"]["compute"] == pytest.approx(plans[0]["flops"] / rate / 1e12)
-    assert f"of each device, at {rate} TFLOP/s in {dtype}:" in said(command)
+    assert f"per device, at {rate} TFLOP/s in {dtype}:" in said(command)
     named = json.loads(said([*words, "a100-80", "--json"]))["plans"]
     assert (plans == named) == (dtype == "bfloat16" or bool(own))
 
@@ -267,7 +267,7 @@ def test_the_command_says_that_none_fits(said: Any) -> None:
     huge = [*RUN, "--mesh.data", "16", "--experts", "128"]
     *_, mesh, _, last = said(huge).splitlines()
     assert mesh == "Do not fit: data 16"
-    assert last.startswith("None fits into 15.75 GiB.")
+    assert last.startswith("No mesh fits into 15.75 GiB.")
 
 
 def test_an_evaluation_batch_that_divides() -> None:
@@ -293,19 +293,19 @@ def test_a_recipe_fits_where_it_says(name: str, said: Any) -> None:
 def test_images_are_those_that_the_data_are_known_to_have(tmp_path: Path, said: Any) -> None:
     """28 x 28 x 1 pixels of Fashion-MNIST; of a folder nobody knows them, and the model is one for digits."""
     (own := tmp_path / "recipe.toml").write_text('[data]\nname = "folder"\n')
-    known = "vit_tiny: 571,259 parameters, 40.1 MFLOP an image of 28 x 28 pixels\n"
+    known = "vit_tiny: 571,259 parameters, 40.1 MFLOP per image of 28 x 28 pixels\n"
     for command in (["plan", "--devices", "1", "--chip", "h100", "--config"], ["count", "--config"]):
         assert said([*command, "fashion_mnist"]).startswith(known)
         assert said([*command, str(own)], 2).startswith(
             "moespec: model.image_size is not set: model.name='vit_tiny' is"
         )
-        assert " an image of 64 x 64 pixels" in said([*command, str(own), "--model.image-size", "64"])
+        assert " per image of 64 x 64 pixels" in said([*command, str(own), "--model.image-size", "64"])
 
 
 def test_sharding(said: Any) -> None:
     given = ["--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.expert", "4"]
     lines = said([*RUN, *given, "--sharding"]).splitlines()
-    assert lines[0] == "vit_b16 on data 2 x fsdp 2 x expert 4: float32 parameters, bytes of a device"
+    assert lines[0] == "vit_b16 on data 2 x fsdp 2 x expert 4: float32 parameters, bytes per device"
     (experts,) = [line for line in lines if "experts/w1" in line]
     cells = [cell.strip() for cell in experts.split("  ") if cell.strip()]
     one = 32 * 768 * 3072 * 4 // 8

@@ -127,7 +127,7 @@ def test_sentences() -> None:
     a, b, c = (statistics.Difference(*one) for one in [("a", "b", 0.02, 0.01, 0.03), ("a", "c", 0.03, 0.02, 0.04),
                                                         ("b", "c", 0.01, -0.01, 0.03)])  # fmt: skip
     assert sentences([a, b, c], seeds=5, images=100) == [
-        "With 95 % confidence for all pairs at once, 5 seeds and 100 images tell 2 of the 3 pairs apart, the others not.",
+        "2 of the 3 pairs differ significantly (95 % confidence for all pairs simultaneously, 5 seeds and 100 images).",
         "a is better than b (by 1.0 to 3.0 points), c (by 2.0 to 4.0 points).",
     ]
 
@@ -294,7 +294,7 @@ def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_pat
     for _ in range(2):
         assert cli.main([*flags[:2], "bad: --router switch", *flags[2:], "--out", str(out)]) == 2
         said = capsys.readouterr()
-        assert "bad failed; the same command tries again" in said.err
+        assert "bad failed; repeat the command to retry" in said.err
     assert re.search(r"\nbad +failed *\n(.*\n)+bad failed with seed 1: bad-seed1 diverged.\n", said.out)
     assert json.loads((out / "results.json").read_text())["failed"]["bad"]["0"] == "bad-seed0 diverged"
     assert compared(out)["differences"] == compared(whole)["differences"], "of the others"
@@ -351,7 +351,8 @@ def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> N
     outcomes = {e: {s: {**run, "evaluations": {name: v}} for s, v in enumerate(of)} for e, of in values.items()}
     summary = summarised(outcomes, {}, name)
     results.write(tmp_path, summary, {})
-    assert summary["sentences"][0] == "With 95 % confidence for all pairs at once, 3 seeds tell the two apart."
+    confident = "(95 % confidence for all pairs simultaneously, 3 seeds)"
+    assert summary["sentences"][0] == f"The two entries differ significantly {confident}."
     assert re.search("(scroll entries.*){2}Student", (tmp_path / "index.html").read_text(), re.S), "both tables"
     assert (tmp_path / "results.csv").read_text().splitlines()[4].endswith(",0.31,")
 
