@@ -76,7 +76,7 @@ class SplitExperts:
         """The rows of a batch for each device. Raises ShapeError unless they are as many for all."""
         if batch % self.sizes.devices:
             raise ShapeError(
-                f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
+                f"a batch of {batch} images cannot be split evenly among {self.sizes.devices} devices ({self.sizes})"
             )
         return batch // self.sizes.devices
 

@@ -83,9 +83,9 @@ def devices() -> int:
     try:
         return int(jax.device_count())
     except (RuntimeError, AssertionError) as error:  # JAX says by the second that a platform has no device
-        said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device of this platform, or no plugin for it"
+        said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device or plugin for this platform"
         asked = untyped.config.jax_platforms
-        raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or nothing for what there is") from error
+        raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or unset it to use the available devices") from error
 
 
 def leave() -> None:
@@ -109,7 +109,7 @@ class OnMesh(SplitExperts):
         transport: see `SplitExperts`."""
         there = jax.device_count() if devices is None else len(devices)
         if sizes.devices != there:
-            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): JAX has {there}")
+            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}), but JAX has {there}")
         self.sizes, self.transport = sizes, transport
         # An axis of the mesh may be a part of one of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)

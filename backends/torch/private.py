@@ -17,8 +17,8 @@ def _named(name: str) -> Any:
     try:
         return attrgetter(name)(torch)
     except AttributeError:
-        wanted = "install another: pip install 'torch>=2.11,<2.15'"
-        raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec uses; {wanted}") from None
+        wanted = "install a supported version: pip install 'torch>=2.11,<2.15'"
+        raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec needs; {wanted}") from None
 
 
 # Exchanges that torch.compile traces; tensors with a shape and no numbers; what tells a tracer what holds of a number.

@@ -75,7 +75,7 @@ def check_mixture(selectors: Any, logits: Any) -> None:
     """`ShapeError` unless there is one logit for each selector. Only the shapes are read."""
     if tuple(logits.shape) != tuple(selectors.shape[:-1]):
         raise ShapeError(
-            f"logits: expected {tuple(selectors.shape[:-1])}, as selectors have, got {tuple(logits.shape)}"
+            f"logits: expected {tuple(selectors.shape[:-1])}, one per selector, got {tuple(logits.shape)}"
         )
 
 

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _failed(printable(str(error)))
     except UnicodeEncodeError as error:
         near = ascii(error.object[max(0, error.start - 40) : error.end + 40])
-        status = _failed(f"{near}: not UTF-8, which files of text need")
+        status = _failed(f"{near}: expected UTF-8 text")
     except (MemoryError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
         if isinstance(error, RuntimeError) and not re.search("allocate|out of memory|RESOURCE_EXHAUSTED", text):
@@ -86,11 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _failed(str(stop))
         status = 128 + stop.signal
     except KeyboardInterrupt:
-        way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
+        way_on = "; `moespec train --run DIR --resume` continues from the last checkpoint"
         print(f"moespec: interrupted{way_on * (name != 'conformance')}", file=sys.stderr)
         status = 130
     if output is not None and output.failed is not None:
-        print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
+        print(f"moespec: standard output: {output.failed.strerror}; the output is incomplete", file=sys.stderr)
         status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run is a folder
     if watchdog := sys.modules.get("moespec.training.loop.watchdog"):
         return int(watchdog.ended(status or 0))
@@ -106,7 +106,7 @@ def _run(name: str, arguments: list[str]) -> int | None:
         print(f"moespec {version()}")
         return 0
     if name not in COMMANDS:
-        raise SpecError(f"{name!r} is not a command{near_it(name, COMMANDS) or '; moespec --help lists them'}")
+        raise SpecError(f"{name!r} is not a command{near_it(name, COMMANDS) or '; see moespec --help'}")
     module, _, extra = COMMANDS[name]
     if missing := [package for package in EXTRAS[extra] if find_spec(package) is None]:
         raise ConfigError(f"moespec {name} needs {', '.join(missing)}: pip install 'moespec[{extra}]'")

@@ -38,7 +38,7 @@ def main(words: list[str]) -> None:
     """Runs the command."""
     if not words or words[0].startswith("-"):
         parse("finetune", FinetuneArguments, words or ["--help"], settings=digits())
-        raise SpecError("finetune: the source comes first: moespec finetune runs/x --data ...")
+        raise SpecError("finetune: expected the source first: moespec finetune runs/x --data ...")
     source, *rest = words
     named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
     base = finetuned(digits(), source, other_data=named)

@@ -64,16 +64,16 @@ def main(words: list[str]) -> None:
     place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
     parsed = parse("launch", LaunchArguments, words[:place])
     if place == len(words):
-        raise SpecError("launch: expected a command to run, train or finetune, as in: moespec launch -n 4 train")
+        raise SpecError("launch: expected train or finetune, as in: moespec launch -n 4 train")
     arguments, processes, restarts = words[place:], parsed.processes, parsed.restarts
     for attempt in range(restarts + 1):
         failed = _run(arguments, processes)
         if failed is None:
             return
         index, status = failed
-        ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        ended = "no longer answered" if status == LOST else ended
-        told = f"process {index} of {processes} {ended}; the others were ended"
+        ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        ended = "stopped responding" if status == LOST else ended
+        told = f"process {index} of {processes} {ended}; the other processes were stopped"
         if attempt == restarts or status == USAGE:
             raise RunError(told)
         print(f"moespec: {told}; start {attempt + 2} of {restarts + 1}", file=sys.stderr, flush=True)

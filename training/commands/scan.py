@@ -45,5 +45,5 @@ def main(words: list[str]) -> None:
             print(*texts, sep="\n", end="\n" if texts else "")
             total, wrong = total + len(pictures), wrong + len(texts)
     if wrong:
-        raise DataError(f"{given.path}: {wrong} of {total} pictures cannot be read; {SKIP}")
+        raise DataError(f"{given.path}: {wrong} of {total} images cannot be read; {SKIP}")
     print(f"{given.path}: all {total} pictures {f'of {len(classes)} classes ' if classes else ''}can be read")

@@ -79,7 +79,7 @@ class MeshConfig:
     transport: Transport = option("model", only=Only("expert", unless=1))
     """in what slots travel to experts of other devices: the dtype of the model, or bfloat16, half the bytes of float32"""
     timeout: Annotated[float, Range(1, 86400, below=False)] = option(
-        40.0, only=Only("several_processes", why="there is one process")
+        40.0, only=Only("several_processes", why="there is only one process")
     )
     """seconds without a word after which a process is lost and the others end (5 times as many until its first step is done)"""
 
@@ -87,7 +87,7 @@ class MeshConfig:
         MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
         check_fields("mesh", self)
         if self.transport != "model" and self.expert == 1:
-            raise ConfigError(f"mesh.transport={self.transport!r}: nothing travels with mesh.expert=1")
+            raise ConfigError(f"mesh.transport={self.transport!r}: has no effect with mesh.expert=1")
 
     @property
     def several_processes(self) -> bool:
@@ -135,7 +135,7 @@ class TrainingConfig:
     keep_best: str = ""
     """keep the checkpoint whose evaluation is best in this, too: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of an
     [evaluation.NAME]"""
-    patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
+    patience: Natural = option(0, only=Only("keep_best", why="training.keep_best is not set"))
     """end the run after this many evaluations in a row without a better keep_best; 0 for never"""
     log_every: Number = 10
     """steps between lines of metrics.jsonl"""
@@ -144,7 +144,7 @@ class TrainingConfig:
         lengths = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
             values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
-            raise ConfigError(f"{values}: expected only one of them")
+            raise ConfigError(f"{values}: set only one of them")
         check_fields("training", self)
         if self.batch % self.accumulate:
             raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
@@ -179,7 +179,7 @@ class MocoConfig:
         check_fields("moco", self)
 
 
-SIGMOID = Only("loss", "sigmoid", why="lit.loss is 'softmax', which has no bias")
+SIGMOID = Only("loss", "sigmoid", why="lit.loss='softmax' has no bias")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class LitConfig:
     """sigmoid: what is added to them at the beginning; it is trained"""
     tokenizer: str = ""
     """a file tokenizer.json of Hugging Face's tokenizers; without one the tokens are bytes"""
-    end: str = option("", only=Only("tokenizer", why="there is no lit.tokenizer"))
+    end: str = option("", only=Only("tokenizer", why="lit.tokenizer is not set"))
     """the token of that file which ends a text; without one it is told by its usual names"""
     long: Literal["error", "cut"] = "error"
     """what is done to captions of more than text.length tokens"""
@@ -220,8 +220,8 @@ class HashConfig:
 
 
 HASHED = Only("model.takes_ids", why="the model has no router that needs token ids")
-MOCO = Only("objective", "moco", why="the objective is not moco")
-LIT = Only("objective", "lit", why="the objective is not lit")
+MOCO = Only("objective", "moco", why="it needs objective='moco'")
+LIT = Only("objective", "lit", why="it needs objective='lit'")
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Config:
     lit: LitConfig = option(factory=LitConfig, only=LIT)
     init: str | None = None
     """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.training.transfer)"""
-    init_skip: str | None = option(None, only=Only("init", why="there is no init"))
+    init_skip: str | None = option(None, only=Only("init", why="init is not set"))
     """parameters that start anew all the same: a pattern of their names, as in ^head/"""
     log: str = ""
     """where the run is logged, too, with commas between: tensorboard, wandb, or a function of your own,

@@ -27,7 +27,7 @@ class LeftOut:
     def notes(self, source: object) -> tuple[str, ...]:
         """A line for the user, which begins with `source`, or none."""
         kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
-        return (f"{source}: left out: {kinds}",) if kinds else ()
+        return (f"{source}: skipped: {kinds}",) if kinds else ()
 
 
 def hidden(name: str) -> bool:
@@ -88,7 +88,7 @@ def find_files(
             inside = f"{name}/" if name != start else start
             place = identity(folder / name)
             if name != start and place in seen:
-                left.add("links to a folder that is read already", inside)
+                left.add("links to folders already read", inside)
                 continue
             seen.add(place)
             stack += reversed(entries(folder, inside))
@@ -103,7 +103,7 @@ def validation_name(names: Collection[str], source: object) -> str | None:
     """The name of `HELD` that is among the names, if any. Raises DataError if there are several."""
     found = [name for name in HELD if name in names]
     if len(found) > 1:
-        raise DataError(f"{source}: has the validation parts {' and '.join(map(repr, found))}; expected one of them")
+        raise DataError(f"{source}: several validation splits, {' and '.join(map(repr, found))}; expected one")
     return found[0] if found else None
 
 

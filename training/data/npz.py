@@ -27,7 +27,7 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     value of white, 255 unless given). Nothing is unpickled. Raises DataError naming the file.
     """
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
+        raise DataError(f"{path}: no such file")
     arrays, held_name, notes = _read(path)
     maximum = _maximum(path, arrays)
     if "train_images" in arrays:
@@ -90,11 +90,11 @@ def read_arrays(
                     place = f"{name!r}: "
                     with archive.open(info) as content:
                         if _size(cast(BinaryIO, content)) > info.file_size:  # before memory is allocated for it
-                            raise ValueError("fewer bytes than its header says")
+                            raise ValueError("fewer bytes than its header declares")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
                         if content.read(1):  # reading to the end also compares the checksum
-                            raise ValueError("more bytes than its header says")
+                            raise ValueError("more bytes than its header declares")
         except DataError:
             raise
         except Exception as error:  # zipfile, its decompressors and NumPy raise all kinds for damaged files
