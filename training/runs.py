@@ -45,6 +45,6 @@ def label(config: Config) -> str:
 def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
     """Lines on the pictures, of so many of a folder, that cannot be read, if any. Raises DataError if it is all of them."""
     if len(wrong) == count:
-        raise DataError(f"{path}: none of {count} pictures can be read: {wrong[0]}" if path.is_dir() else wrong[0])
+        raise DataError(f"{path}: none of {count} images can be read: {wrong[0]}" if path.is_dir() else wrong[0])
     are = "is" if len(wrong) == 1 else "are"
-    return [f"{len(wrong)} of {count} pictures cannot be read and {are} left out:", *wrong] if wrong else []
+    return [f"{len(wrong)} of {count} images cannot be read and {are} skipped:", *wrong] if wrong else []

@@ -117,4 +117,4 @@ def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
         path = Path(os.path.normpath(root / name))
         if path.is_relative_to(root) and path.is_file() and (links or (root / name).resolve().is_relative_to(root)):
             return path
-    raise DataError(f"{where}: names {str(name)!r:.200}, which is not a file below {folder}")
+    raise DataError(f"{where}: {str(name)!r:.200} is not a file below {folder}")

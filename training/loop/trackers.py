@@ -62,7 +62,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
             elif name not in TRACKERS:
                 hooks[name] = hook = _told(name, own_function("log", name, load=True), config, run)
                 if not callable(hook):
-                    raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, a function of each step")
+                    raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, which is called after each step")
         return ids
 
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
@@ -70,7 +70,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
             function(*arguments)
         except Exception as error:  # whatever a logger raises
             if name not in failed:
-                tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run goes on")
+                tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run continues")
             failed.add(name)
 
     try:
@@ -86,9 +86,9 @@ def _known(file: Path) -> dict[str, str]:
     try:
         ids: dict[str, str] = read_record(file, always=False) if file.exists() else {}
         if wrong := [name for name, each in ids.items() if not isinstance(each, str) or not each]:
-            raise ValueError(f"damaged, {wrong[0]}={ids[wrong[0]]!r:.40} is not the name of a run")
+            raise ValueError(f"damaged: {wrong[0]}={ids[wrong[0]]!r:.40} is not a run name")
     except (OSError, ValueError) as error:
-        warnings.warn(f"{file}: {error}; the trackers begin new runs", stacklevel=1)
+        warnings.warn(f"{file}: {error}; the trackers start new runs", stacklevel=1)
         return {}
     return ids
 
@@ -103,7 +103,7 @@ class _Wandb:
         except ConfigError as error:
             if known is None:
                 raise
-            say(f"{error}; it cannot go on with its run {known}")
+            say(f"{error}; it cannot resume its run {known}")
             self._run = _told("wandb", start, None)
         self.id, self.close = self._run.id, self._run.finish
         say(f"log: wandb {'goes on with' if self.id == known else 'begins'} the run {self.id}")

@@ -79,7 +79,7 @@ class Prediction(NamedTuple):
 def check_model(run: Path, objective: str, model: Model) -> None:
     """ConfigError if the model of a run does not say what a picture is."""
     if not model.classes or model.channels not in (1, 3):
-        why = f"images of {model.channels} channels, no pictures" if model.classes else "no head, so no classes"
+        why = f"{model.channels} channels, expected 1 or 3" if model.classes else "no classification head"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
 
 
