@@ -103,9 +103,7 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
     if data is None:
         if devices % rest:
             there = "there is one device" if devices == 1 else f"{rest} does not divide the {devices} devices"
-            raise ConfigError(
-                f"mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: {there}; a run may resume on another mesh"
-            )
+            raise ConfigError(f"mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: {there}; a run may resume on another mesh")
         data = devices // rest
     sizes = MeshSizes(data, fsdp, expert)
     if sizes.devices != devices:

@@ -29,13 +29,13 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
     Raises ConfigError if the name is not that of a new module, or one of the files is there; nothing is written then.
     """
     if not name.isidentifier() or not name.isascii() or iskeyword(name):
-        raise ConfigError(f"name={name!r}: expected the name of a module: letters, digits, underscores, no keyword")
+        raise ConfigError(f"name={name!r}: expected a module name: letters, digits and underscores, but no keyword")
     paths = [folder / f"{name}{KINDS[kind]}", folder / f"test_{name}.py"]
     for path in paths:
         if path.exists():
-            raise ConfigError(f"name={name!r}: {path} is there already, and is not overwritten")
+            raise ConfigError(f"name={name!r}: {path} already exists; choose another name")
     if kind != "c" and (name in sys.stdlib_module_names or find_spec(name) is not None):
-        raise ConfigError(f"name={name!r}: there is a module of this name already, which the file would hide")
+        raise ConfigError(f"name={name!r}: the file would hide an existing module; choose another name")
     test = kind if kind in ("c", "dropless") else "module"
     templates = (f"{kind}{KINDS[kind]}", f"test_{test}.py")
     dtypes = json.dumps({"numpy": ["float64"], "dropless": [*ALL_DTYPES]}.get(kind, [*DTYPES]))

@@ -326,9 +326,7 @@ class Forward:
         noisy = [name for name, layer in self.moe_layers.items() if ROUTERS[layer.router].noise(layer.settings)]
         if noise is not None and len(noise) != len(noisy):
             count = len(noisy)
-            raise ConfigError(
-                f"noise: expected {count} arrays, one for each MoE layer with noise, got {len(noise)}"
-            )
+            raise ConfigError(f"noise: expected {count} arrays, one for each MoE layer with noise, got {len(noise)}")
         self.B, self.config, self._train, self._recompute = B, config, train, recompute
         self._noise = dict(zip(noisy, noise or [], strict=False))
         self.compute = compute_dtype(B, config.dtype)

@@ -89,6 +89,4 @@ def own_name(argument: str, value: object) -> str:
         for attribute, found in [*getattr(sys.modules.get(module), "__dict__", {}).items()]:
             if found is value and is_own(name := f"{module}:{attribute}"):
                 return name
-    raise ConfigError(
-        f"{argument}={shown(value)}: expected a module-level object, which runs can refer to by name"
-    )
+    raise ConfigError(f"{argument}={shown(value)}: expected a module-level object, which runs can refer to by name")

@@ -83,9 +83,7 @@ def export_onnx(
             f"module: parameters in {str(halves[0])[6:]}, which ONNX runtimes do not support on a CPU; convert it with module.float()"
         )
     if (size := sum(tensor.nbytes for tensor in tensors)) > LARGEST:
-        raise ConfigError(
-            f"module: {size:,} bytes of parameters exceed the 2 GB limit of ONNX files; use export_pt2"
-        )
+        raise ConfigError(f"module: {size:,} bytes of parameters exceed the 2 GB limit of ONNX files; use export_pt2")
     selection = overload("top_indices")
     translations: dict[Any, Any] = {torch.ops.aten.sort.stable: _sort, selection: _top_indices}
     translations[torch.ops.aten.searchsorted.Tensor] = _searchsorted

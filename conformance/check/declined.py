@@ -44,9 +44,9 @@ def problem(entry: str) -> str:
     if found := OPTION.fullmatch(entry):
         known, (name, option) = _defaults(), found.groups()
         if name in known:
-            text = f"{name} has no option {option!r}; expected {', '.join(known[name]) or 'none'}"
+            text = f"{name} has no option {option!r}; expected one of {', '.join(known[name]) or 'none'}"
             return "" if option in known[name] else f"{entry!r}: {text}"
-        return f"{entry!r}: there is no function or router {name!r}; expected {', '.join(known)}"
+        return f"{entry!r}: unknown function or router {name!r}; expected one of {', '.join(known)}"
     from moespec.conformance.author.large import ids
 
     every = {*suite.ids(), *ids()}

@@ -90,7 +90,7 @@ class Process:
             self.socket.sendall(request)
             length = int.from_bytes(self._read(8, deadline), "little")
             if length > size:
-                raise ValueError(f"{length} bytes, where the most is {size}")
+                raise ValueError(f"{length} bytes, expected at most {size}")
             answer, arrays = unpack(self._read(length, deadline))
             if "failure" not in answer:
                 if "last" in answer:
@@ -104,7 +104,7 @@ class Process:
         except (EOFError, ConnectionError):
             reason = self._status()
         except Exception as error:  # whatever it is, the answer is what is wrong
-            reason = f"an answer that cannot be read: {type(error).__name__}: {error}"
+            reason = f"unreadable answer: {type(error).__name__}: {error}"
         end()
         raise EndedError(Failure(reason))
 
@@ -125,8 +125,8 @@ class Process:
         except subprocess.TimeoutExpired:
             return "the process closed its socket"
         if status < 0:
-            return f"the process was ended by {signal.Signals(-status).name}"
-        return f"the process ended with exit status {status}"
+            return f"the process was killed by {signal.Signals(-status).name}"
+        return f"the process exited with status {status}"
 
     def end(self) -> None:
         """End it, and all that it started and that is in its session still."""
@@ -166,7 +166,7 @@ def claims(interface: type[Target], name: str) -> str:
 
     Raises ConfigError, naming it, for one that cannot be imported, or lacks what the suite calls.
     """
-    problem = "expected the name of a module, such as package.module"
+    problem = "expected a module name, such as package.module"
     if name and not name.startswith("."):
         try:
             problem, claimed = process(interface, name).ask(

@@ -75,9 +75,7 @@ def _check(options: argparse.Namespace) -> int:
 
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     if not tensors:
-        raise ConfigError(
-            f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, and there are none"
-        )
+        raise ConfigError(f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, found none")
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)
@@ -118,7 +116,7 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
     for pattern in patterns or ():
         if not any(fnmatchcase(id, pattern) for id in _ids(options)):
             near = near_it(pattern, _ids(options))
-            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints them all{near}")
+            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints all cases{near}")
 
     def only(id: str) -> bool:
         return (
@@ -273,7 +271,7 @@ def _explain(options: argparse.Namespace) -> int:
     from moespec.conformance.record import explain, part, read
 
     if len(options.recordings) > 2:
-        raise ConfigError(f"{len(options.recordings)} recordings: expected one, or two to compare")
+        raise ConfigError(f"expected one recording, or two to compare, got {len(options.recordings)}")
     recordings = [read(path) for path in options.recordings]
     text, right = explain(*recordings) if len(recordings) == 1 else part(*recordings)
     print(text)
@@ -301,11 +299,11 @@ def _show(options: argparse.Namespace) -> int:
 
         cases = fresh.fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
-        raise ConfigError("--fresh: files are computed from the committed vectors")
+        raise ConfigError("--fresh: not available for files, which use the committed vectors")
     if not cases:
         fresh_ones = "" if options.fresh is None else f" of --fresh --size {options.size}, which leave some out"
         near = near_it(options.case, _ids(options))
-        raise ConfigError(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}{near}")
+        raise ConfigError(f"no such case: {options.case!r}; `list` prints all cases{fresh_ones}{near}")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
@@ -364,11 +362,11 @@ def main(arguments: list[str]) -> int:
     if hasattr(options, "vectors") and (options.vectors / "suite.json").is_file():
         options.vectors /= "vectors"  # of a folder that `golden --out` wrote
     if getattr(options, "size", "small") != "small" and options.fresh is None:
-        parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
+        parsing.error(f"--size {options.size}: requires --fresh SEED")
     paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]
     for path in paths:
         if (*paths, *getattr(options, "reports", ())).count(path) > 1:
-            parsing.error(f"{str(path)!r}: output path given twice")
+            parsing.error(f"{str(path)!r}: duplicate output path")
     try:
         return COMMANDS[options.command](options)
     except VectorError as error:

@@ -83,7 +83,7 @@ def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
     if not by_name and len(first) != len(second):
         missing = sorted({gate.name for gate in first} ^ set(names))
         raise ShapeError(
-            f"the first has {plural(len(first), 'gates')}, the second {len(second)}; in one alone: {', '.join(missing[:MOST])}"
+            f"the first has {plural(len(first), 'gates')}, the second {len(second)}; only in one: {', '.join(missing[:MOST])}"
         )
     pairs = [(a, second[names.index(a.name)] if by_name else b) for a, b in zip(first, second, strict=True)]
     partings = [_parting(a, b) for a, b in pairs]

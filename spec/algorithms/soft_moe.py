@@ -157,7 +157,9 @@ def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
     slots = experts * capacity
     if tokens != slots:
         product = f"{experts} x {capacity} = {slots}"
-        raise ShapeError(f"slots: 'identity' needs equal numbers of slots and tokens, got {product} slots and {tokens} tokens")
+        raise ShapeError(
+            f"slots: 'identity' needs equal numbers of slots and tokens, got {product} slots and {tokens} tokens"
+        )
 
 
 def identity(tokens: int, experts: int, capacity: int) -> Array:

@@ -116,9 +116,7 @@ def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None
     """ConfigError, ShapeError or DtypeError unless `params` are maps for that many tokens and channels. They are returned as arrays."""
     names = list(AXES)
     if set(params) not in ({*names}, {*names[:2]}, {*names[2:]}):
-        raise ConfigError(
-            f"params: expected {', '.join(names)}, or only the first or last two, got {sorted(params)}"
-        )
+        raise ConfigError(f"params: expected {', '.join(names)}, or only the first or last two, got {sorted(params)}")
     for axis, size in (("token", tokens), ("channel", channels)):
         if f"{axis}_kernel" not in params:
             continue

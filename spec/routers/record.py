@@ -153,9 +153,7 @@ class Router(Generic[OptionsOf]):
                 (name,) = error.args
                 if name in params or not isinstance(name, str):
                     raise
-                raise ConfigError(
-                    f"params: {self.name} needs {name!r}, got only {sorted(params)}"
-                ) from None
+                raise ConfigError(f"params: {self.name} needs {name!r}, got only {sorted(params)}") from None
 
         return checked
 
@@ -173,9 +171,7 @@ class Router(Generic[OptionsOf]):
 
     def _check_options(self, options: Any) -> None:
         if not isinstance(options, self.Options) and _fields(options) != _fields(self.Options):
-            raise ConfigError(
-                f"options: expected ROUTERS[{self.name!r}].options(...), got {options!r}"
-            )
+            raise ConfigError(f"options: expected ROUTERS[{self.name!r}].options(...), got {options!r}")
 
     def _check_state(self, options: Any, state: State | None) -> bool:
         """Whether there is a state. ConfigError unless it has the names that it must have, ShapeError for other shapes."""

@@ -208,7 +208,9 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
         own = {name: one.numbers for name, one in load_sets(resolved, dataset).items()}
         there = outcome.measures(config, own)
         if measure not in (*([""] if objective.head else []), *there):
-            head = "without it, the head's accuracy is compared" if objective.head else f"{config.objective!r} has no head"
+            head = (
+                "without it, the head's accuracy is compared" if objective.head else f"{config.objective!r} has no head"
+            )
             have = f"expected one of {', '.join(there)}" if there else "no evaluation is scheduled"
             raise ConfigError(f"measure={measure!r}: {have} ([evaluation.NAME]); {head}")
         check_share(config.data, dataset)

@@ -100,9 +100,7 @@ class DataConfig:
         try:
             ImageColor.getrgb(self.background)
         except ValueError:
-            raise ConfigError(
-                f"data.background={self.background!r}: expected a colour name or #rrggbb"
-            ) from None
+            raise ConfigError(f"data.background={self.background!r}: expected a colour name or #rrggbb") from None
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:

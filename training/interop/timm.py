@@ -17,7 +17,7 @@ __all__ = ["TIMM", "config_from_timm", "models_of_timm", "timm_arguments"]
 
 def _check(config: VitConfig) -> None:
     if config.qk_norm and not config.qk_norm_bias:
-        raise ConfigError("qk_norm_bias=False: timm normalises queries and keys with a bias; set qk_norm_bias=True (a bias of 0 has no effect)")
+        raise ConfigError("qk_norm_bias=False: timm normalises queries and keys with a bias; set qk_norm_bias=True")
     if config.qk_norm and config.pool == "map":
         raise ConfigError("qk_norm=True with pool='map': timm does not normalise queries and keys when pooling")
 

@@ -143,9 +143,7 @@ class RunDirectory:
             written = config_compatibility.keys((self.path / CONFIG).read_text())
             if lost := config_compatibility.keys(configfile.dump(saved)) - written:
                 advice = "no checkpoint yet: start again without --resume"
-                raise RunError(
-                    f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}"
-                )
+                raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
@@ -214,11 +212,15 @@ class RunDirectory:
             elif changed.keys() == {LENGTH}:
                 raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
-            raise RunError(f"{where}: the configuration has changed: {config_compatibility.described(changed)}. {ADVICE}")
+            raise RunError(
+                f"{where}: the configuration has changed: {config_compatibility.described(changed)}. {ADVICE}"
+            )
         if not resume:
             raise RunError(f"{where}: unfinished; resume it with --resume, or choose another --run")
         if record["step"] > config.training.total:
-            raise RunError(f"{where}: training.steps={config.training.total}: the run has already done {record['step']} steps")
+            raise RunError(
+                f"{where}: training.steps={config.training.total}: the run has already done {record['step']} steps"
+            )
         return changed, later
 
     def _override(

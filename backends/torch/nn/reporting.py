@@ -13,9 +13,7 @@ from moespec.spec.errors import ConfigError
 
 PASSES = 256
 """Forward passes of one layer before their backward pass, at most, with reentrant checkpoints."""
-TORCHSCRIPT = (
-    "TorchScript (torch.jit.script, torch.jit.trace) does not support routers: use torch.export or export_pt2"
-)
+TORCHSCRIPT = "TorchScript (torch.jit.script, torch.jit.trace) does not support routers: use torch.export or export_pt2"
 KERNELS = re.compile(r"(^|\.)(experts|shared)\.fc[123]\.weight$")
 
 
