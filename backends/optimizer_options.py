@@ -67,9 +67,7 @@ class Optimizer:
         u, kept = self.update(namespace, tried, tried, dict.fromkeys(self.slots, tried), 1)
         made = {name: np.shape(each) for name, each in {"u": u, **kept}.items()}
         if made != shapes or not set(self.slots) <= set(OWN_SLOTS):
-            raise ConfigError(
-                f"slots={self.slots!r}: shape (2, 3) gives {made}; expected {shapes}, named as in {OWN_SLOTS}"
-            )
+            raise ConfigError(f"slots={self.slots!r}: (2, 3) gives {made}; expected {shapes}, named as in {OWN_SLOTS}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
         """The update with the decay `d`, as `moespec.backends.numpy.optimizers` has them."""

@@ -136,9 +136,7 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
         return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])  # "nan" and "inf" are numbers there, too
     array = large[entry["tensor"]]
     if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise ValueError(
-            f"{entry['tensor']}: expected {entry['dtype']}{entry['shape']}, got {array.dtype}{array.shape}"
-        )
+        raise ValueError(f"{entry['tensor']}: got {array.dtype}{array.shape} in the safetensors file")
     return array
 
 

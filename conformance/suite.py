@@ -224,10 +224,7 @@ def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Map
 def _gradients(gradients: Gradients, case: Case) -> Problems:
     result = {s.name: s.outputs for s in case.stages}.get(gradients.stage, {}).get(gradients.output)
     yield result is None, f"gradients of {gradients.output!r}, but {gradients.stage!r} has no such result"
-    yield (
-        result is not None and result.array.shape != gradients.probe.array.shape,
-        "the shape of the probe differs from the result",
-    )
+    yield result is not None and result.array.shape != gradients.probe.array.shape, "the probe has a wrong shape"
     yield from _tensor("probe", gradients.probe)
     losses = [name for s in case.stages if s.name == "route" for name in s.outputs if name.startswith("losses/")]
     yield gradients.losses and not losses, "gradients of losses, but no router has losses"
@@ -242,9 +239,6 @@ def _expect(expect: Expectation, case: Case) -> Problems:
     valid = expect.valid
     yield options is None, f"unknown stage {expect.stage!r}"
     known = {*case.inputs, *(options or ())}
-    yield (
-        not {*valid.inputs, *valid.options} <= known,
-        "the valid counterpart replaces inputs or options missing from the case",
-    )
+    yield not {*valid.inputs, *valid.options} <= known, "the valid counterpart replaces unknown inputs or options"
     for name, tensor in valid.inputs.items():
         yield from _tensor(name, tensor)

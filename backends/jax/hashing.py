@@ -53,9 +53,7 @@ def multi_hash_mlp(
     a mesh: all are mixed.
     """
     if is_split(params):
-        raise ConfigError(
-            "params: the experts are split over a mesh; expected them whole, since MultiHash needs all on each device"
-        )
+        raise ConfigError("params: experts split over a mesh; MultiHash needs all of them on each device")
     w1, b1, w2, b2 = multi_hash_weights(xp, tokens, ids, tables, params, activation)  # type: ignore[misc]
     hashes = tables.shape[0]
     routings = [hash_routing(ids, tables[m], experts=w1.shape[0]) for m in range(hashes)]

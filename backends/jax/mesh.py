@@ -85,9 +85,7 @@ def devices() -> int:
     except (RuntimeError, AssertionError) as error:  # JAX says by the second that a platform has no device
         said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device or plugin for this platform"
         asked = untyped.config.jax_platforms
-        raise ConfigError(
-            f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or unset it to use the available devices"
-        ) from error
+        raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or unset to use any device") from error
 
 
 def leave() -> None:

@@ -249,9 +249,7 @@ def make_step(
         before = _not_recorded()
         metrics, sums = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
         if cuda_graph and _not_recorded() > before:
-            warnings.warn(
-                "the step was not captured as a CUDA graph; set TORCH_LOGS=perf_hints to see why", stacklevel=2
-            )
+            warnings.warn("the step has no CUDA graph; set TORCH_LOGS=perf_hints to see why", stacklevel=2)
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
         if cuda_graph:
             metrics = {name: value.clone() for name, value in metrics.items()}

@@ -276,9 +276,7 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
     choices: NDArray[Any] | None = arrays.get("choices")
     weights: NDArray[Any] | None = arrays.get("weights")
     if len({len(array) for part, array in arrays.items() if part != "bias"}) > 1:
-        raise ValueError(
-            f"expected equal numbers of tokens, got {', '.join(f'{part} {a.shape}' for part, a in arrays.items())}"
-        )
+        raise ValueError(f"token counts differ: {', '.join(f'{part} {a.shape}' for part, a in arrays.items())}")
     mask: NDArray[Any] | None = np.not_equal(weights, 0) if choices is None and weights is not None else choices
     if mask is not None and mask.dtype.kind == "b":
         most = max(1, int(mask.sum(axis=1).max()))

@@ -33,9 +33,7 @@ def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> 
     no_limit = {"capacity_factor": math.inf, "eval_capacity_factor": None, "slots_per_expert": None}
     for name, value in no_limit.items():
         if getattr(settings, name) != value:
-            raise ConfigError(
-                f"router_options.{name}={getattr(settings, name)!r}: leave it out, MultiHash has no capacity"
-            )
+            raise ConfigError(f"router_options.{name}={getattr(settings, name)!r}: MultiHash has no capacity")
 
 
 def layer(

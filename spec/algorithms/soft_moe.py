@@ -157,9 +157,7 @@ def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
     slots = experts * capacity
     if tokens != slots:
         product = f"{experts} x {capacity} = {slots}"
-        raise ShapeError(
-            f"slots: 'identity' needs equal numbers of slots and tokens, got {product} slots and {tokens} tokens"
-        )
+        raise ShapeError(f"slots: 'identity' needs one slot per token, got {product} slots and {tokens} tokens")
 
 
 def identity(tokens: int, experts: int, capacity: int) -> Array:

@@ -66,9 +66,7 @@ def main(words: list[str]) -> None:
     if utilisation is not None and given.sharding:
         raise ConfigError(f"utilisation={utilisation!r} has no effect with --sharding")
     if utilisation is not None and (epochs := config.training.epochs) is not None:
-        unknown = (
-            f"training.epochs={epochs!r} needs the size of the data, which plan does not read; set --training.examples"
-        )
+        unknown = f"training.epochs={epochs!r} needs the data, which plan does not read; set --training.examples"
         raise ConfigError(f"utilisation={utilisation!r}: {unknown}")
     model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip)

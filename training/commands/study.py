@@ -167,9 +167,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
             load_written(["--router", text])
             name, colon, options = find_own("routers", text, Router).name, ":", f"--router {text}"
         if not re.fullmatch(r"[A-Za-z0-9][\w.,=+-]{0,199}", name):
-            raise ConfigError(
-                f"{where}: expected a router or NAME: OPTIONS (NAME: at most 200 letters, digits and _.,=+-)"
-            )
+            raise ConfigError(f"{where}: expected a router or NAME: OPTIONS (at most 200 letters, digits and _.,=+-)")
         if name in configs:
             raise ConfigError(f"{where}: duplicate entry {name!r}")
         if not colon and name not in (DENSE, *ROUTERS):

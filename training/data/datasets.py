@@ -71,9 +71,7 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     others = load_configured(DataConfig(**options), image_size=own.shape[0], whole=True)
     names = [others.classes[label] for label in others.validation.labels]
     if unknown := set(names) - set(own.classes):
-        raise DataError(
-            f"{path or name}: class {min(unknown)!r} is not among the run's classes: {', '.join(own.classes)}"
-        )
+        raise DataError(f"{path or name}: class {min(unknown)!r} is not in the run: {', '.join(own.classes)}")
     if (others.shape, others.maximum) != (own.shape, own.maximum):
         shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (others, own))
         raise DataError(f"{path or name}: {', but the run has '.join(shown)}")

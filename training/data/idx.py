@@ -35,9 +35,7 @@ def load_idx(folder: Path) -> Dataset:
         raise DataError(f"{folder}: no such folder")
     (images, labels), (held_images, held_labels) = (_read_part(folder, prefix) for prefix in ("train", "t10k"))
     if images.shape[1:] != held_images.shape[1:]:
-        raise DataError(
-            f"{folder}: training images are {images.shape[1:]}, but t10k images are {held_images.shape[1:]}"
-        )
+        raise DataError(f"{folder}: training images are {images.shape[1:]}, t10k images {held_images.shape[1:]}")
     classes = numbered_classes(str(folder), labels, held_labels)
     splits = array_split(images, labels), array_split(held_images, held_labels)
     return Dataset(folder.name, *splits, classes, (images.shape[1], images.shape[2], 1), 255)

@@ -198,9 +198,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     pictures[key] = member
                 elif (content := file.extractfile(member)) is not None:
                     if member.size > LIMITS[ending] and not captions:
-                        raise DataError(
-                            f"{name}: {member.size:,} bytes, expected at most {LIMITS[ending]:,} for a label"
-                        )
+                        raise DataError(f"{name}: {member.size:,} bytes, expected at most {LIMITS[ending]:,}")
                     text = content.read(LIMITS[ending] + 1)
                     value = caption(text, name) if captions else _label(text, ending, name)
                     if value is not None:

@@ -81,9 +81,7 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
     """
     features, labels = images
     if features.shape[1] != embeddings.shape[1]:
-        raise ConfigError(
-            f"embeddings: expected width {features.shape[1]}, as the images' features have, got {embeddings.shape[1]}"
-        )
+        raise ConfigError(f"embeddings: expected the images' width {features.shape[1]}, got {embeddings.shape[1]}")
     if labels.max() >= len(embeddings):
         raise ConfigError(f"labels: expected less than {len(embeddings)}, the number of classes, got {labels.max()}")
     nearest = (unit(features) @ unit(embeddings).T).argmax(axis=1)

@@ -231,9 +231,7 @@ def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[s
     rounding, multiple = dispatcher.take("capacity_ceil_or_round", "ceil"), dispatcher.take("capacity_multiple_of", 4)
     dispatcher.finish()
     if (capacity is None) == (factor is None):
-        raise ConfigError(
-            f"{dispatcher.name}: expected exactly one of capacity and capacity_factor, got {capacity!r} and {factor!r}"
-        )
+        raise ConfigError(f"{dispatcher.name}: expected one of capacity={capacity!r} and capacity_factor={factor!r}")
     if factor is None:
         return {**rounds, "capacity_factor": capacity * experts / items, "rounding": "round", "multiple_of": 1}
     return {**rounds, "capacity_factor": factor, "rounding": rounding, "multiple_of": multiple or 1}

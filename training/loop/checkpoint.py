@@ -189,9 +189,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
         by = record.get("version", "0.1")  # which did not say
-        raise CheckpointError(
-            f"{path}: format {record.get('format')!r}, written by moespec {by}; expected one of {FORMATS}"
-        )
+        raise CheckpointError(f"{path}: format {record.get('format')!r} of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
         if key not in record:

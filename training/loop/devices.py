@@ -44,9 +44,7 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
     if name == "numpy":
         for axis, size in mesh.axes.items():
             if process is not None or size not in (None, 1):
-                raise ConfigError(
-                    f"mesh.{axis}={size!r}: expected 1, since backend='numpy' uses one device and one process"
-                )
+                raise ConfigError(f"mesh.{axis}={size!r}: expected 1, since backend='numpy' uses one device")
         yield load_backend(name)
     elif process is None:
         yield on_devices(name, mesh)

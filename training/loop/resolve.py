@@ -119,9 +119,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     filled = {name: value for name, value in asdict(chosen).items() if name != "router_options"}
     training = config.training
     if config.data.crop_padding >= height:
-        raise ConfigError(
-            f"data.crop_padding={config.data.crop_padding!r}: expected less than the image height of {height} pixels"
-        )
+        raise ConfigError(f"data.crop_padding={config.data.crop_padding!r}: expected less than {height} pixels")
     for name in ("batch", "evaluation_batch"):
         images = getattr(training, name)
         part = images // (training.accumulate if name == "batch" else 1)

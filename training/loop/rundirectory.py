@@ -212,14 +212,12 @@ class RunDirectory:
             elif changed.keys() == {LENGTH}:
                 raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
-            raise RunError(
-                f"{where}: the configuration has changed: {config_compatibility.described(changed)}. {ADVICE}"
-            )
+            raise RunError(f"{where}: changed configuration: {config_compatibility.described(changed)}. {ADVICE}")
         if not resume:
             raise RunError(f"{where}: unfinished; resume it with --resume, or choose another --run")
         if record["step"] > config.training.total:
             raise RunError(
-                f"{where}: training.steps={config.training.total}: the run has already done {record['step']} steps"
+                f"{where}: training.steps={config.training.total}: the run already has {record['step']} steps"
             )
         return changed, later
 

@@ -60,9 +60,7 @@ class RunLog:
             if damaged:
                 aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
                 write_atomically(aside, content)
-                print(
-                    f"{path}, {'; '.join(damaged)}. The run continues without it; the full log is kept as {aside.name}"
-                )
+                print(f"{path}, {'; '.join(damaged)}. The run continues without it; {aside.name} keeps the full log")
             earlier = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
             write_atomically(path, b"".join(line + b"\n" for line in earlier))
         if few := _fewer(len(earlier) + len(damaged), logged, step):

@@ -62,9 +62,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
             elif name not in TRACKERS:
                 hooks[name] = hook = _told(name, own_function("log", name, load=True), config, run)
                 if not callable(hook):
-                    raise ConfigError(
-                        f"log={name!r}: returned {hook!r}, expected a hook, which is called after each step"
-                    )
+                    raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook to call after each step")
         return ids
 
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:

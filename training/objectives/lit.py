@@ -144,9 +144,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     with named("text.", ("vocabulary",)):
         check_vocabulary(tokenizer, tower.vocabulary)
     if tower.projection != width:
-        raise ConfigError(
-            f"text.projection={tower.projection!r}: expected {width}, the width of the image tower's features"
-        )
+        raise ConfigError(f"text.projection={tower.projection!r}: expected {width}, the image tower's width")
     for name in ("batch", "evaluation_batch"):
         try:
             text.moe_layers(tower, getattr(config.training, name))
@@ -162,9 +160,7 @@ def _locked(config: Config, model: Model) -> Config:
         raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
         if getattr(model, name, 0.0):
-            raise ConfigError(
-                f"model.{name}={getattr(model, name)!r}: expected 0, since a locked tower is not trained (lit.locked)"
-            )
+            raise ConfigError(f"model.{name}={getattr(model, name)!r}: expected 0 for a locked tower (lit.locked)")
     rates = config.optimizer.rates
     own = f"^({'|'.join(sorted(family(model).parameter_shapes(model)))})($|/)=0"
     if rates and not rates.startswith(own):

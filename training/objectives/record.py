@@ -59,13 +59,9 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
     as negatives, and a loss of labels."""
     training = config.training
     if training.loss != "softmax":
-        raise ConfigError(
-            f"training.loss={training.loss!r} has no effect: objective={config.objective!r} defines its own loss"
-        )
+        raise ConfigError(f"training.loss={training.loss!r} has no effect: objective={config.objective!r} has its own")
     if dataset is not None and training.batch > len(dataset.train):
-        raise ConfigError(
-            f"training.batch={training.batch!r}: expected at most {len(dataset.train)}, the number of training images"
-        )
+        raise ConfigError(f"training.batch={training.batch!r}: expected at most {len(dataset.train)} training images")
     if training.batch < 2 or training.accumulate > 1:
         given = f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}"
         why = "the others of a batch are the negatives: expected at least 2 images in 1 part"

@@ -50,9 +50,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
     another family of models, and a parameter that the rules do not cover.
     """
     if type(source.config) is not type(config):
-        raise ConfigError(
-            f"init: expected a {type(config).__name__}, as the model is, got a {type(source.config).__name__}"
-        )
+        raise ConfigError(f"init: expected a {type(config).__name__}, got a {type(source.config).__name__}")
     try:
         skipped = re.compile(skip) if skip is not None else None
     except re.error as error:

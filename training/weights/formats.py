@@ -89,9 +89,7 @@ def format_of(path: Path) -> str:
             return {"moespec": "hub", "vit": "huggingface"}[kind]
         if "architecture" in description:
             return "timm"
-        raise CheckpointError(
-            f"{path / 'config.json'}: model_type={kind!r}: expected 'moespec', 'vit' or a timm config"
-        )
+        raise CheckpointError(f"{path / 'config.json'}: model_type={kind!r}: expected 'moespec', 'vit' or timm's")
     if is_vmoe_checkpoint(path):
         return "vmoe"
     if path.suffix == ".npz":
@@ -131,9 +129,7 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
         wrong = {name: value for name, value in sizes.items() if name in _SHOWN and getattr(named, name) != value}
         if wrong:
             name, value = next(iter(wrong.items()))
-            raise ConfigError(
-                f"model={given.model!r}: has {name}={getattr(named, name)!r}, but the parameters have {value!r}"
-            )
+            raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the weights {value!r}")
         return with_fields(named, {**sizes, **given.fields}, "set")
     if project is interop.TIMM and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
         default = "timm's defaults are used (1e-6, 'erf'); CLIP models use others, see --model"

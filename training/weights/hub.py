@@ -90,9 +90,7 @@ def write_folder(
 def check_folder(path: Path) -> None:
     """RunError for a folder with other files than `write_folder` writes, or that is or has the working directory."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
-        raise RunError(
-            f"target={str(path)!r}: is the working directory and would be overwritten; choose a folder inside it"
-        )
+        raise RunError(f"target={str(path)!r}: is the working directory; choose a folder inside it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
         raise RunError(f"target={str(path)!r}: contains {others[0]!r}; choose another folder")
 

@@ -75,9 +75,7 @@ def _made(kind: type, make: Callable[..., Any], values: Mapping[str, Any], where
     known = [field.name for field in fields(kind)]
     for name in values:
         if name not in known:
-            raise ConfigError(
-                f"{where}: {name}={values[name]!r}: unknown field; {kind.__name__} has {', '.join(known)}"
-            )
+            raise ConfigError(f"{where}: {name}={values[name]!r}: {kind.__name__} has only {', '.join(known)}")
     try:
         return make(**values)
     except TypeError as error:  # a field without a default is missing

@@ -93,9 +93,7 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 found[f"shared.fc{number}.weight"] = getattr(shared, name).weight.T
         y, of_block = block.experts.act_fn(x), {**COMPUTED, "choices": block.gate.top_k}
     except AttributeError as error:
-        raise ConfigError(
-            f"moe: expected a block of gated experts with a bias, got {type(block).__name__}: {error}"
-        ) from None
+        raise ConfigError(f"moe: {type(block).__name__} lacks parts of a gated block with a bias: {error}") from None
     forms = [
         {"expert_activation": kind, "gelu": gelu}
         for kind, gelu, activation in ACTIVATIONS
