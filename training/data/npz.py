@@ -37,7 +37,7 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
         held = held_out(labels, validation_share)
         trained = ~held if validation_share < 1 else held
         if not (trained.any() and held.any()):
-            raise DataError(f"{path}: {len(images)} images are too few to hold out {validation_share:g} of each class")
+            raise DataError(f"{path}: too few images ({len(images)}) to hold out {validation_share:g} of each class")
         parts = [(images[trained], labels[trained]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:

@@ -70,7 +70,7 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     assert shown.startswith(
         f"{folder}/new: left out: hidden 1 (.hidden.jpg), .txt 1 (notes.txt)\n{folder}/new: 3 pictures"
     )
-    assert re.search(r"2 of 5 pictures cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
+    assert re.search(r"2 of 5 images cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     rows = rows_of(out)
     names = ["=1+1.png", "below/<b>x.jpg", "below/further/c.jpg"]
     assert [row["image"] for row in rows] == ["'=1+1.png", *names[1:]]
@@ -164,11 +164,11 @@ def test_mistakes_of_a_labelled_folder(run: Path, folder: Path, tmp_path: Path, 
         "moespec.training.commands.evaluate.predictions.table", lambda _: [f"written before: {out.is_file()}"]
     )
     assert "written before: True" in said(words), "so that `| head` does not lose it"
-    assert "expected a name that ends in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
+    assert "expected a name ending in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
     (taken := folder / "photos/=dark/x.csv").touch()
-    assert "is read, and would be replaced" in said(["evaluate", str(run), "--csv", str(taken)], 2)
+    assert "is an input and would be overwritten; choose" in said(["evaluate", str(run), "--csv", str(taken)], 2)
     taken.unlink()
-    with pytest.raises(ConfigError, match="no head, so no classes"):
+    with pytest.raises(ConfigError, match="no classification head"):
         check_model(run, "moco", vit.named("vit_tiny", classes=0))
 
 
@@ -186,26 +186,26 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
     shutil.copy(run / "config.toml", bare)
     monkeypatch.setattr("moespec.training.commands.predict.GALLERY", 4)
     for words, message in (
-        ([str(tmp_path), new], "there is no run, no config.toml in it"),
-        ([str(bare), str(tmp_path / "absent")], "absent': there is no such file or folder"),
+        ([str(tmp_path), new], "not a run (no config.toml)"),
+        ([str(bare), str(tmp_path / "absent")], "absent': no such file or folder"),
         ([str(bare), new, "--csv", str(tmp_path / "absent" / "x.csv")], "csv='"),
-        ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name that ends in .html"),
-        ([str(bare), new, "--html", f"{run}/report.html"], f"is a file of the run '{run}'"),
-        ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 pictures, a page has at most 4"),
+        ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name ending in .html"),
+        ([str(bare), new, "--html", f"{run}/report.html"], f"belongs to the run '{run}'"),
+        ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 images, but a page holds at most 4"),
     ):
         assert message in (error := said(["predict", *words], 2))
         assert error.count("\n") == 1
     shutil.copytree(folder / "new", tmp_path / "broken", ignore=shutil.ignore_patterns("below", "=*"))
-    assert "none of 2 pictures can be read: " in said(["predict", str(run), str(tmp_path / "broken")], 2)
+    assert "none of 2 images can be read: " in said(["predict", str(run), str(tmp_path / "broken")], 2)
 
 
 def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     words = ["inspect", str(run), "--out", str(tmp_path / "x.png"), "--image"]
     shown = said([*words, str(folder / "new")])
     assert re.search(r"x-2\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-3\.png: .* of c\.jpg", shown)
-    assert re.search(r"\n2 of 5 pictures cannot be read and are left out:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
+    assert re.search(r"\n2 of 5 images cannot be read and are skipped:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     assert (tmp_path / "x-2.png").read_bytes() != (tmp_path / "x-3.png").read_bytes()
-    assert " pictures, expected at most 16" in said([*words, str(folder)], 2)
+    assert " images, expected at most 16" in said([*words, str(folder)], 2)
 
 
 SMALL = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8, "img_size": 32, "mlp_ratio": 2}

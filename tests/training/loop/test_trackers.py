@@ -44,8 +44,8 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, wandb, tmp_path: Path, said, 
         wandb.init.side_effect = [RuntimeError("there is no such run"), wandb.init.return_value]
     out = said(["train", "--run", str(run), "--resume", "--log", "wandb,own_hooks:make"])
     assert f"{run}: finished, 12 steps" in out
-    assert out.count("warning: log='own_hooks:make': OSError: no room left; the run goes on") == 1
-    assert ("log='wandb': RuntimeError: there is no such run; it cannot go on with its run gone" in out) == gone
+    assert out.count("warning: log='own_hooks:make': OSError: no room left; the run continues") == 1
+    assert ("log='wandb': RuntimeError: there is no such run; it cannot resume its run gone" in out) == gone
     assert read_record(run / "trackers.json")["wandb"] == "run-1"
     asked = [(call.kwargs["id"], call.kwargs["resume"]) for call in wandb.init.call_args_list]
     assert asked == ([("gone", "allow"), (None, None)] if gone else [("run-1", "allow")])
