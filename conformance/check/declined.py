@@ -51,7 +51,7 @@ def problem(entry: str) -> str:
 
     every = {*suite.ids(), *ids()}
     matched = any(fnmatchcase(id, entry) for id in every)
-    return "" if matched else f"no case matches {entry!r}; `list` prints them all{near_it(entry, every)}"
+    return "" if matched else f"no case matches {entry!r}; `list` prints all cases{near_it(entry, every)}"
 
 
 def declines(entry: str, case: Case) -> bool:
