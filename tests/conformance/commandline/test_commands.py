@@ -55,7 +55,7 @@ USAGE = {
     "run --adapter json --size large": "--size large: requires --fresh SEED",
     RUN + "--dtype f8": "moespec conformance run: --dtype: ",
     RUN + "--algorithm hashing": "moespec conformance run: --algorithm: ",
-    RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints them all",
+    RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints all cases",
     RUN + "--junit-xml nowhere/x.xml": "--junit-xml='nowhere/x.xml': there is no folder 'nowhere'",
     RUN + "--nonsense": "unrecognized arguments: --nonsense",
     RUN + "tests": "unrecognized arguments: tests; use --case for cases",
