@@ -33,7 +33,7 @@ def _resolve() -> ModuleType:
     if requested and requested != _chosen.name:
         raise ConfigError(
             f"{VARIABLE} was changed to {requested!r} after the backend {_chosen.name!r} was chosen. A process "
-            "chooses once: start a new one, or import a backend by its name."
+            "chooses its backend once: start a new process, or import a backend by name."
         )
     return _chosen
 

@@ -87,11 +87,11 @@ class Perturbed(np.ndarray[Any, Any]):
             return RULES[function](*args, **options)
         each = [function(*_one(args, i), **_one(options, i)) for i in range(self.each.shape[-1])]
         if each[0] is None or options.get("out") is not None:
-            raise TypeError(f"{function.__name__} changes an array in place")
+            raise TypeError(f"{function.__name__} modifies an array in place")
         if np.iscomplexobj(each[0]):
             return moved(np.stack(each, axis=-1))
         if not all(np.array_equal(one, each[0]) for one in each):
-            raise TypeError(f"{function.__name__} makes a real number of an imaginary one")
+            raise TypeError(f"{function.__name__} drops imaginary parts, which carry the derivative")
         return each[0]
 
 

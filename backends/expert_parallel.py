@@ -76,7 +76,7 @@ class SplitExperts:
         """The number of batch rows per device. Raises ShapeError unless the batch divides evenly."""
         if batch % self.sizes.devices:
             raise ShapeError(
-                f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
+                f"a batch of {batch} images cannot be split evenly among {self.sizes.devices} devices ({self.sizes})"
             )
         return batch // self.sizes.devices
 

@@ -73,7 +73,7 @@ class Layer:
         check_size("x", x, x.ndim - 1, self.options.width, "the width of the layer")
         images, tokens = x.shape[0], math.prod(x.shape[1:-1])
         if images % self.group_images:
-            raise ShapeError(f"x: {images} images do not split into groups of group_images={self.group_images}")
+            raise ShapeError(f"x: {images} images cannot be split into groups of group_images={self.group_images}")
         options = self.options
         if tokens * self.group_images != options.tokens:
             options = options.of_tokens(tokens * self.group_images)
@@ -90,14 +90,14 @@ class Layer:
                     options.of_tokens(images * tokens).check_training()
                 except ConfigError:
                     continue
-                raise ConfigError(f"{error}; group_images={images} would make groups that it divides") from None
+                raise ConfigError(f"{error}; set group_images={images}, for example") from None
             raise
 
     def check_places(self, tokens: int) -> None:
         """Raises ShapeError if an image has more token positions, the default ids, than there are ids."""
         ids: int = self.options.ids  # type: ignore[attr-defined]
         if tokens > ids:
-            raise ShapeError(f"x: {tokens} tokens have more places than the {ids} ids of the tables")
+            raise ShapeError(f"x: {tokens} tokens, but the hash tables have only {ids} ids")
 
 
 def layer_of(
@@ -153,7 +153,7 @@ def layer_of(
     options = {**decided, **router_options}
     of_router = ROUTERS[chosen].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
-        raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
+        raise ConfigError(f"hashes: expected 1, since this layer does not mix experts, got {of_router.hashes}")
     warn_untrained(chosen, of_router)
     first = (hidden, expert_init, seed, expert_bias, shared_experts)
     return Layer(chosen, of_router, group_images, gelu, expert_activation, *first)
@@ -173,7 +173,7 @@ def warn_untrained(router: str, options: RouterOptions) -> None:
     if router not in SOFTMAX_OF_CHOSEN:
         remedy, setting = "normalize_selected=False", f"{name}=1 with normalize_selected=True"
     message = f"{setting}: the weight of the only choice of {router} is always 1, so the task's loss does not train the router"
-    warnings.warn(f"{message}; expected {remedy} (ledger SG-2)", stacklevel=4)
+    warnings.warn(f"{message}; use {remedy} (ledger SG-2)", stacklevel=4)
 
 
 def with_shared(

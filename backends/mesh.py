@@ -103,14 +103,12 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
     if data is None:
         if devices % rest:
             there = "there is one device" if devices == 1 else f"{rest} does not divide the {devices} devices"
-            raise ConfigError(
-                f"mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: {there}; a run may go on with other numbers"
-            )
+            raise ConfigError(f"mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: {there}; a run may resume on another mesh")
         data = devices // rest
     sizes = MeshSizes(data, fsdp, expert)
     if sizes.devices != devices:
         raise ConfigError(
-            f"mesh.data={data!r}, mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: a mesh of {sizes.devices} devices, there are {devices}"
+            f"mesh.data={data!r}, mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: a mesh of {sizes.devices} devices, but there are {devices}"
         )
     return sizes
 
@@ -147,7 +145,7 @@ def check_whole_experts(layer: str, sizes: MeshSizes) -> None:
     """Raises ConfigError if experts are split, for a layer that mixes experts inside their MLP."""
     if sizes.expert > 1:
         raise ConfigError(
-            f"mesh.expert={sizes.expert!r}: {layer} mixes the experts inside, so that each device needs all of them"
+            f"mesh.expert={sizes.expert!r}: expected 1, since {layer} mixes its experts and each device needs all of them"
         )
 
 

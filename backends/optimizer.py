@@ -68,8 +68,8 @@ def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[st
     for name in params:
         kinds = name in router.decays, name in router.frozen
         if kinds != (others := _KINDS.setdefault(name, kinds)):
-            clash = f"(decays, frozen) is {kinds}, and {others} of another router's parameter of this name"
-            raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; give it another name")
+            clash = f"(decays, frozen) is {kinds}, but {others} for another router's parameter of this name"
+            raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; rename it")
     return params
 
 
@@ -144,13 +144,13 @@ class OptimizerConfig:
         for name, value in vars(self.own).items():
             object.__setattr__(self, name, value)  # the optimiser's default instead of None
         if not 0.0 <= self.weight_decay <= LARGEST:
-            raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0 that is finite as float32")
+            raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0, finite in float32")
         if self.clip is not None and not SMALLEST <= self.clip <= LARGEST:
-            raise ConfigError(f"clip={self.clip!r}: expected a positive number, as float32 too, or None")
+            raise ConfigError(f"clip={self.clip!r}: expected a number > 0 in float32, or None")
         if self.ema is not None and not 0.0 <= self.ema <= BELOW_ONE:
-            raise ConfigError(f"ema={self.ema!r}: expected a number in [0, 1), below 1 as float32 too, or None")
+            raise ConfigError(f"ema={self.ema!r}: expected a number in [0, 1), below 1 in float32, or None")
         if self.ema_steps is not None and (self.ema is None or type(self.ema_steps) is not int or self.ema_steps < 1):
-            wanted = f"expected an integer >= 1, and ema={self.ema!r} to be given"
+            wanted = f"expected an integer >= 1, with ema set, got ema={self.ema!r}"
             raise ConfigError(f"ema_steps={self.ema_steps!r}: {wanted}")
         for option in ("decay", "rates"):
             for _ in patterns.parsed(option, getattr(self, option)):
@@ -211,7 +211,7 @@ class OptimizerConfig:
         patterns.check_found("rates", self.rates, names)
         slots_of(self.name, vars(self.own), ())  # raises for an optimiser that has not been imported
         if not any(map(self.rate_of, names)):
-            raise ConfigError(f"rates={self.rates!r}: every parameter is frozen, so there is nothing to train")
+            raise ConfigError(f"rates={self.rates!r}: all parameters are frozen; expected one to train")
 
     def slots(self, path: Sequence[str], shape: Shape) -> dict[str, Shape]:
         """The arrays kept for the parameter at `path` from step to step: name of the slot (`SLOTS`) and shape."""

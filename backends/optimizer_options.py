@@ -67,7 +67,7 @@ class Optimizer:
         u, kept = self.update(namespace, tried, tried, dict.fromkeys(self.slots, tried), 1)
         made = {name: np.shape(each) for name, each in {"u": u, **kept}.items()}
         if made != shapes or not set(self.slots) <= set(OWN_SLOTS):
-            raise ConfigError(f"slots={self.slots!r}: of (2, 3) it makes {made}; expected {shapes}, of {OWN_SLOTS}")
+            raise ConfigError(f"slots={self.slots!r}: (2, 3) gives {made}; expected {shapes}, named as in {OWN_SLOTS}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
         """The update including the decay `d`, with the signature of `moespec.backends.numpy.optimizers`."""
@@ -96,16 +96,16 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _check(options: Mapping[str, Any]) -> None:
     for name in ("b1", "b2", "momentum", "decay_cap"):
         if not 0.0 <= (value := options.get(name, 0.0)) <= BELOW_ONE:
-            raise ConfigError(f"{name}={value!r}: expected a number in [0, 1), below 1 as float32 too")
+            raise ConfigError(f"{name}={value!r}: expected a number in [0, 1), below 1 in float32")
     for name in ("epsilon", "decay_rate"):
         if not SMALLEST <= (value := options.get(name, 1.0)) <= LARGEST:
-            raise ConfigError(f"{name}={value!r}: expected a positive number, as float32 too")
+            raise ConfigError(f"{name}={value!r}: expected a number > 0 in float32")
     if (dtype := options.get("momentum_dtype", "float32")) not in ("bfloat16", "float32"):
         raise ConfigError(f"momentum_dtype={dtype!r}: expected 'bfloat16' or 'float32'")
     if type(nesterov := options.get("nesterov", False)) is not bool:
         raise ConfigError(f"nesterov={nesterov!r}: expected True or False")
     if nesterov and not options["momentum"]:
-        raise ConfigError(f"nesterov={nesterov!r}: there is no momentum (momentum={options['momentum']!r})")
+        raise ConfigError(f"nesterov={nesterov!r}: needs momentum, got momentum={options['momentum']!r}")
     if type(size := options.get("factored_from", 1)) is not int or size < 1:
         raise ConfigError(f"factored_from={size!r}: expected an integer of at least 1")
 

@@ -22,8 +22,8 @@ def parsed(option: str, text: str) -> Iterator[Pattern]:
             rate = math.nan
         if not equals or not pattern or not 0.0 <= rate <= LARGEST:
             raise ConfigError(
-                f"{option}={text!r}: expected pattern=rate, ... with regular expressions and numbers >= 0 that are finite "
-                f"as float32, got {part.strip()!r}"
+                f"{option}={text!r}: expected pattern=rate, ... with regular expressions and numbers >= 0, finite "
+                f"in float32, got {part.strip()!r}"
             )
         yield compiled, rate
 
@@ -39,4 +39,4 @@ def check_found(option: str, text: str, paths: Iterable[Sequence[str]]) -> None:
     names = ["/".join(path) for path in paths]
     for pattern, _ in parsed(option, text):
         if not any(pattern.search(name) for name in names):
-            raise ConfigError(f"{option}={text!r}: no parameter of the model has {pattern.pattern!r} in its path")
+            raise ConfigError(f"{option}={text!r}: {pattern.pattern!r} matches no parameter of the model")

@@ -38,7 +38,7 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environment.get(name):
                 raise ConfigError(
-                    f"{name} is not set, which tells the {environment.get('WORLD_SIZE')} processes where to meet"
+                    f"{name} is not set; the {environment.get('WORLD_SIZE')} processes need it to connect"
                 )
         host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     # An sbatch script has the number of tasks too, before srun starts any. Only a task has the nodes of its step.

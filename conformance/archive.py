@@ -66,7 +66,7 @@ def check_promise(root: Path, release: str) -> None:
     command = ["git", "-C", str(root), "show", f"v{minor}.0:conformance/suite.json"]
     shown = subprocess.run(command, capture_output=True, check=False) if patch != "0" else None
     if shown and (shown.returncode or shown.stdout != read_file(root / "conformance/suite.json")):
-        reason = shown.stderr.decode().strip() or "a patch release changes no vector"
+        reason = shown.stderr.decode().strip() or "a patch release must not change vectors"
         raise VectorError(f"version {release}: suite.json differs from the tag v{minor}.0 ({reason})")
 
 

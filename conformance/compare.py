@@ -214,7 +214,7 @@ def compared(
             verdict = compare(value, found[name], precision(call, name, dtype) if call else dtype)
             outcomes.append(Outcome(label, "pass" if verdict.passed else "fail", verdict.fraction, verdict.message))
     for name in sorted(found.keys() - expected.keys()):
-        outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "a result that is not expected"))
+        outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, "unexpected result"))
     return outcomes
 
 

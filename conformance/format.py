@@ -142,14 +142,14 @@ class Case:
     def expected_gradients(self) -> Gradients:
         """The gradients of a gradient case."""
         if self.gradients is None:
-            raise VectorError(f"{self.id}: there are no gradients")
+            raise VectorError(f"{self.id}: this case has no gradients")
         return self.gradients
 
     @property
     def expected_error(self) -> Expectation:
         """The error of an error case."""
         if self.expect is None:
-            raise VectorError(f"{self.id}: no error is expected")
+            raise VectorError(f"{self.id}: this case expects no error")
         return self.expect
 
     @property
@@ -163,7 +163,7 @@ class Case:
         for stage in self.stages:
             if stage.name == name:
                 return stage
-        raise KeyError(f"{self.id}: there is no stage {name!r}")
+        raise KeyError(f"{self.id}: unknown stage {name!r}")
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
@@ -197,8 +197,8 @@ def _slots(dispatch: Any, combine: Any) -> tuple[Any, Any]:
     """Convert `(..., T, E, C)` tensors of a sparse routing to `(..., E, C)` slots and weights."""
     filled = dispatch != 0
     if dispatch.shape != combine.shape or not (dispatch.real[filled] == 1).all():
-        raise ValueError("dispatch of a sparse routing is 0 or 1, and combine has the same shape")
+        raise ValueError("sparse routing: expected dispatch of 0 or 1, and combine of the same shape")
     if (filled.sum(axis=-3) > 1).any() or (combine[~filled] != 0).any():
-        raise ValueError("a slot holds two tokens, or a token has a combine weight in a slot that it is not in")
+        raise ValueError("a slot holds two tokens, or a token has a combine weight in a slot it does not occupy")
     slots = np.where(filled.any(axis=-3), filled.argmax(axis=-3), dispatch.shape[-3]).astype(np.int32)
     return slots, combine.sum(axis=-3)

@@ -131,12 +131,12 @@ def _expected(kind: type, entry: Any) -> Any:
 
 def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
     if entry["dtype"] not in ("float32", "float64", "int32", "bool"):
-        raise ValueError(f"there is no dtype {entry['dtype']!r}")
+        raise ValueError(f"unknown dtype {entry['dtype']!r}")
     if "tensor" not in entry:
         return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])  # NumPy parses "nan" and "inf"
     array = large[entry["tensor"]]
     if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise ValueError(f"{entry['tensor']}: {array.dtype}{array.shape} in the safetensors file")
+        raise ValueError(f"{entry['tensor']}: got {array.dtype}{array.shape} in the safetensors file")
     return array
 
 
@@ -163,7 +163,7 @@ def _finite(text: str) -> float:
     """Parse a number. Raises ValueError for NaN, infinity and numbers too large for a double."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
+        raise ValueError(f"expected a finite number, got {text}")
     return number
 
 
@@ -177,7 +177,7 @@ def read(path: Path) -> Case:
         manifest = parse(read_file(path).decode())
         if manifest["schema"] != SCHEMA:
             raise VectorError(
-                f"{path}: a vector of schema {manifest['schema']!r}; this version of moespec reads schema {SCHEMA}"
+                f"{path}: schema {manifest['schema']!r}, but this version of moespec reads schema {SCHEMA}"
             )
         if VECTORS not in path.parents:  # unresolved: an editable installation may link to them
             check(manifest, "schema.json")
@@ -187,7 +187,7 @@ def read(path: Path) -> Case:
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
             actual, expected = (line[:100] for line in first_difference(to_text(manifest), to_text(again)))
-            raise VectorError(f"{path}: {actual!r} is not in the format, which has {expected!r}")
+            raise VectorError(f"{path}: expected {expected!r}, got {actual!r}")
         if arrays.keys() != large.keys():
             raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
     except Exception as error:  # any exception means an invalid file
@@ -195,7 +195,7 @@ def read(path: Path) -> Case:
             raise
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
     if path.parent.name + "/" + path.stem != case.id or case.id.split("/")[0] != case.algorithm:
-        raise VectorError(f"{path}: holds the case {case.id!r} of {case.algorithm!r}")
+        raise VectorError(f"{path}: its content is the case {case.id!r} of {case.algorithm!r}")
     return case
 
 
@@ -207,7 +207,7 @@ def check(content: Any, schema: str) -> None:
     try:
         from jsonschema.exceptions import best_match
     except ImportError as error:
-        raise ValueError("jsonschema checks its form. Install it: pip install 'moespec[conformance]'") from error
+        raise ValueError("jsonschema is not installed. Install it: pip install 'moespec[conformance]'") from error
     worst = best_match(_validator(schema).iter_errors(content))
     if worst is not None:
         value = repr(worst.instance)
@@ -232,12 +232,12 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
     if entry is ... and not beside.exists():
         return {}
     if entry is ...:
-        raise VectorError(f"{beside}: {path.name} does not mention it")
+        raise VectorError(f"{beside}: not mentioned in {path.name}")
     if entry["file"] != beside.name:
-        raise VectorError(f"{path}: tensors are in {beside.name}, not in {entry['file']!r}")
+        raise VectorError(f"{path}: expected its tensors in {beside.name}, got {entry['file']!r}")
     data = read_file(beside)
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise VectorError(f"{beside}: the sha256 is not that of {path.name}")
+        raise VectorError(f"{beside}: the sha256 differs from {path.name}")
     try:
         return {name: tensor.array for name, tensor in tensors.decoded(data).items()}
     except ValueError as error:

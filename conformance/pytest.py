@@ -72,7 +72,7 @@ def parametrize(
     Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.
     """
     if (target is None) == (adapter is None):
-        raise ConfigError(f"target={target!r}, adapter={adapter!r}: expected one of them")
+        raise ConfigError(f"target={target!r}, adapter={adapter!r}: expected exactly one of them")
     if require_suite is not None:
         suite.require(require_suite)
     _check_words("algorithms", algorithms, ALGORITHMS)
@@ -90,11 +90,11 @@ def parametrize(
     ]
     if not cases:
         raise ConfigError(
-            f"algorithms={algorithms!r}, classes={classes!r}, dtypes={dtypes!r}: no case is of all of them"
+            f"algorithms={algorithms!r}, classes={classes!r}, dtypes={dtypes!r}: no case matches all of them"
         )
     for waiver in expected:
         if not any(waiver.covers(case.id, case.dtype, "eager") for case in cases):
-            raise ConfigError(f"expected_failures: no case matches {waiver.case!r}; `list` prints them all")
+            raise ConfigError(f"expected_failures: no case matches {waiver.case!r}; `list` prints all cases")
     return pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in cases])
 
 

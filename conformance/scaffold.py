@@ -33,9 +33,9 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
     paths = [folder / f"{name}{KINDS[kind]}", folder / f"test_{name}.py"]
     for path in paths:
         if path.exists():
-            raise ConfigError(f"name={name!r}: {path} already exists")
+            raise ConfigError(f"name={name!r}: {path} already exists; choose another name")
     if kind != "c" and (name in sys.stdlib_module_names or find_spec(name) is not None):
-        raise ConfigError(f"name={name!r}: the file would hide an installed module of this name")
+        raise ConfigError(f"name={name!r}: the file would hide an installed module; choose another name")
     test = kind if kind in ("c", "dropless") else "module"
     templates = (f"{kind}{KINDS[kind]}", f"test_{test}.py")
     dtypes = json.dumps({"numpy": ["float64"], "dropless": [*ALL_DTYPES]}.get(kind, [*DTYPES]))

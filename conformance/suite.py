@@ -48,7 +48,7 @@ def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
             continue
         beside = path.suffix == ".safetensors" and path.with_suffix(".json").exists()
         if path.parent.parent != folder or not (beside or path.suffix == ".json"):
-            raise VectorError(f"{path}: neither a vector nor the arrays of one")
+            raise VectorError(f"{path}: expected a vector or its arrays")
         if not beside:
             paths.setdefault(path.parent.name, []).append(path)
     return paths
@@ -78,7 +78,7 @@ def is_installed(wanted: str) -> bool:
 def require(wanted: str) -> None:
     """Raise ConfigError unless the installed suite has the wanted version of moespec."""
     if not is_installed(wanted):
-        raise ConfigError(f"suite: version {wanted!r} is required, and moespec {version()} is installed")
+        raise ConfigError(f"suite: version {wanted!r} is required, but moespec {version()} is installed")
 
 
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
@@ -103,15 +103,15 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
         paths = {path.stem: path for path in present.get(name, [])}
         for case in sorted({*digests, *paths}):
             if case not in paths:
-                raise VectorError(f"{folder / name / case}.json: missing, {path.name} lists it")
+                raise VectorError(f"{folder / name / case}.json: missing, but listed in {path.name}")
             if case not in digests:
-                raise VectorError(f"{paths[case]}: {path.name} does not list it")
+                raise VectorError(f"{paths[case]}: not listed in {path.name}")
             if only(f"{name}/{case}"):
                 if digests[case] != sha256(paths[case]):
-                    raise VectorError(f"{paths[case]}: changed, the sha256 is not that of {path.name}")
+                    raise VectorError(f"{paths[case]}: modified, the sha256 differs from {path.name}")
                 chosen.append(paths[case])
         if count != len(digests):
-            raise VectorError(f"{path}: {count} cases of {name}, but {len(digests)} are listed")
+            raise VectorError(f"{path}: expected {count} cases of {name}, but {len(digests)} are listed")
     return chosen
 
 
@@ -166,34 +166,34 @@ def problems(case: Case) -> Iterator[str]:
 
 def _case(case: Case) -> Problems:
     own = any(map(is_own, (stage.router for stage in case.stages)))
-    yield case.algorithm not in ALGORITHMS and not own, f"there is no algorithm {case.algorithm!r}"
-    yield case.expect is None and not any(stage.outputs for stage in case.stages), "nothing is expected"
+    yield case.algorithm not in ALGORITHMS and not own, f"unknown algorithm {case.algorithm!r}"
+    yield case.expect is None and not any(stage.outputs for stage in case.stages), "no result is expected"
     for name, tensor in case.inputs.items():
         yield from _tensor(name, tensor, finite=case.kind != "negative")
     for index, stage in enumerate(case.stages):
         yield from _stage(stage, case, {earlier.name: earlier for earlier in case.stages[:index]})
     for name in case.decisions:
-        yield name not in [stage.name for stage in case.stages], f"a decision of {name!r}, which is not a stage"
+        yield name not in [stage.name for stage in case.stages], f"decision of an unknown stage {name!r}"
     yield from _gradients(case.gradients, case) if case.gradients else ()
     yield from _expect(case.expect, case) if case.expect else ()
 
 
 def _tensor(name: str, value: Tensor | Value, *, finite: bool = True) -> Problems:
     array = value.array
-    yield array.ndim != len(value.axes), f"{name}: shape {array.shape} does not have the axes {value.axes}"
-    yield finite and not np.isfinite(array).all(), f"{name}: not finite"
+    yield array.ndim != len(value.axes), f"{name}: expected the axes {value.axes}, got shape {array.shape}"
+    yield finite and not np.isfinite(array).all(), f"{name}: expected finite numbers"
 
 
 def _value(name: str, value: Value) -> Problems:
     yield from _tensor(name, value)
-    yield value.constant.removeprefix(LARGE) not in CONSTANTS, f"{name}: there is no constant {value.constant!r}"
+    yield value.constant.removeprefix(LARGE) not in CONSTANTS, f"{name}: unknown constant {value.constant!r}"
     if not isinstance(value.scale, str):
         right = value.scale.shape == value.array.shape and (np.isfinite(value.scale) & (value.scale >= 0)).all()
-        yield not right, f"{name}: the scale is an array like the result, of finite numbers of at least 0"
+        yield not right, f"{name}: expected a scale of finite numbers >= 0 with the shape of the result"
 
 
 def _stage(stage: Stage, case: Case, earlier: Mapping[str, Stage]) -> Problems:
-    yield stage.name in {*earlier, *case.inputs}, f"two things are called {stage.name!r}"
+    yield stage.name in {*earlier, *case.inputs}, f"duplicate name {stage.name!r}"
     yield from _calls(stage.name, stage.call)
     for name, reference in stage.arguments.items():
         yield from _reference(f"{stage.name}, {name}", reference, case.inputs, earlier)
@@ -203,7 +203,7 @@ def _stage(stage: Stage, case: Case, earlier: Mapping[str, Stage]) -> Problems:
 
 def _calls(place: str, path: str) -> Problems:
     name = path_parts(path)[0]
-    yield name not in {*FUNCTIONS, "identity"} and not is_own(name), f"{place}: there is no function {path!r}"
+    yield name not in {*FUNCTIONS, "identity"} and not is_own(name), f"{place}: unknown function {path!r}"
 
 
 def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Mapping[str, Stage]) -> Problems:
@@ -217,27 +217,27 @@ def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Map
         name, _, part = reference.partition("/")
         described = function(path_parts(earlier[name].call)[0]).outputs if name in earlier else {}
         known = name in earlier and (not part or part in {"routing", *earlier[name].outputs, *described})
-        yield not known, f"{place}: reads {reference!r}, which nothing before it computes"
+        yield not known, f"{place}: reads {reference!r}, which no earlier stage computes"
 
 
 def _gradients(gradients: Gradients, case: Case) -> Problems:
     result = {s.name: s.outputs for s in case.stages}.get(gradients.stage, {}).get(gradients.output)
-    yield result is None, f"gradients of {gradients.output!r}, which is not a result of {gradients.stage!r}"
-    yield result is not None and result.array.shape != gradients.probe.array.shape, "the probe has another shape"
+    yield result is None, f"gradients of {gradients.output!r}, but {gradients.stage!r} has no such result"
+    yield result is not None and result.array.shape != gradients.probe.array.shape, "the probe has a wrong shape"
     yield from _tensor("probe", gradients.probe)
     losses = [name for s in case.stages if s.name == "route" for name in s.outputs if name.startswith("losses/")]
-    yield gradients.losses and not losses, "gradients of losses, and no router has any"
+    yield gradients.losses and not losses, "gradients of losses, but no router has losses"
     for name, value in gradients.wrt.items():
         yield from _value(name, value)
         right = name in case.inputs and case.inputs[name].array.shape == value.array.shape
-        yield not right, f"the gradient by {name!r} does not have the shape of an input of that name"
+        yield not right, f"the gradient by {name!r} must have the shape of that input"
 
 
 def _expect(expect: Expectation, case: Case) -> Problems:
     options = {stage.name: stage.options.keys() for stage in case.stages}.get(expect.stage)
     valid = expect.valid
-    yield options is None, f"there is no stage {expect.stage!r}"
+    yield options is None, f"unknown stage {expect.stage!r}"
     known = {*case.inputs, *(options or ())}
-    yield not {*valid.inputs, *valid.options} <= known, "the valid counterpart replaces what the case does not have"
+    yield not {*valid.inputs, *valid.options} <= known, "the valid counterpart replaces unknown inputs or options"
     for name, tensor in valid.inputs.items():
         yield from _tensor(name, tensor)

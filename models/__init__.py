@@ -41,7 +41,7 @@ def create(name: str, *, router: RouterName | Router[Any] | None = None, **overr
     config = families.of_name(name).named(name, **overrides)
     field = next((name for name in overrides if MOE in marks(type(config), name).get("only", ())), None)
     if field and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
-        raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")
+        raise ConfigError(f"{field}={overrides[field]!r} has no effect without MoE blocks; set moe='last_half'")
     return Model(name, config, chosen_backend())
 
 

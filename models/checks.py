@@ -62,7 +62,7 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
     for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.75)
-            has = f"near it: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}"
+            has = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known) or 'none'}"
             raise ConfigError(f"{prefix}{name}={value!r}: {owner} does not have this option; {has}")
 
 
@@ -104,21 +104,21 @@ def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: It
     endings: the allowed endings, or any. sources: files and folders that are read. Files of runs must not be replaced.
     """
     if "\0" in str(path) or not path.parent.is_dir():
-        raise RunError(f"{name}={str(path)!r}: there is no folder {str(path.parent)!r}")
+        raise RunError(f"{name}={str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if path.is_dir():
-        raise RunError(f"{name}={str(path)!r}: is a folder")
+        raise RunError(f"{name}={str(path)!r}: expected a file, got a folder")
     if path.exists() and not path.is_file():
-        raise RunError(f"{name}={str(path)!r}: is not a file that can be replaced")
+        raise RunError(f"{name}={str(path)!r}: expected a regular file")
     if not os.access(path.parent, os.W_OK):
-        raise RunError(f"{name}={str(path)!r}: its folder cannot be written to")
+        raise RunError(f"{name}={str(path)!r}: its folder is not writable")
     if endings and path.suffix.lower() not in endings:
-        raise RunError(f"{name}={str(path)!r}: expected a name that ends in {' or '.join(endings)}")
+        raise RunError(f"{name}={str(path)!r}: expected a name ending in {' or '.join(endings)}")
     check_sources(name, path, sources)
     whole = path.resolve()
     for folder in whole.parents:
         begun = (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir()
         if begun and whole.relative_to(folder).parts[0] in (*OWN, "report.html"):
-            raise RunError(f"{name}={str(path)!r}: is a file of the run {str(folder)!r}")
+            raise RunError(f"{name}={str(path)!r}: belongs to the run {str(folder)!r}; choose another path")
 
 
 def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
@@ -127,4 +127,4 @@ def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
     for source in (each.resolve() for each in sources if "\0" not in str(each)):
         within = source in whole.parents and whole.exists() and not (source / "config.toml").is_file()
         if whole == source or within:
-            raise RunError(f"{name}={str(path)!r}: is read, and would be replaced")
+            raise RunError(f"{name}={str(path)!r}: is an input and would be overwritten; choose another path")

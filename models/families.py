@@ -51,7 +51,7 @@ def of_name(name: str) -> ModuleType:
     """The module that has the size of the model, or text tower, `name`. Raises ConfigError for an unknown size."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
-        sizes = f"expected a size of {', '.join(_BY_SIZE)}, and the patch size, as in vit_s16"
+        sizes = f"expected a size ({', '.join(_BY_SIZE)}) and a patch size, as in vit_s16"
         raise ConfigError(f"name={name!r}: {sizes}{near_it(name, names())}")
     return _BY_SIZE[size]
 

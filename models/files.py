@@ -41,9 +41,9 @@ def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
         checksum = record.pop("sha256", None) if isinstance(record, dict) else "of an object"
         intact = checksum == _digest(record) or (checksum is None and not always)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"damaged, not JSON ({error})") from error
+        raise ValueError(f"damaged: not JSON ({error})") from error
     if not intact:
-        raise ValueError("damaged or edited, its checksum is not that of its content")
+        raise ValueError("damaged or edited: its checksum does not match its content")
     return record
 
 
@@ -64,7 +64,7 @@ def read_file(path: Path, most: float = math.inf) -> bytes:
     """The content of a regular file of at most `most` bytes that fits into the machine's memory. Raises OSError, which names the file."""
     with open(path, "rb", opener=regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
-            raise OSError(errno.EFBIG, f"has {size:,} bytes, too many", str(path))
+            raise OSError(errno.EFBIG, f"{size:,} bytes exceed the limit", str(path))
         return file.read()
 
 

@@ -137,7 +137,7 @@ class Family(Generic[Config]):
             raise ConfigError(f"name={name!r}: expected one of {', '.join(names)}")
         if unknown := sorted(set(overrides) - set(known)):
             raise ConfigError(
-                f"{unknown[0]}={overrides[unknown[0]]!r} is not a field of {self.kind.__name__}, which the model {name!r} "
+                f"{unknown[0]}={overrides[unknown[0]]!r}: the model {name!r} has no such field; {self.kind.__name__} "
                 f"has: {', '.join(known)}"
             )
         return self.kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
@@ -194,7 +194,7 @@ class Family(Generic[Config]):
         return [replace(noise, shape=(groups, *noise.shape)) for groups, noise in each if noise]
 
 
-PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or numbers such as 5,11"
+PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or block numbers such as 5,11"
 
 
 def placed(moe: str, depth: int) -> tuple[int, ...]:
@@ -216,7 +216,7 @@ def placed(moe: str, depth: int) -> tuple[int, ...]:
         raise ConfigError(f"moe={moe!r}: expected {PLACEMENTS}")
     candidates, count = odd if match[1] == "every_2_last" else every, int(match[2])
     if count > len(candidates):
-        raise ConfigError(f"moe={moe!r}: only {len(candidates)} such blocks when depth={depth}")
+        raise ConfigError(f"moe={moe!r}: depth={depth} has only {len(candidates)} such blocks")
     return tuple(candidates[:count] if match[1] == "first" else candidates[len(candidates) - count :])
 
 
@@ -225,7 +225,7 @@ def _listed(moe: str, depth: int) -> tuple[int, ...]:
     if list(blocks) != sorted(set(blocks)):
         raise ConfigError(f"moe={moe!r}: expected each block once, in ascending order")
     if blocks[-1] >= depth:
-        raise ConfigError(f"moe={moe!r}: there is no block {blocks[-1]} when depth={depth}; the first is 0")
+        raise ConfigError(f"moe={moe!r}: depth={depth} has no block {blocks[-1]}; blocks count from 0")
     return blocks
 
 
@@ -321,14 +321,12 @@ class Forward:
     ) -> None:
         shape, expected = tuple(inputs.shape), config.input_shape
         if shape[1:] != expected:
-            raise ShapeError(f"{config.inputs} has shape {shape}: expected (N, {', '.join(map(str, expected))})")
+            raise ShapeError(f"{config.inputs}: expected shape (N, {', '.join(map(str, expected))}), got {shape}")
         self.moe_layers = {layer.name: layer for layer in moe_layers(config, inputs.shape[0])}
         noisy = [name for name, layer in self.moe_layers.items() if ROUTERS[layer.router].noise(layer.settings)]
         if noise is not None and len(noise) != len(noisy):
             count = len(noisy)
-            raise ConfigError(
-                f"noise has {len(noise)} arrays: expected one for each of the {count} MoE layers with noise"
-            )
+            raise ConfigError(f"noise: expected {count} arrays, one for each MoE layer with noise, got {len(noise)}")
         self.B, self.config, self._train, self._recompute = B, config, train, recompute
         self._noise = dict(zip(noisy, noise or [], strict=False))
         self.compute = compute_dtype(B, config.dtype)

@@ -20,14 +20,14 @@ def check_memory(arguments: str, numbers: int) -> None:
     """
     size, memory = 4 * numbers, of_machine()
     if size > memory:
-        raise ConfigError(f"{arguments}: takes {size / 2**30:.3g} GiB, this machine has {memory / 2**30:.3g} GiB")
+        raise ConfigError(f"{arguments}: needs {size / 2**30:.3g} GiB, but this machine has {memory / 2**30:.3g} GiB")
 
 
 def check_unpacked(members: Iterable[ZipInfo]) -> None:
     """Raises ValueError if these members of an archive, by its directory, exceed the memory of the machine."""
     size, memory = sum(member.file_size for member in members), of_machine()
     if size > memory:
-        raise ValueError(f"its arrays have {size:,} bytes, this machine has {memory:,} of memory")
+        raise ValueError(f"its arrays need {size:,} bytes, but this machine has {memory:,} bytes of memory")
 
 
 def check_limits(backend: str = "", *, workers: int = 0) -> None:
@@ -40,10 +40,10 @@ def check_limits(backend: str = "", *, workers: int = 0) -> None:
     space, files = (resource.getrlimit(name)[0] for name in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
     if resource.RLIM_INFINITY != space < NEEDED.get(backend, 0) * 2**30:
         limit = f"the limit of this process is {space / 2**30:.3g} GiB (ulimit -v)"
-        raise ConfigError(f"backend={backend!r}: needs {NEEDED[backend]} GiB of address space, {limit}")
+        raise ConfigError(f"backend={backend!r}: needs {NEEDED[backend]} GiB of address space, but {limit}")
     if workers and resource.RLIM_INFINITY != files < (needed := 32 + 6 * workers):
         raise ConfigError(
-            f"workers={workers}: needs {needed} open files, the limit of this process is {files} (ulimit -n)"
+            f"workers={workers}: needs {needed} open files, but the limit of this process is {files} (ulimit -n)"
         )
 
 

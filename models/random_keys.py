@@ -59,7 +59,7 @@ def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, col
     """(rows, columns), in float64 if `like` is float64, else in float32. Each image has a part of the rows."""
     images = random.shape[0]
     if rows % images:
-        raise ShapeError(f"random: {rows} rows do not split into {images} images")
+        raise ShapeError(f"random: {rows} rows cannot be split into {images} images")
     origin = B.concatenate([random[0, :3], random[0, 3:] * (rows // images)], 0)
     uniform = B.unit_interval(B.random_words(origin, stream=stream, rows=rows, columns=columns))
     return B.cast(uniform, "float64" if dtype_name(like) in ("float64", "complex128") else "float32")
@@ -112,8 +112,8 @@ def draws_of(
     dropout = getattr(config, "dropout", 0.0)
     if random is None:
         raise ConfigError(
-            f"random=None: in training a model with dropout={dropout!r} and "
-            f"stochastic_depth={config.stochastic_depth!r} needs the integers of moespec.models.random_keys.of_step"
+            f"random=None: to train with dropout={dropout!r} and "
+            f"stochastic_depth={config.stochastic_depth!r}, pass the integers from moespec.models.random_keys.of_step"
         )
     check_integers("random", random, "images words")
     check_size("random", random, 0, images.shape[0], "the images")

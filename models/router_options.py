@@ -72,7 +72,7 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
     check_options(router, options, tuple(decided))
     needs = ROUTERS[router].needs
     if needs and not decided.get(needs):
-        raise ConfigError(f"router={router!r} needs {needs} of the tokens, and what it would route here has none")
+        raise ConfigError(f"router={router!r} needs {needs} of the tokens, which this model does not have")
     has = options_of(router)
     with named(PREFIX, options):
         made: RouterOptions = ROUTERS[router].options(**{n: v for n, v in decided.items() if n in has}, **options)

@@ -60,7 +60,7 @@ def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
         try:
             tensors[name] = Found(dtype, array.reshape(shape))
         except (ValueError, OverflowError) as error:  # too many axes, or 0 numbers along an axis of 2^63
-            raise ValueError(f"{name!r} has a shape that no array can have: {error}") from error
+            raise ValueError(f"{name!r} has an impossible shape: {error}") from error
     return tensors
 
 
@@ -83,7 +83,7 @@ def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], d
     header, rest = _parts(content)
     metadata: dict[str, str] = header.get(METADATA, {})
     if CHECKSUM in metadata and metadata[CHECKSUM] != _digest(header, rest):
-        raise ValueError("damaged or edited, its checksum is not that of its content")
+        raise ValueError("damaged or edited: its checksum does not match its content")
     return tensors, metadata
 
 

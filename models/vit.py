@@ -106,23 +106,23 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
         hashed: list[Any] = [router_config(of_block(self, block)) for block in id_blocks(self)]
         if len({(options.experts, options.hashes) for options in hashed}) > 1:
             raise ConfigError(
-                "block: all hash layers have the same tables, so that their experts and hashes are the same"
+                "block: expected the same experts and hashes in all hash layers, since they share their tables"
             )
         if self.stem_depth > 1 and not self.stem:
-            raise ConfigError(f"stem_depth={self.stem_depth!r} without stem: there is no stem to have a depth")
+            raise ConfigError(f"stem_depth={self.stem_depth!r} has no effect without stem")
         if self.qk_norm_bias and not self.qk_norm:
-            raise ConfigError("qk_norm_bias=True without qk_norm=True: there is no normalisation to have a bias")
+            raise ConfigError("qk_norm_bias=True has no effect without qk_norm=True")
         if self.group_tokens and self.group_images != 1:
-            raise ConfigError(f"group_images={self.group_images!r} with group_tokens={self.group_tokens!r}: give one")
+            raise ConfigError(
+                f"group_images={self.group_images!r} with group_tokens={self.group_tokens!r}: set only one of them"
+            )
         if self.positions.startswith("sincos2d") and (self.width % 4 or self.width < 8):
             raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, at least 8")
 
     def _check_routing(self) -> RouterOptions:
         options = super()._check_routing()
         if self.round_experts and multi_hash.chosen(options):
-            raise ConfigError(
-                "round_experts=True: MultiHash mixes the experts inside, so that nothing goes into one of them"
-            )
+            raise ConfigError("round_experts=True: has no effect with MultiHash, which mixes the experts; leave it out")
         return options
 
     @property

@@ -57,7 +57,7 @@ def check_size(name: str, array: Any, axis: int, size: int, reason: str) -> None
     """`ShapeError` unless axis `axis` has `size` entries; `reason` says which argument requires it."""
     shape = shape_of(array)
     if len(shape) < max(axis + 1, -axis):
-        raise ShapeError(f"{name}: expected an array with an axis {axis}, got {array!r}")
+        raise ShapeError(f"{name}: expected an array with axis {axis}, got {array!r}")
     if shape[axis] != size:
         raise ShapeError(f"{name}: axis {axis} has {shape[axis]} entries, expected {size} ({reason}): shape {shape}")
 
@@ -65,7 +65,7 @@ def check_size(name: str, array: Any, axis: int, size: int, reason: str) -> None
 def check_same_shape(name: str, array: Any, other_name: str, other: Any) -> None:
     """`ShapeError` unless both arrays have the same shape."""
     if shape_of(array) != tuple(other.shape):
-        raise ShapeError(f"{name}: shape {shape_of(array)} differs from that of {other_name}, {tuple(other.shape)}")
+        raise ShapeError(f"{name}: expected the shape of {other_name}, {tuple(other.shape)}, got {shape_of(array)}")
 
 
 def check_integers(name: str, array: Any, axes: str) -> None:

@@ -17,18 +17,18 @@ def near(name: object, known: Iterable[str]) -> list[str]:
 
 
 def near_it(name: object, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name, such as `; near it: soft_moe`, or nothing."""
-    return f"; near it: {', '.join(found)}" if (found := near(name, known)) else ""
+    """The end of an error about an unknown name, such as `; did you mean soft_moe?`, or nothing."""
+    return f"; did you mean {', '.join(found)}?" if (found := near(name, known)) else ""
 
 
 class Names(dict[str, Value]):
     """A read-only dictionary by name. `table[name]` with an unknown name raises a KeyError that suggests similar names."""
 
     def __missing__(self, name: str) -> NoReturn:
-        raise KeyError(f"{name!r} is not here{near_it(name, self)}")
+        raise KeyError(f"{name!r} is not in this table{near_it(name, self)}")
 
     def _changed(self, *values: Any, **named: Any) -> NoReturn:
-        raise TypeError("this table cannot be changed; choose your own object by its name, 'package.module:object'")
+        raise TypeError("this table is read-only; select a custom object by name, 'package.module:object'")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _changed
 

@@ -74,7 +74,7 @@ class RouterOptions:
         jitter, multiplier = getattr(self, "jitter", 0), getattr(self, "noise_multiplier", 0)
         if jitter and multiplier:
             raise ConfigError(
-                f"jitter={jitter!r}: a router has one kind of noise, and noise_multiplier is {multiplier!r}; it must be 0"
+                f"jitter={jitter!r}: a router has one kind of noise; set noise_multiplier=0, got {multiplier!r}"
             )
 
     @classmethod
@@ -86,7 +86,7 @@ class RouterOptions:
                 raise ConfigError(f"{name}={value!r}: {router} does not have this option; it has {', '.join(known)}")
         for name, needed in known.items():
             if needed and name not in values:
-                raise ConfigError(f"{name}: {router} needs this option, and it is missing")
+                raise ConfigError(f"{name}: missing; {router} needs this option")
         return cls(**values)
 
     def check_training(self) -> None:
@@ -136,5 +136,5 @@ def slots(options: Any, *, train: bool) -> int:
         elif math.ceil(factor * options.tokens / options.experts) <= options.tokens:
             name = "multiple_of"
         given, room = getattr(options, name, multiple_of), plural(options.tokens, "tokens")
-        raise ConfigError(f"{name}: {given} gives an expert {count} slots, more than the {room} of a group")
+        raise ConfigError(f"{name}: {given} gives each expert {count} slots, but a group has only {room}")
     return int(count)

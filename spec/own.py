@@ -60,12 +60,12 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
     module, _, attribute = name.rpartition(":")
     if (imported := sys.modules.get(module)) is None:
         raise ConfigError(
-            f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
+            f"{argument}={name!r}: {module} is not imported; import it first, or add --trust {name} if you trust it"
         )
     if module.split(".")[0] in sys.stdlib_module_names:
-        raise ConfigError(f"{argument}={name!r}: in Python's standard library, expected a module of yours")
+        raise ConfigError(f"{argument}={name!r}: expected a module of yours, not of Python's standard library")
     if module == "__main__" and not hasattr(imported, attribute):
-        raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; put it into a module")
+        raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; move it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise ConfigError(f"{argument}={name!r}: expected the name of {article} {kind.__name__}, got {shown(found)}")
@@ -89,6 +89,4 @@ def own_name(argument: str, value: object) -> str:
         for attribute, found in [*getattr(sys.modules.get(module), "__dict__", {}).items()]:
             if found is value and is_own(name := f"{module}:{attribute}"):
                 return name
-    raise ConfigError(
-        f"{argument}={shown(value)}: expected an object that a module has under a name, so that runs can name it"
-    )
+    raise ConfigError(f"{argument}={shown(value)}: expected a module-level object, which runs can refer to by name")

@@ -56,7 +56,7 @@ def slot_tokens(routing: Routing) -> NDArray[np.intp]:
     """
     occupied = routing.dispatch.real > 0
     if (occupied.sum(axis=0) > 1).any():
-        raise ContractError("routing: a slot holds several tokens, so the routing is not sparse")
+        raise ContractError("routing: expected sparse routing, but a slot holds several tokens")
     tokens = len(occupied)
     return np.where(occupied.any(axis=0), np.tensordot(np.arange(tokens), occupied, axes=1), tokens)
 

@@ -39,7 +39,7 @@ def even(name: str, value: ArrayLike) -> NDArray[Any]:
     try:
         return np.asanyarray(value) if getattr(value, "dtype", None) == np.complex128 else np.asarray(value)
     except ValueError:
-        raise ShapeError(f"{name}: its rows have different lengths") from None
+        raise ShapeError(f"{name}: expected rows of equal length") from None
 
 
 def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
@@ -78,6 +78,6 @@ def as_ids(name: str, value: ArrayLike, axes: str, *, below: int | None = None) 
     check_integers(name, array, axes)
     outside = (array < 0) | (array >= (2**63 if below is None else below))
     if outside.any():
-        limit = "of at least 0, of 64 bits" if below is None else f"from 0 to {below - 1}"
+        limit = "from 0 to 2^63 - 1" if below is None else f"from 0 to {below - 1}"
         raise ContractError(f"{name}: expected integers {limit}, got {array[outside].flat[0]}")
     return array.astype(np.int64)

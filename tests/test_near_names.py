@@ -24,7 +24,7 @@ LINES = {
 
 @pytest.mark.parametrize(("table", "wrong", "right"), TABLES)
 def test_a_table_stays_a_dictionary(table, wrong, right):
-    with pytest.raises(KeyError, match=f"'{wrong}' is not here; near it: .*{right}"):
+    with pytest.raises(KeyError, match=f"'{wrong}' is not in this table; did you mean .*{right}"):
         table[wrong]
     assert (wrong in table, table.get(wrong), right in table) == (False, None, True)
 
@@ -36,4 +36,4 @@ def test_the_command_line(line, capsys):
     except SystemExit as stop:  # of the suite's parser
         status = stop.code
     (text,) = capsys.readouterr().err.splitlines()
-    assert (status, LINES[line] in text.partition("near it: ")[2].split(", ")) == (2, True)
+    assert (status, LINES[line] in text.partition("did you mean ")[2].strip("?").split(", ")) == (2, True)

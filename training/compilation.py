@@ -35,7 +35,7 @@ def check_cuda_graph(B: Backend, *, accumulate: int, wish: str) -> None:
     """ConfigError where a step, in so many parts and compiled as wished, cannot be recorded as a CUDA graph."""
     torch: Any = B
     if B.name != "torch" or torch.default_device().type != "cuda" or B.sizes.devices > 1:
-        raise ConfigError("training.cuda_graph=True: expected backend torch on one GPU")
+        raise ConfigError("training.cuda_graph=True: expected the torch backend on one GPU")
     if accumulate > 1 or wish == "never":
         raise ConfigError(
             f"training.cuda_graph=True: expected training.accumulate=1, not {accumulate!r}, and training.compile='auto', not {wish!r}"

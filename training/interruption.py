@@ -84,4 +84,4 @@ def check(B: Backend) -> None:
     """Raises Interrupted, in all processes, where a signal has come to one within an `Interruption`."""
     current = Interruption.current
     if current is not None and (stopped_by := current.agreed(B, True)) is not None:
-        raise Interrupted(f"the evaluation was stopped by {stopped_by.name}", stopped_by)
+        raise Interrupted(f"evaluation stopped by {stopped_by.name}", stopped_by)

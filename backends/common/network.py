@@ -87,7 +87,7 @@ def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, i
         check_size("bias", bias, 0, kernel.shape[3], "the features of kernel")
     height, width = images.shape[1:3]
     if height % patch or width % patch:
-        raise ShapeError(f"images: {height} x {width} pixels do not divide into patches of {patch}")
+        raise ShapeError(f"images: {height} x {width} pixels cannot be split into patches of {patch} x {patch}")
     return height // patch, width // patch
 
 

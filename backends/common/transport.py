@@ -101,7 +101,7 @@ def sparse_transport_affinity(
     check_option("objective", objective, ("semi_dual", "dual"))
     check_option("solver", solver, ("adam", "lbfgs"))
     if solver == "lbfgs":
-        raise ConfigError("solver: 'lbfgs' is only in the specification and its numpy backend, here use 'adam'")
+        raise ConfigError("solver: 'lbfgs' exists only in the specification and the numpy backend; use 'adam'")
     check_option("sparsity", sparsity, ("expert", "token", "none"))
     steps = check_at_least("steps", steps, 1)
     check_positive("learning_rate", learning_rate)

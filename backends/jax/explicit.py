@@ -100,7 +100,7 @@ def _check_whole_groups(tokens: Any) -> None:
     """Raises ShapeError if the tokens of a group, (G, T, ...), are split."""
     if axes := _axes(tokens).get(1):
         raise ShapeError(
-            f"tokens: the {tokens.shape[1]} tokens of a group are split over {', '.join(axes)} of the mesh: a group is routed on one device"
+            f"tokens: the {tokens.shape[1]} tokens of a group are split over {', '.join(axes)} of the mesh; expected them all on one device"
         )
 
 
@@ -142,7 +142,7 @@ def _mapped(
     devices = math.prod(split.mesh.shape[axis] for axis in split.axes)
     if groups % devices:
         raise ShapeError(
-            f"{names[0]}: {groups} groups do not divide among the {devices} devices along {', '.join(split.axes)} of the mesh"
+            f"{names[0]}: {groups} groups cannot be split evenly among the {devices} devices along {', '.join(split.axes)} of the mesh"
         )
 
     def local(arrays: dict[str, Any]) -> Any:

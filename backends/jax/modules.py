@@ -51,11 +51,11 @@ def routed(
         needed["ids"] = regrouped(ids.reshape(of_image.shape[:2]), tokens.shape[:2])
     for name, value in (state or {}).items():
         if jnp.result_type(value).itemsize < 4:
-            expected = "expected float32 or float64; cast the parameters alone, in Flax nnx.state(model, nnx.Param)"
+            expected = "expected float32 or float64; cast only the parameters, in Flax nnx.state(model, nnx.Param)"
             raise DtypeError(f"state: {name} is {jnp.result_type(value)}, {expected}")
     noise = router.noise(options) if train else None
     if noise is not None and key is None:
-        raise ConfigError(f"key, or rngs: {layer.router} needs one for its gating noise in training, got None")
+        raise ConfigError(f"key or rngs: {layer.router} needs one of them for its gating noise in training, got None")
     drawn = None if noise is None else _draw(replace(noise, shape=(groups, *noise.shape)), key)
     held = {k: jax.lax.stop_gradient(v) if k in router.frozen else v for k, v in params["router"].items()}
     output = router.route(held, tokens, options, state=state, noise=drawn, train=train, **needed)

@@ -16,8 +16,8 @@ def reach_at(address: str) -> None:
         gloo = bridge._jax.make_gloo_tcp_collectives
         state: Any = import_module("jax._src.distributed").global_state
     except (ImportError, AttributeError) as error:
-        wanted = "install another: pip install 'jax>=0.10,<0.13,!=0.10.2'"
-        raise ConfigError(f"jax {jax.__version__}: {error}, which moespec uses; {wanted}") from None
+        wanted = "install a supported version: pip install 'jax>=0.10,<0.13,!=0.10.2'"
+        raise ConfigError(f"jax {jax.__version__}: {error}, which moespec needs; {wanted}") from None
 
     def client() -> Any:
         return make(gloo(distributed_client=state.client, hostname=address))

@@ -258,7 +258,7 @@ def split_params(params: Params, optimizer: OptimizerConfig) -> tuple[Leaves, Le
 def _split(batch: Batch, parts: int) -> Batch:
     def split(leaf: Any) -> Any:
         if leaf.shape[0] % parts:
-            raise ShapeError(f"batch: a first axis of {leaf.shape[0]} does not split into {parts} equal parts")
+            raise ShapeError(f"batch: {leaf.shape[0]} examples cannot be split into accumulate={parts} equal parts")
         return leaf.reshape(parts, leaf.shape[0] // parts, *leaf.shape[1:])
 
     return jax.tree.map(split, batch)

@@ -196,5 +196,5 @@ def _part(batch: Any, part: int, parts: int) -> Any:
         return type(batch)(_part(value, part, parts) for value in batch)
     size, rest = divmod(batch.shape[0], parts)
     if rest:
-        raise ShapeError(f"batch: a first axis of {batch.shape[0]} does not split into accumulate={parts} equal parts")
+        raise ShapeError(f"batch: {batch.shape[0]} examples cannot be split into accumulate={parts} equal parts")
     return batch[part * size : (part + 1) * size]

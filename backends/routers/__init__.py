@@ -60,7 +60,7 @@ def composed(B: Any) -> Routers:
     def own(_: str, router: Router[Any]) -> Router[Any]:
         if router.compose is None or (router.stateful and router.compose_update is None):
             missing = "compose" if router.compose is None else "compose_update"
-            raise ConfigError(f"router {router.name!r}: its Router has no {missing}, by which JAX and torch compute it")
+            raise ConfigError(f"router {router.name!r}: its Router has no {missing}, which JAX and torch need")
         return bound(router, router.compose, router.compose_update)
 
     return Routers({name: bound(router, ROUTES[name], UPDATES.get(name)) for name, router in ROUTERS.items()}, own)

@@ -80,12 +80,10 @@ def export_onnx(
     tensors = [*module.parameters(), *module.buffers()]
     if halves := [tensor.dtype for tensor in tensors if tensor.dtype in HALVES]:
         raise ConfigError(
-            f"module: parameters in {str(halves[0])[6:]}, whose operators runtimes of ONNX lack on a CPU; module.float() has float32"
+            f"module: parameters in {str(halves[0])[6:]}, which ONNX runtimes do not support on a CPU; convert it with module.float()"
         )
     if (size := sum(tensor.nbytes for tensor in tensors)) > LARGEST:
-        raise ConfigError(
-            f"module: {size:,} bytes of parameters, more than the 2 GB of a file of ONNX; export_pt2 has no limit"
-        )
+        raise ConfigError(f"module: {size:,} bytes of parameters exceed the 2 GB limit of ONNX files; use export_pt2")
     selection = overload("top_indices")
     translations: dict[Any, Any] = {torch.ops.aten.sort.stable: _sort, selection: _top_indices}
     translations[torch.ops.aten.searchsorted.Tensor] = _searchsorted
@@ -111,7 +109,7 @@ def _check_module(module: Any) -> None:
         raise ConfigError(f"module: expected a torch.nn.Module, got {module!r}")
     if training := [name for name, child in module.named_modules() if child.training]:
         where = f" ({training[0]})" if training[0] else ""
-        raise ConfigError(f"module: in training mode{where}, where noise and dropout are drawn; module.eval() first")
+        raise ConfigError(f"module: in training mode{where}, which draws noise and dropout; call module.eval() first")
 
 
 def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
@@ -121,7 +119,7 @@ def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
     examples = example if isinstance(example, tuple) else (example,)
     kinds = [tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__ for tensor in examples]
     if not kinds or any(not isinstance(kind, tuple) or not kind or kind[0] < 1 for kind in kinds):
-        raise ConfigError(f"example: expected a tensor (images, ...) or a tuple of such, got {kinds}")
+        raise ConfigError(f"example: expected a tensor (images, ...) or a tuple of such tensors, got {kinds}")
     layers = [child for child in module.modules() if isinstance(child, Reporting)]
     if multiple is None:
         multiple = math.lcm(*(getattr(layer, "group_images", 1) for layer in layers))

@@ -238,7 +238,7 @@ def _no_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _no_backward(ctx: Any, gradient: Tensor) -> None:
     raise ConfigError(
-        "second derivatives of a layer most of whose slots are empty: expected first ones, or a capacity_factor near 1"
+        "second derivatives are not supported when most slots of a layer are empty: set a capacity_factor near 1"
     )
 
 

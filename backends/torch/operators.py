@@ -58,7 +58,7 @@ def differentiable(
 
 def _no_tangents(*_: Any) -> None:
     raise ConfigError(
-        "forward-mode derivatives (torch.func.jvp, jacfwd) of a router that chooses: expected reverse mode, as grad or jacrev"
+        "routers with discrete choices have no forward-mode derivatives (torch.func.jvp, jacfwd): use grad or jacrev"
     )
 
 
@@ -91,6 +91,6 @@ def _kernels_run(device: torch.device) -> bool:
         tokens = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
         kernels.split_product(tokens, tokens[:, None].expand(16, 5, 16).contiguous(), 16)
     except Exception as error:
-        warnings.warn(f"no Triton kernels on {device}, but plain operations, which are slower: {error}", stacklevel=2)
+        warnings.warn(f"no Triton kernels on {device}; using slower plain operations: {error}", stacklevel=2)
         return False
     return True

@@ -17,8 +17,8 @@ def _named(name: str) -> Any:
     try:
         return attrgetter(name)(torch)
     except AttributeError:
-        wanted = "install another: pip install 'torch>=2.11,<2.15'"
-        raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec uses; {wanted}") from None
+        wanted = "install a supported version: pip install 'torch>=2.11,<2.15'"
+        raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec needs; {wanted}") from None
 
 
 # Collectives that torch.compile traces; tensors with a shape and no numbers; a check that gives a tracer facts about a number.

@@ -239,7 +239,7 @@ def make_step(
     check_at_least("accumulate", accumulate, 1)
     if cuda_graph and (accumulate > 1 or not compiled):
         raise ConfigError(
-            f"cuda_graph=True: expected compiled=True and accumulate=1, not {compiled!r} and {accumulate!r}"
+            f"cuda_graph=True: expected compiled=True and accumulate=1, got {compiled!r} and {accumulate!r}"
         )
     evaluate = compile(loss_function, cuda_graph=cuda_graph) if compiled else loss_function
 
@@ -249,7 +249,7 @@ def make_step(
         before = _not_recorded()
         metrics, sums = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
         if cuda_graph and _not_recorded() > before:
-            warnings.warn("no CUDA graph of the step; TORCH_LOGS=perf_hints says why", stacklevel=2)
+            warnings.warn("the step has no CUDA graph; set TORCH_LOGS=perf_hints to see why", stacklevel=2)
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
         if cuda_graph:
             metrics = {name: value.clone() for name, value in metrics.items()}
@@ -326,7 +326,7 @@ def _split(batch: Any, parts: int) -> list[Any]:
     def part(index: int) -> Callable[[Tensor], Tensor]:
         def take(leaf: Tensor) -> Tensor:
             if leaf.shape[0] % parts:
-                raise ShapeError(f"batch: {leaf.shape[0]} examples do not split into accumulate={parts} equal parts")
+                raise ShapeError(f"batch: {leaf.shape[0]} examples cannot be split into accumulate={parts} equal parts")
             size = leaf.shape[0] // parts
             return leaf[index * size : (index + 1) * size]
 

@@ -106,7 +106,7 @@ def tensor(values: Any, names: str) -> Tensor:
     array = np.asarray(values)
     array = array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int32))
     if array.ndim != len(axes(names)):
-        raise ValueError(f"shape {array.shape} does not have the axes {names!r}")
+        raise ValueError(f"expected the axes {names!r}, got shape {array.shape}")
     return Tensor(array, axes(names))
 
 

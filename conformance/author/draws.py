@@ -62,7 +62,7 @@ def _below(prefix: str, inputs: Mapping[str, Tensor]) -> list[str]:
 
 def _routed(definition: Definition) -> Routed:
     if definition.routed is None:
-        raise TypeError(f"{definition.id}: no case of a router")
+        raise TypeError(f"{definition.id}: expected a router case")
     return definition.routed
 
 
@@ -132,7 +132,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         if best >= routed.draws.enough:
             break
     if clearest is None:
-        raise ValueError(f"{key}: no draw is accepted: {refused}")
+        raise ValueError(f"{key}: every draw was rejected: {refused}")
     return clearest
 
 

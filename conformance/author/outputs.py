@@ -31,7 +31,7 @@ def outputs(making: Making, stage: Stage) -> dict[str, Value]:
     described = {name: making.output(stage, name) for name in results}
     for name, value in results.items():
         if value.ndim > len(described[name].axes.split()):
-            raise GoldenError(f"{stage.name}: {name} has shape {value.shape}, its axes are {described[name].axes}")
+            raise GoldenError(f"{stage.name}: {name} has shape {value.shape}, expected the axes {described[name].axes}")
     scales = _scales(
         making, stage, groups, each, {output.scale for output in described.values() if output.kind == "float"}
     )

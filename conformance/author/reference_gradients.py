@@ -107,7 +107,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
         exact = np.imag(scalar({**group, name: group[name] + STEP * 1j * direction})) / STEP
         along = np.sum(direction * computed)
         if abs(exact - along) > 1e-9 * (1 + np.sum(np.abs(direction * computed))):
-            raise GoldenError(f"{stage.name}: d/d{name} is {exact} along a direction, {along} by the gradient")
+            raise GoldenError(f"{stage.name}: d/d{name} is {exact} along a direction, but the gradient gives {along}")
         for step, allowed in ((1e-5, 1e-6), (1e-9, 1e-2)):
             with _constants() as again:
                 scalar(group)
@@ -119,7 +119,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
             if abs(exact - central) <= allowed * (1 + abs(exact)):
                 break
         else:
-            raise GoldenError(f"{stage.name}: d/d{name} is {exact} by the complex step, {central} by differences")
+            raise GoldenError(f"{stage.name}: d/d{name} is {exact} by the complex step, but {central} by differences")
 
 
 @contextmanager

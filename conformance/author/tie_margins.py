@@ -73,7 +73,7 @@ def ordered(choice: Choice, given: Mapping[str, Any]) -> Arrays:
 def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str, Any]) -> float:
     """The margin of a choice for one group."""
     if choice.margin is None:
-        raise TypeError("the margin of a choice with the scale 'stability' is not found from scores")
+        raise TypeError("scores do not give the margin of a choice with the scale 'stability'")
     scores = {key: np.real(value) for key, value in scores.items()}
     if scores.keys() == {""}:
         return choice.margin(scores[""], scales[""], options)

@@ -34,7 +34,7 @@ def definitions(salt: str = "") -> Mapping[str, Definition]:
         for module in _modules():
             for definition in module.cases() if hasattr(module, "cases") else ():
                 if by_id.setdefault(definition.id, definition) is not definition:
-                    raise ValueError(f"two cases are called {definition.id}")
+                    raise ValueError(f"duplicate case {definition.id}")
     return by_id
 
 
@@ -45,5 +45,5 @@ def variants() -> Mapping[str, Variant]:
     for module in _modules():
         for variant in module.variants() if hasattr(module, "variants") else ():
             if by_name.setdefault(variant.name, variant) is not variant:
-                raise ValueError(f"two variants are called {variant.name}")
+                raise ValueError(f"duplicate variant {variant.name}")
     return by_name

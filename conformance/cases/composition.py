@@ -53,7 +53,7 @@ def _ruled(name: str, computes: str, rule: Rule, ledger: str = "CA-1", who: str 
     def slots(tokens: int, experts: int, factor: float, choices: int, rounding: str, multiple_of: int) -> int:
         capacity = rule(tokens, experts, factor, choices, rounding, multiple_of)
         if capacity < 1:
-            raise ConfigError(f"factor: {factor} gives no slot")
+            raise ConfigError(f"factor: {factor} gives a capacity of 0, expected at least 1")
         return capacity
 
     def expert_capacity(B: Spec, tokens: int, experts: int, factor: float, *, choices: int = 1, **rounded: Any) -> int:

@@ -161,7 +161,7 @@ def infeasible_refused(B: Spec, utility: Array, *, capacity: int, sparsity: str 
     """Fewer non-zeros than tokens raise an error, since no plan can then have all row sums."""
     plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
     if sparsity == "expert" and capacity * utility.shape[2] < utility.shape[1]:
-        raise ConfigError(f"capacity: {capacity} leaves tokens without a place")
+        raise ConfigError(f"capacity: {capacity} is too small to hold all tokens")
     return plan
 
 

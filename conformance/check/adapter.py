@@ -86,7 +86,7 @@ def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         }
         value, more = function(leaves, rest)
         if not value.requires_grad:
-            raise NotOfferedError("autograd knows no derivative of the layer, and there is no vjp")
+            raise NotOfferedError("autograd cannot differentiate the layer, and the adapter has no vjp")
         flat = [array for part in leaves.values() for array in part.values()]
         slopes = iter(torch.autograd.grad(value, flat, materialize_grads=True))
         return (value, more), {key: {name: next(slopes) for name in part} for key, part in leaves.items()}
@@ -137,7 +137,7 @@ def kernel(name: str) -> Kernel:
     if isinstance(adapter, type):
         adapter = adapter()
     if not callable(getattr(adapter, "layer", None)):
-        raise ConfigError("it has no layer(x, params, options)")
+        raise ConfigError("expected a method layer(x, params, options)")
     return Kernel(
         adapter.layer,
         getattr(adapter, "vjp", None),
@@ -152,7 +152,7 @@ def kernel(name: str) -> Kernel:
 
 def _from_numpy(tree: Any, dtype: str) -> Any:
     if dtype == "bfloat16":
-        raise ValueError("NumPy has no bfloat16, and the adapter no from_numpy")
+        raise ValueError("NumPy has no bfloat16, and the adapter has no from_numpy")
     if isinstance(tree, Mapping):
         return {name: _from_numpy(value, dtype) for name, value in tree.items()}
     return np.asarray(tree, dtype)

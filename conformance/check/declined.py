@@ -43,14 +43,14 @@ def problem(entry: str) -> str:
     if found := OPTION.fullmatch(entry):
         known, (name, option) = _defaults(), found.groups()
         if name in known:
-            text = f"{name} has no option {option!r}; expected {', '.join(known[name]) or 'none'}"
+            text = f"{name} has no option {option!r}; expected one of {', '.join(known[name]) or 'none'}"
             return "" if option in known[name] else f"{entry!r}: {text}"
-        return f"{entry!r}: there is no function or router {name!r}; expected {', '.join(known)}"
+        return f"{entry!r}: unknown function or router {name!r}; expected one of {', '.join(known)}"
     from moespec.conformance.author.large import ids
 
     every = {*suite.ids(), *ids()}
     matched = any(fnmatchcase(id, entry) for id in every)
-    return "" if matched else f"no case matches {entry!r}; `list` prints them all{near_it(entry, every)}"
+    return "" if matched else f"no case matches {entry!r}; `list` prints all cases{near_it(entry, every)}"
 
 
 def declines(entry: str, case: Case) -> bool:

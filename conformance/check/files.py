@@ -49,12 +49,12 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
     ids: of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
     """
     if not folder.is_dir():
-        raise FileError(f"{folder}: no folder")
+        raise FileError(f"{folder}: no such folder")
     files: Files = {}
     for path in sorted(folder.rglob("*.safetensors")):
         id = path.relative_to(folder).with_suffix("").as_posix()
         if id not in ids:
-            raise FileError(f"{path}: there is no case {id!r}; `list` prints them all")
+            raise FileError(f"{path}: unknown case {id!r}; `list` prints all cases")
         try:
             files[id] = read(path)
         except FileError as error:
@@ -75,7 +75,7 @@ def dtype_of(files: Files) -> Dtype:
             first.setdefault(coarsest, id)
     if len(first) > 1:
         places = " and ".join(f"{id}.safetensors is in {name}" for name, id in first.items())
-        raise FileError(f"{places}; --dtype says in which dtype they were computed")
+        raise FileError(f"{places}; set --dtype to the dtype of the computation")
     return DTYPES[next(iter(first), "float64")]
 
 
@@ -115,20 +115,20 @@ def _outcomes(case: Case, tensors: dict[str, Found] | FileError | None, dtype: D
     if isinstance(tensors, FileError):
         return [Outcome("file", "fail", inf, str(tensors))]
     if tensors is None:
-        reason = "there is no file" if case.expect is None else "a file holds no errors"
+        reason = "no file" if case.expect is None else "files cannot hold errors"
         return [Outcome("file", "not implemented", 0.0, reason)]
     is_model = any(function(stage.call).batched for stage in case.stages)
     if not is_model and not all(exact(tensor.array, dtype) for tensor in case.inputs.values()):
-        return [Outcome("file", "inconclusive", 0.0, f"an input has numbers that {dtype.name} does not have")]
+        return [Outcome("file", "inconclusive", 0.0, f"{dtype.name} cannot represent an input")]
     outcomes = [
-        Outcome(name, "fail", inf, f"a tensor that is not expected; expected are {', '.join(expected(case)) or 'none'}")
+        Outcome(name, "fail", inf, f"unexpected tensor; expected {', '.join(expected(case)) or 'none'}")
         for name in sorted(tensors.keys() - expected(case).keys())
     ]
     for name, value in expected(case).items():
         if name in tensors:
             outcomes += _compared(case, name, value, tensors[name], dtype)
     if case.expect is not None:
-        outcomes.append(Outcome(case.expect.stage, "not implemented", 0.0, "a file holds no errors"))
+        outcomes.append(Outcome(case.expect.stage, "not implemented", 0.0, "files cannot hold errors"))
     missing = [name for name in _end(case) if name not in tensors]
     return outcomes + [Outcome(name, "not implemented", 0.0, f"{name} is not in the file") for name in missing]
 

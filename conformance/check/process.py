@@ -90,7 +90,7 @@ class Process:
             self.socket.sendall(request)
             length = int.from_bytes(self._read(8, deadline), "little")
             if length > size:
-                raise ValueError(f"{length} bytes, where the most is {size}")
+                raise ValueError(f"{length} bytes, expected at most {size}")
             answer, arrays = unpack(self._read(length, deadline))
             if "failure" not in answer:
                 if "last" in answer:
@@ -125,8 +125,8 @@ class Process:
         except subprocess.TimeoutExpired:
             return "the process closed its socket"
         if status < 0:
-            return f"the process was ended by {signal.Signals(-status).name}"
-        return f"the process ended with exit status {status}"
+            return f"the process was killed by {signal.Signals(-status).name}"
+        return f"the process exited with status {status}"
 
     def end(self) -> None:
         """Kill the process and all its descendants still in its session."""
@@ -166,7 +166,7 @@ def claims(interface: type[Target], name: str) -> str:
 
     Raises ConfigError, naming the target, if it cannot be imported or lacks a name that the suite calls.
     """
-    problem = "expected the name of a module, such as package.module"
+    problem = "expected a module name, such as package.module"
     if name and not name.startswith("."):
         try:
             problem, claimed = process(interface, name).ask(

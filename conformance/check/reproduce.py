@@ -69,7 +69,7 @@ def open_case(
 
         cases = fresh(seed, id.__eq__, size=size)
     if not cases:
-        raise ValueError(f"id: there is no case {id!r}")
+        raise ValueError(f"id: unknown case {id!r}")
     case = cases[0]
     job = _job(case, stage)
     inputs = {name: tensor.array for name, tensor in job.values.items()}

@@ -104,7 +104,7 @@ class Target:
             isinstance(word, str) and word for pair in declared.items() for word in pair
         )
         if not right:
-            raise ConfigError(f"not_offered={declared!r}: expected patterns of ids, or options of calls, with reasons")
+            raise ConfigError(f"not_offered={declared!r}: expected patterns of ids or options of calls, with reasons")
         for wrong in filter(None, map(problem, declared)):
             raise ConfigError(f"not_offered: {wrong}")
 
@@ -210,7 +210,7 @@ class Target:
         for name, value in results.items():
             dtype = getattr(value, "dtype", None)
             if isinstance(dtype, np.dtype) and dtype.kind == "f" and dtype.itemsize > widest:
-                raise TypeError(f"{name} has dtype {dtype} in a run in {self.dtype.name}")
+                raise TypeError(f"{name} has dtype {dtype}, expected {self.dtype.name}")
 
     def copies(self, arrays: Values) -> Values:
         """Copies of the target's arrays, for comparison after a call."""
@@ -383,7 +383,7 @@ def check_unchanged(before: Values, after: Values) -> None:
     """Raise ChangedError if an array has changed."""
     for name, array in before.items():
         if array.tobytes() != after[name].tobytes():
-            raise ChangedError(f"{name} is not as it was before the call")
+            raise ChangedError(f"the call changed its argument {name}")
 
 
 def _finished(target: Target, job: Job, results: Any) -> Values | Exception:

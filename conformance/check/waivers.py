@@ -61,7 +61,7 @@ def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waive
     entries = content.pop("waiver", [])
     if content or not isinstance(entries, list):
         names = ", ".join(map(repr, content)) or "no list"
-        raise WaiverError(f"{path}: holds {names}, expected only [[waiver]] entries")
+        raise WaiverError(f"{path}: expected only [[waiver]] entries, got {names}")
     waivers: list[Waiver] = []
     for number, entry in enumerate(entries, 1):
         place = f"{path}: waiver {number}"
@@ -71,38 +71,38 @@ def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waive
             twice = [id for id in sorted(ids) if same and other.matches(id) and waiver.matches(id)]
             if twice:
                 name = "" if waiver.case == twice[0] else f", as {twice[0]}"
-                raise WaiverError(f"{place}: {waiver} is waived twice{name}")
+                raise WaiverError(f"{place}: duplicate waiver for {waiver}{name}")
         waivers.append(waiver)
     return waivers
 
 
 def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]) -> Waiver:
     if not isinstance(entry, dict):
-        raise WaiverError(f"{place}: {entry!r}, expected a table")
+        raise WaiverError(f"{place}: expected a table, got {entry!r}")
     types = {"case": str, "revision": int, "reason": str, "dtype": str, "mode": str}
     for key in (*entry, "case", "revision", "reason"):
         if key == "lane":
-            raise WaiverError(f"{place}: the key lane is called dtype now")
+            raise WaiverError(f"{place}: the key lane was renamed; use dtype")
         if key not in types:
             raise WaiverError(f"{place}: unknown key {key!r}; expected {', '.join(types)}")
         if key not in entry:
             raise WaiverError(f"{place}: {key!r} is missing")
         if type(entry[key]) is not types[key] or entry[key] == "" or str(entry[key]).isspace():
-            raise WaiverError(f"{place}: {key} is {entry[key]!r}, expected {types[key].__name__}, not empty")
+            raise WaiverError(f"{place}: {key}={entry[key]!r}: expected a nonempty {types[key].__name__}")
     dtype = str(entry.get("dtype", ""))
     waiver = Waiver(entry["case"], entry["reason"], SHORT.get(dtype, dtype), entry.get("mode", ""))
     is_pattern = any(sign in waiver.case for sign in "*?[")
     if is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:
-        raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with an algorithm, whose revision it has")
+        raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with the algorithm of its revision")
     if not any(waiver.matches(id) for id in ids):
-        text = "no case matches" if is_pattern else "there is no case"
-        raise WaiverError(f"{place}: {text} {waiver.case!r}; `list` prints them all")
+        text = "no case matches" if is_pattern else "unknown case"
+        raise WaiverError(f"{place}: {text} {waiver.case!r}; `list` prints all cases")
     for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, modes)):
         if value and value not in known:
             raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
     revision = ALGORITHMS[waiver.case.split("/")[0]].revision
     if entry["revision"] != revision:
-        raise WaiverError(f"{place}: {waiver.case} has revision {revision} now, and the waiver {entry['revision']}")
+        raise WaiverError(f"{place}: {waiver.case} now has revision {revision}, but the waiver has {entry['revision']}")
     return waiver
 
 

@@ -116,7 +116,7 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
     for pattern in patterns or ():
         if not any(fnmatchcase(id, pattern) for id in _ids(options)):
             near = near_it(pattern, _ids(options))
-            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints them all{near}")
+            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints all cases{near}")
 
     def only(id: str) -> bool:
         return (
@@ -271,7 +271,7 @@ def _explain(options: argparse.Namespace) -> int:
     from moespec.conformance.record import explain, part, read
 
     if len(options.recordings) > 2:
-        raise ConfigError(f"{len(options.recordings)} recordings: expected one, or two to compare")
+        raise ConfigError(f"expected one recording, or two to compare, got {len(options.recordings)}")
     recordings = [read(path) for path in options.recordings]
     text, right = explain(*recordings) if len(recordings) == 1 else part(*recordings)
     print(text)

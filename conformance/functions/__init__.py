@@ -29,5 +29,5 @@ def function(path: str) -> Function:
     if is_own(name) and name not in FUNCTIONS:
         return Function(name, {"*": Output()})
     if name not in FUNCTIONS:
-        raise KeyError(f"{path}: no description of {name!r}")
+        raise KeyError(f"{path}: {name!r} has no description")
     return FUNCTIONS[name]

@@ -99,7 +99,7 @@ class Function:
         for key in (name, f"{name.split('/')[0]}/*", "*"):
             if key in self.outputs:
                 return self.outputs[key]
-        raise KeyError(f"{self.name}: the result {name!r} is not described")
+        raise KeyError(f"{self.name}: the result {name!r} has no description")
 
 
 SLOTS: dict[str, Output] = {

@@ -294,7 +294,7 @@ def all_definitions() -> Mapping[str, Definition]:
     more = (*wide(valid, _ones()), *wide_routers(), *written, *three_each(valid, written))
     known = {**definitions(), **{each.id: each for each in more}}
     if len(known) != len(definitions()) + len(more):
-        raise ValueError("two cases have one name")
+        raise ValueError("expected unique case names")
     return known
 
 

@@ -77,5 +77,5 @@ def made(seed: int, id: str) -> Case:
             return case
         uncertain = uncertain or case
     if uncertain is None:
-        raise GoldenError(f"{id}: no draw of the seed {seed} can be made: {failure}")
+        raise GoldenError(f"{id}: seed {seed} gives no valid draw: {failure}")
     return uncertain

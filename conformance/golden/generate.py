@@ -85,7 +85,7 @@ def generate(
         committed = read(path) if path.exists() else None
         if committed is None:
             if check:
-                stale.append(f"{case.id}: no such vector; make it with `golden`")
+                stale.append(f"{case.id}: missing vector; create it with `golden`")
                 continue
         else:
             difference = differences(committed, case)
@@ -117,15 +117,15 @@ def _check_folder(folder: Path, compared: Sequence[str]) -> None:
     name, suite = f"vectors={str(folder)!r}", folder.parent / "suite.json"
     if compared:
         if not any((folder / f"{id}.json").is_file() for id in compared):
-            raise ConfigError(f"{name}: there are no vectors")
+            raise ConfigError(f"{name}: no vectors in this folder")
     elif folder.resolve() == VECTORS.resolve() and not (VECTORS.resolve().parents[1] / "pyproject.toml").is_file():
-        raise ConfigError(f"{name}: those of the installed package; give --vectors FOLDER")
+        raise ConfigError(f"{name}: belongs to the installed package; set --vectors FOLDER")
     elif folder.exists() and not folder.is_dir():
         raise ConfigError(f"{name}: not a folder")
     elif others := [entry.name for entry in folder.glob("*") if not any(entry.glob("*.json"))]:
-        raise ConfigError(f"{name}: there is {min(others)!r} in it; choose another folder")
+        raise ConfigError(f"{name}: contains {min(others)!r}; choose another folder")
     elif suite.exists() and b'"provenance"' not in suite.read_bytes():
-        raise ConfigError(f"{name}: {suite} is not that of vectors, and would be replaced")
+        raise ConfigError(f"{name}: {suite} is not a suite of vectors and would be overwritten; choose another folder")
 
 
 def _revisions(folder: Path) -> dict[str, int]:
@@ -172,7 +172,7 @@ def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
 def _build(id: str, own: Mapping[str, Definition] | None = None) -> Case:
     case = build((own or all_definitions())[id])
     if own and (difference := differences(case, build(own[id]))):
-        raise GoldenError(f"computed twice, it is not the same: {difference}")
+        raise GoldenError(f"a second computation differs: {difference}")
     for problem in problems(case):
         raise GoldenError(problem)
     return case
@@ -180,7 +180,7 @@ def _build(id: str, own: Mapping[str, Definition] | None = None) -> Case:
 
 def _undefined(folder: Path, known: set[str], only: Callable[[str], bool]) -> list[str]:
     ids = [f"{path.parent.name}/{path.stem}" for path in sorted(folder.glob("*/*.json"))]
-    return [f"{id}: a vector without a definition" for id in ids if only(id) and id not in known]
+    return [f"{id}: vector without a definition" for id in ids if only(id) and id not in known]
 
 
 def differences(committed: Case, made: Case) -> str:

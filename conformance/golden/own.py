@@ -38,7 +38,7 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
         raise ConfigError(f"cases={name!r}: {raised(error)}") from error
     if taken := spec.ALGORITHMS.keys() & routers.keys():
         raise ConfigError(
-            f"cases={name!r}: moespec has a router {min(taken)!r}; the first argument of Router is its name"
+            f"cases={name!r}: moespec already has a router {min(taken)!r}; choose another name (first argument of Router)"
         )
     ALGORITHMS.update({row: replace(ROUTERS[router].algorithm, functions=(router,)) for row, router in routers.items()})
     written += three_each(valid_definitions(written), ())

@@ -145,7 +145,7 @@ def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
         name, patterns = entry["function"], entry.get("cases", ["*"])
         own = [case for case in left.get(name, []) if any(fnmatchcase(case["id"], each) for each in patterns)]
         if not own or entry["verdict"] not in VERDICTS or entry.get("ledger", "TC-1a") not in READINGS:
-            raise ValueError(f"peers.toml, {record['peer']}: {dict(entry)} is of no failing case, verdict or reading")
+            raise ValueError(f"peers.toml, {record['peer']}: {dict(entry)} matches no failing case, verdict or reading")
         left[name] = [case for case in left[name] if case not in own]
         reading = f", {entry['ledger']}" if "ledger" in entry else ""
         rows.append((name, entry["verdict"], f"{reading}: {entry['reason']}", own))

@@ -57,17 +57,17 @@ class Gate:
         """Raise ValueError for values that no gate can have computed."""
         rows = sum(self.calls)
         if not self.name.isprintable() or not 0 < len(self.name) <= LONGEST:
-            raise ValueError(f"{self.name[:LONGEST]!r}: not a name of 1 to {LONGEST} printable characters")
+            raise ValueError(f"{self.name[:LONGEST]!r}: expected a name of 1 to {LONGEST} printable characters")
         if self.logits is None and self.choices is None:
-            raise ValueError(f"{self.name}: neither logits nor choices")
+            raise ValueError(f"{self.name}: expected logits or choices")
         if self.weights is not None and (self.choices is None or self.weights.shape != self.choices.shape):
-            raise ValueError(f"{self.name}: weights {self.weights.shape} are not those of as many choices")
+            raise ValueError(f"{self.name}: weights have shape {self.weights.shape}, expected the shape of choices")
         for part in ("logits", "choices", "weights"):
             array = getattr(self, part)
             if array is not None and (array.ndim != 2 or len(array) != rows or not array.size):
-                raise ValueError(f"{self.name}: {part} {array.shape}, expected ({rows} tokens, 1 or more)")
+                raise ValueError(f"{self.name}: {part}: expected shape ({rows} tokens, 1 or more), got {array.shape}")
         if self.choices is not None and self.choices.dtype.kind != "i":
-            raise ValueError(f"{self.name}: choices are not integers")
+            raise ValueError(f"{self.name}: choices: expected integers")
         if self.experts > MOST or (self.logits is None and rows * self.experts > LARGEST):
             most = f"expected at most {MOST}, and {LARGEST} pairs"
             raise ValueError(f"{self.name}: {self.experts} experts of {rows} tokens, {most}")
@@ -75,15 +75,15 @@ class Gate:
             array = getattr(self, part)
             if array is not None and (array.dtype.kind != "f" or not np.isfinite(array).all()):
                 where = "numbers" if array.dtype.kind != "f" else np.argwhere(~np.isfinite(array))[0].tolist()
-                raise ValueError(f"{self.name}: {part} are not finite, the first at {where}")
+                raise ValueError(f"{self.name}: {part}: expected finite numbers, got others, first at {where}")
         if self.bias is not None and self.bias.shape != (self.experts,):
-            raise ValueError(f"{self.name}: bias {self.bias.shape}, expected ({self.experts} experts,)")
+            raise ValueError(f"{self.name}: bias: expected shape ({self.experts} experts,), got {self.bias.shape}")
         if self.choices is not None:
             if self.choices.min() < -1 or self.choices.max() >= self.experts:
-                raise ValueError(f"{self.name}: choices are not integers from -1 to {self.experts - 1}")
+                raise ValueError(f"{self.name}: choices: expected integers from -1 to {self.experts - 1}")
             ordered = np.sort(self.choices, axis=1)
             if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
-                raise ValueError(f"{self.name}: a token chooses an expert twice")
+                raise ValueError(f"{self.name}: choices: a token chooses an expert twice")
 
     @property
     def tokens(self) -> int:
@@ -132,7 +132,7 @@ def read(path: Path | str) -> list[Gate]:
     except ValueError as error:
         raise FileError(f"{path}: {error}") from error
     if KEY not in metadata:
-        raise FileError(f"{path}: not a recording, the metadata {KEY!r} are missing")
+        raise FileError(f"{path}: not a recording (no {KEY!r} in its metadata)")
     try:
         return _gates(unsigned(metadata[KEY].encode()), {name: tensor.array for name, tensor in tensors.items()})
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
@@ -142,19 +142,19 @@ def read(path: Path | str) -> list[Gate]:
 def _gates(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[Gate]:
     if record["format"] != FORMAT or record["version"] != VERSION:
         own = f"{record['format']!r} version {record['version']!r}"
-        raise ValueError(f"{own}, this moespec reads {FORMAT!r} version {VERSION}")
+        raise ValueError(f"expected {FORMAT!r} version {VERSION}, got {own}")
     if record["tensors"] != _digest(arrays):
-        raise ValueError("damaged, the checksum is not that of its tensors")
+        raise ValueError("damaged: its checksum does not match its tensors")
     if unknown := [name for name in arrays if not re.fullmatch(rf"\d+/({'|'.join(PARTS)})", name)]:
-        raise ValueError(f"{unknown[0]!r} is not an array of a recording")
+        raise ValueError(f"{unknown[0]!r} is not an array name of a recording")
     gates = []
     for i, entry in enumerate(record["gates"]):
         calls, dtypes = tuple(entry["calls"]), {str(part): str(dtype) for part, dtype in entry["dtypes"].items()}
         if any(type(call) is not int or call < 1 for call in calls):
-            raise ValueError(f"{entry['name']!r}: calls={entry['calls']!r} are not numbers of tokens")
+            raise ValueError(f"{entry['name']!r}: calls={entry['calls']!r}: expected numbers of tokens")
         gates.append(Gate(entry["name"], calls, dtypes, *(arrays.get(f"{i}/{part}") for part in PARTS)))
     if not gates or len({gate.name for gate in gates}) < len(gates):
-        raise ValueError("no gates" if not gates else "two gates have one name")
+        raise ValueError("no gates" if not gates else "duplicate gate names")
     return gates
 
 

@@ -56,7 +56,7 @@ class Recorder:
         """Hook the matching modules of a torch model. Raises ConfigError, listing gates, if none match."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module):
-            raise ConfigError(f"model={model!r:.80}: expected a module of torch, neither its class nor another object")
+            raise ConfigError(f"model={model!r:.80}: expected an instance of torch.nn.Module")
         modules = {name: module for name, module in model.named_modules() if name}
         matching = [name for name in modules if fnmatchcase(name, self.pattern)]
         if not matching:
@@ -65,7 +65,7 @@ class Recorder:
             shown = dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in gates or kinds)
             which = "with gate or router in the name" if gates else "none with gate or router in the name, but"
             names = ", ".join([*shown][:MOST]) or "none"
-            raise ConfigError(f"module={self.pattern!r}: matches no module; there are, {which}: {names}")
+            raise ConfigError(f"module={self.pattern!r}: matches no module; modules {which}: {names}")
         self.hooks += [modules[name].register_forward_hook(partial(self._heard, name)) for name in matching]
         self.names += matching
 
@@ -73,12 +73,12 @@ class Recorder:
         try:
             given = (self.adapter or (lambda _, i, o: recognised(i, o)))(module, inputs, output)
             if not isinstance(given, Mapping):
-                raise ValueError(f"outputs returned {given!r:.80}, expected a dict of {', '.join(PARTS)}")
+                raise ValueError(f"outputs returned {given!r:.80}, expected a dict with keys from {', '.join(PARTS)}")
             named = (*module.named_buffers(), *module.named_parameters())
             bias = next((array for each, array in named if each.split(".")[-1] in BIASES), None)
             self.note(name, {"bias": bias, **given})
         except ValueError as error:
-            raise RunError(f"{name}: {error}; say by outputs=FUNCTION what it returns") from error
+            raise RunError(f"{name}: {error}; name its results with outputs=FUNCTION") from error
 
     def note(self, name: str, given: Mapping[str, Any]) -> None:
         """Record one call."""
@@ -89,12 +89,12 @@ class Recorder:
     def gates(self) -> list[Gate]:
         """Everything recorded. Raises RunError if nothing was recorded, or for values that no gate computes."""
         if not self.calls:
-            reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "no tap was reached"
+            reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "the model reached no tap"
             raise RunError(f"nothing was recorded: {reason}")
         try:
             return [_joined(name, calls) for name, calls in self.calls.items()]
         except ValueError as error:
-            raise RunError(f"nothing is written: {error}") from error
+            raise RunError(f"nothing was written: {error}") from error
 
 
 def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Gate:
@@ -111,7 +111,7 @@ def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Ga
         arrays = [arrays[part] for arrays, _ in calls]
         if part == "bias":
             if any((each != arrays[0]).any() for each in arrays):
-                raise ValueError(f"{name}: the bias changes from call to call; record a model that is not trained")
+                raise ValueError(f"{name}: the bias changes from call to call; do not train the model while recording")
             joined[part] = arrays[0]
             continue
         most, fill = max(each.shape[1] for each in arrays), -1 if part == "choices" else 0
@@ -158,7 +158,7 @@ def recording(
     """
     check_output("path", Path(path))
     if Recorder.active is not None:
-        raise RunError("a recording is being made already")
+        raise RunError("another recording is in progress")
     jax = sys.modules.get("jax")
     if jax is not None:
         jax.clear_caches()  # functions compiled earlier have no taps
@@ -186,13 +186,13 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
     model: Any = own_function("model", target, load=True)
     with recording(path, None, module or "*", adapter) as recorder:
         if inspect.isclass(model) and _takes_data(model):
-            raise ConfigError(f"model={target!r}: a class that takes arguments; name a function that makes the model")
+            raise ConfigError(f"model={target!r}: a class with arguments; pass a function that creates the model")
         if inspect.isclass(model) or not (hasattr(model, "named_modules") or _takes_data(model)):
             model = _called(target, "", model)
         torch = sys.modules.get("torch") if hasattr(model, "named_modules") else None
         if torch is not None:
             if missing := [name for name, value in (("module", module), ("data", data)) if value is None]:
-                raise ConfigError(f"{missing[0]}=None: a torch model needs both, --module and --data")
+                raise ConfigError(f"{missing[0]}=None: a torch model needs --module and --data")
             recorder.attach(model)
             model.eval()
         with torch.no_grad() if torch is not None else nullcontext():
@@ -226,7 +226,7 @@ def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any
 def _batches(data: str | None, torch: Any) -> Iterator[Any]:
     """Yield the arguments of each call: a mapping by name, a tuple by position, or one array."""
     if data is None:
-        raise ConfigError("data=None: the model takes data, --data FILE.npz or package:function")
+        raise ConfigError("data=None: the model needs data; set --data FILE.npz or package:function")
     if data.endswith(".npz"):
         arrays = {name: torch.from_numpy(a) if torch is not None else a for name, a in _read_npz(data).items()}
         yield tuple(arrays.values()) if all(name.startswith("arr_") for name in arrays) else arrays
@@ -246,7 +246,7 @@ def _read_npz(path: str) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise RunError(f"{path}: cannot be read as an npz file of arrays ({error})") from error
+        raise RunError(f"{path}: not a readable .npz file of arrays ({error})") from error
     halves = {name: array.view("<u2").astype("<u4") << 16 for name, array in arrays.items() if array.dtype == "V2"}
     return arrays | {name: array.view("<f4") for name, array in halves.items()}
 
@@ -255,7 +255,7 @@ def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
     """Any framework's tensor or array as a NumPy array, and its dtype's name. Floats that NumPy lacks become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
     if getattr(array, "is_meta", False):
-        raise ValueError("it is on the device meta, which has no numbers: load the weights of the model")
+        raise ValueError("it is on the meta device: load the model's weights first")
     if hasattr(array, "detach"):
         array = array.detach().to("cpu")
         array = array.float() if array.is_floating_point() and dtype != "float64" else array
@@ -276,7 +276,7 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
     choices: NDArray[Any] | None = arrays.get("choices")
     weights: NDArray[Any] | None = arrays.get("weights")
     if len({len(array) for part, array in arrays.items() if part != "bias"}) > 1:
-        raise ValueError(f"numbers of tokens differ: {', '.join(f'{part} {a.shape}' for part, a in arrays.items())}")
+        raise ValueError(f"token counts differ: {', '.join(f'{part} {a.shape}' for part, a in arrays.items())}")
     mask: NDArray[Any] | None = np.not_equal(weights, 0) if choices is None and weights is not None else choices
     if mask is not None and mask.dtype.kind == "b":
         most = max(1, int(mask.sum(axis=1).max()))
@@ -303,7 +303,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
     found = [(array, numpy_of(array)[0]) for array in flat if len(array.shape) > 1]
     taken = [tuple(array.shape) for array in _arrays(inputs)]
     if len(found) == 1 and tuple(found[0][0].shape) in taken:
-        raise ValueError(f"{shapes}, the shape of its input: a block, and not its gate")
+        raise ValueError(f"{shapes}, the shape of its input; record the block's gate instead")
     whole, floats = ([(a, n) for a, n in found if (n.dtype.kind in "biu") == kind] for kind in (True, False))
     result: dict[str, Any] = {}
     width = max((numbers.shape[-1] for _, numbers in floats), default=0)
@@ -316,20 +316,20 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
         result["choices"] = array != 0 if one_hot else array
         own = [a for a, n in floats if n.shape[-1] == (1 if one_hot else numbers.shape[-1])]
         if len(own) > 1:
-            raise ValueError(f"{shapes}: weights cannot be told from logits")
+            raise ValueError(f"{shapes}: cannot tell weights from logits")
         if own:
             result["weights"] = own[0]
     rest = [(a, n) for a, n in floats if n.shape[-1] == width and not any(a is each for each in result.values())]
     if len(rest) > 1:  # drop the logits' probabilities, which can be recomputed
         rest = [(a, n) for a, n in rest if (n < 0).any() or (n > 1).any()]
         if len(rest) != 1:
-            raise ValueError(f"{shapes}: it is not clear which of them are logits")
+            raise ValueError(f"{shapes}: cannot tell which of them are logits")
     for array, numbers in rest:
         if width > 1 and (numbers >= 0).all() and np.allclose(numbers.sum(axis=-1), 1, atol=1e-2):
-            raise ValueError(f"{shapes}: probabilities, and no logits")
+            raise ValueError(f"{shapes}: expected logits, got probabilities")
         result["logits"] = array
     if not result.keys() & {"logits", "choices", "weights"}:
-        raise ValueError(f"{shapes}: neither logits nor choices")
+        raise ValueError(f"{shapes}: expected logits or choices")
     return result
 
 

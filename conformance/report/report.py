@@ -86,7 +86,7 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
             key = (report.interface, report.title, result.id, result.dtype, result.mode)
             if owner.setdefault(key, path) != path:
                 place = f"{report.title}: {result.id} {result.dtype} {result.mode}"
-                raise ReportError(f"{path}: {place} is in {owner[key]} too")
+                raise ReportError(f"{path}: {place} is also in {owner[key]}")
     return list(reports.values())
 
 
@@ -99,7 +99,7 @@ def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
         content = parse(read_file(path).decode())
         check(content, "report_schema.json")
         if content["digest"] != digest(content):
-            raise ValueError("changed after it was written: its digest is not that of what it says")
+            raise ValueError("modified: its digest does not match its content")
         return _report(_printable(content), {case.id: case for case in cases}, suite)
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise ReportError(f"{path}: {error}") from error
@@ -117,11 +117,9 @@ def _printable(content: Any) -> Any:
 def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -> Report:
     interface, target = content["interface"], content["target"]
     if not re.fullmatch(INTERFACES[interface], target):
-        raise ValueError(f"target {target[:80]!r} is not a name for the interface {interface!r}")
+        raise ValueError(f"target {target[:80]!r} is not a valid name for the interface {interface!r}")
     if content["suite"] != suite:
-        raise ValueError(
-            f"made with other vectors: its suite.json is {content['suite'][:12]}, the one here is {suite[:12]}"
-        )
+        raise ValueError(f"made with other vectors: expected suite.json {suite[:12]}, got {content['suite'][:12]}")
     report = Report(
         interface,
         target,
@@ -136,19 +134,19 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
     )
     for match in report.matches:
         if match.algorithm not in ALGORITHMS:
-            raise ValueError(f"a variant of an unknown algorithm {match.algorithm[:80]!r}")
+            raise ValueError(f"unknown algorithm {match.algorithm[:80]!r}")
     for (id, dtype, mode), times in Counter((r.id, r.dtype, r.mode) for r in report.results).items():
         if times > 1:
             raise ValueError(f"case {id}: twice in {dtype} {mode}")
     for id in report.left_out:
         if id not in known or any(result.id == id for result in report.results):
-            raise ValueError(f"left_out: {id[:80]!r} is no case, or one that was run")
+            raise ValueError(f"left_out: {id[:80]!r} is an unknown case, or was run")
     for name, count in _counts(report).items():
         if content[name] != count:
-            raise ValueError(f"{name} is {content[name]}, and its cases make {count}")
+            raise ValueError(f"{name} is {content[name]}, but its cases give {count}")
     cited = report.citation.replace(f" moespec {version()} ", f" moespec {content.get('version')} ")
     if content.get("citation", cited) != cited:
-        raise ValueError(f"citation is {content['citation'][:80]!r}, and its cases make {cited!r}")
+        raise ValueError(f"citation is {content['citation'][:80]!r}, but its cases give {cited!r}")
     return report
 
 
@@ -170,7 +168,7 @@ def _case(entry: Mapping[str, Any], known: Mapping[str, Case]) -> CaseResult:
     result.table = _table(entry["table"], id) if entry.get("table") else None
     result.explanation = entry.get("explanation", "")
     if entry["state"] != result.state:
-        raise ValueError(f"case {id}: state {entry['state']!r}, and its outcomes make {result.state!r}")
+        raise ValueError(f"case {id}: state {entry['state']!r}, but its outcomes give {result.state!r}")
     return result
 
 
@@ -178,5 +176,5 @@ def _table(entry: Mapping[str, Any], id: str) -> Table:
     parts = [entry[key] for key in ("expected", "got", "wrong")]
     first, *others = ([[len(row) for row in matrix] for matrix in part] for part in parts)
     if any(shape != first for shape in others):
-        raise ValueError(f"case {id}, its table: its parts have different shapes")
+        raise ValueError(f"case {id}: the parts of its table differ in shape")
     return Table(entry["name"], *parts)

@@ -69,7 +69,7 @@ def check_kernel(kernel: Any, channels: int, bias: Any) -> int:
     """The pixels of padding on each side; `ShapeError` unless the kernel is square, of odd size, and fits `channels` and `bias`."""
     size: int = kernel.shape[0]
     if size % 2 == 0:
-        raise ShapeError(f"kernel: expected an odd size, so that a pixel is in the middle, got {size}")
+        raise ShapeError(f"kernel: expected an odd size, got {size}")
     check_size("kernel", kernel, 1, size, "its first axis")
     check_size("kernel", kernel, 2, channels, "the channels of images")
     check_size("bias", bias, 0, kernel.shape[3], "the features of kernel")

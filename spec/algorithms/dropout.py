@@ -112,4 +112,4 @@ def check_draws(draws: Any, x: Any) -> None:
     """`ShapeError` unless `draws` has the axes of `x`, each of the same length or of length 1."""
     shape, wanted = shape_of(draws), shape_of(x)
     if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
-        raise ShapeError(f"draws: shape {shape} is not that of x, {wanted}, with some axes of length 1")
+        raise ShapeError(f"draws: expected the shape of x, {wanted}, where axes may have length 1, got {shape}")

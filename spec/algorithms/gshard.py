@@ -129,7 +129,7 @@ def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
     noise = stop_gradient(as_array("noise", noise, "tokens experts"))
     check_same_shape("noise", noise, "logits", logits)
     if not ((noise > 0) & (noise < 1)).all():
-        raise ContractError("noise: expected numbers between 0 and 1, without both")
+        raise ContractError("noise: expected numbers between 0 and 1, exclusive")
     sampled = logits - np.log(-np.log(noise))
     largest = np.take_along_axis(sampled, stable_order(sampled)[:, :1], axis=1)
     np.put_along_axis(sampled, stable_order(logits)[:, :1], largest + 1.0, axis=1)

@@ -78,5 +78,5 @@ def check_images(images: Any, tokens: Any, *, name: str = "images") -> int:
     """The number of tokens per image; `ConfigError` unless both numbers are at least 1 and `images` divides `tokens`."""
     number, total = check_at_least("images", images, 1), check_at_least("tokens", tokens, 1)
     if total % number:
-        raise ConfigError(f"{name}: {plural(total, 'tokens')} do not split into {plural(number, 'images')}")
+        raise ConfigError(f"{name}: {plural(total, 'tokens')} cannot be split into {plural(number, 'images')}")
     return total // number

@@ -97,7 +97,7 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
     check_size("bias", bias, 0, features, "the features of kernel")
     rows, columns = images.shape[0] // patch, images.shape[1] // patch
     if images.shape[:2] != (rows * patch, columns * patch):
-        raise ShapeError(f"images: shape {images.shape} does not divide into patches of {patch} x {patch}")
+        raise ShapeError(f"images: shape {images.shape} cannot be split into patches of {patch} x {patch}")
     patches = []
     for row in range(rows):
         for column in range(columns):

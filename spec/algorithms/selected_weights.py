@@ -102,7 +102,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
     """The sum of each row, or the square root of its sum of squares, plus epsilon: (tokens, 1)."""
     totals = (weights if norm == "sum" else weights * weights).sum(axis=1, keepdims=True)
     if epsilon == 0 and (totals.real == 0).any():
-        raise ContractError("combine_scores: the chosen experts of a token have the sum 0")
+        raise ContractError("combine_scores: the scores of a token's chosen experts sum to 0; expected a nonzero sum")
     return (totals if norm == "sum" else np.sqrt(totals)) + epsilon
 
 

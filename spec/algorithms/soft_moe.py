@@ -149,7 +149,7 @@ def check_forms(norm_form: str, dispatch: str, combine: str) -> None:
     check_option("dispatch", dispatch, ("soft", "uniform", "identity"))
     check_option("combine", combine, ("soft", "uniform", "identity"))
     if (dispatch == "identity") != (combine == "identity"):
-        raise ConfigError(f"dispatch: {dispatch!r} does not go with combine={combine!r}, identity is for both or none")
+        raise ConfigError(f"dispatch: {dispatch!r} with combine={combine!r}: expected 'identity' for both or neither")
 
 
 def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
@@ -157,7 +157,7 @@ def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
     slots = experts * capacity
     if tokens != slots:
         product = f"{experts} x {capacity} = {slots}"
-        raise ShapeError(f"slots: identity needs as many slots as tokens, got {product} slots and {tokens} tokens")
+        raise ShapeError(f"slots: 'identity' needs one slot per token, got {product} slots and {tokens} tokens")
 
 
 def identity(tokens: int, experts: int, capacity: int) -> Array:

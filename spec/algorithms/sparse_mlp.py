@@ -116,9 +116,7 @@ def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None
     """ConfigError, ShapeError or DtypeError unless `params` are maps for these numbers of tokens and channels."""
     names = list(AXES)
     if set(params) not in ({*names}, {*names[:2]}, {*names[2:]}):
-        raise ConfigError(
-            f"params: expected {', '.join(names)}, or the first or last two of these, got {sorted(params)}"
-        )
+        raise ConfigError(f"params: expected {', '.join(names)}, or only the first or last two, got {sorted(params)}")
     for axis, size in (("token", tokens), ("channel", channels)):
         if f"{axis}_kernel" not in params:
             continue

@@ -141,5 +141,5 @@ def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
     check_size("second", second, 0, len(first), "the tokens of first")
     largest, last = int(np.max(first.real)), int(np.max(second.real))
     if largest * vocabulary + last >= 2**63:
-        raise ContractError(f"first: {largest} times vocabulary={vocabulary} is more than 64 bits hold")
+        raise ContractError(f"first: {largest} times vocabulary={vocabulary} exceeds 64 bits")
     return first * vocabulary + second

@@ -35,8 +35,8 @@ def algorithm_of(name: str) -> str:
             return known
     alike = near(name.replace("-", "_"), [*ALGORITHMS, *LEDGER])
     raise ConfigError(
-        f"{name!r} is neither an entry of the ledger, such as GS-3 or GS-3b, nor an algorithm; "
-        f"{'near it' if alike else 'algorithms are'}: {', '.join(alike or ALGORITHMS)}"
+        f"{name!r} is neither a ledger entry, such as GS-3 or GS-3b, nor an algorithm; "
+        f"{'did you mean' if alike else 'algorithms are'} {', '.join(alike or ALGORITHMS)}{'?' if alike else ''}"
     )
 
 

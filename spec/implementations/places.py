@@ -34,7 +34,7 @@ def code(where: str) -> Code:
     Raises ValueError if it does not begin with the path of a file.
     """
     if not (match := _CODE.fullmatch(where)):
-        raise ValueError(f"{where!r}: expected the path of a file, then the name of a function or class")
+        raise ValueError(f"{where!r}: expected a file path, then the name of a function or class")
     return Code(match["path"], tuple(match["names"].split(" and ")) if match["names"] else (), match["rest"])
 
 

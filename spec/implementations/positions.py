@@ -107,8 +107,8 @@ def find(name: str) -> str:
     if owned or (not found and any(is_of(taker.who, taker.where, name) for taker in takers)):
         return name
     if not found:
-        raise ConfigError(f"by={name!r}: the ledger knows nothing of it; it knows {', '.join(names)}")
-    raise ConfigError(f"by={name!r} could be any of {', '.join(found)}")
+        raise ConfigError(f"by={name!r}: not in the ledger; expected one of {', '.join(names)}")
+    raise ConfigError(f"by={name!r} is ambiguous: {', '.join(found)}")
 
 
 def _packages(name: str) -> list[str]:

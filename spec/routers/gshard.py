@@ -62,8 +62,8 @@ class Options(RouterOptions):
         super().__post_init__()
         if self.jitter and self.second_expert != "all":
             raise ConfigError(
-                f"jitter={self.jitter!r}: a router has one kind of noise, and second_expert is {self.second_expert!r}; "
-                "it must be 'all'"
+                f"jitter={self.jitter!r}: a router has one kind of noise; set second_expert='all', "
+                f"got {self.second_expert!r}"
             )
 
 

@@ -119,7 +119,7 @@ class Router(Generic[OptionsOf]):
             raise ConfigError(f"router {self.name!r}: route: expected a RouterOutput, got {type(output).__name__}")
         for name, loss in output.losses.items():
             if shape := tuple(getattr(loss, "shape", ())):
-                raise ConfigError(f"router {self.name!r}: losses[{name!r}]: expected a scalar, got the shape {shape}")
+                raise ConfigError(f"router {self.name!r}: losses[{name!r}]: expected a scalar, got shape {shape}")
         return output
 
     @property
@@ -153,9 +153,7 @@ class Router(Generic[OptionsOf]):
                 (name,) = error.args
                 if name in params or not isinstance(name, str):
                     raise
-                raise ConfigError(
-                    f"params: {self.name} needs {name!r}, and it is missing from {sorted(params)}"
-                ) from None
+                raise ConfigError(f"params: {self.name} needs {name!r}, got only {sorted(params)}") from None
 
         return checked
 
@@ -164,7 +162,7 @@ class Router(Generic[OptionsOf]):
         def checked(options: Any, state: State, statistics: State) -> State:
             self._check_options(options)
             if not self._check_state(options, state):
-                raise ConfigError(f"state: {self.name} keeps none")
+                raise ConfigError(f"state: {self.name} has no state to update")
             new = update(options, state, statistics)
             self._check_state(options, new)
             return new
@@ -173,20 +171,18 @@ class Router(Generic[OptionsOf]):
 
     def _check_options(self, options: Any) -> None:
         if not isinstance(options, self.Options) and _fields(options) != _fields(self.Options):
-            raise ConfigError(
-                f"options: expected those of {self.name}, ROUTERS[{self.name!r}].options(...), got {options!r}"
-            )
+            raise ConfigError(f"options: expected ROUTERS[{self.name!r}].options(...), got {options!r}")
 
     def _check_state(self, options: Any, state: State | None) -> bool:
         """Whether the router has a state. Raises ConfigError for wrong names, ShapeError for wrong shapes."""
         wanted = self.state(options)
         if sorted(wanted) != sorted(state or {}):
-            expected = f"{sorted(wanted)}, as of `initial_state`" if wanted else "none"
-            raise ConfigError(f"state: {self.name} keeps {expected}, got {sorted(state or {})}")
+            expected = f"{sorted(wanted)}, as from `initial_state`" if wanted else "no state"
+            raise ConfigError(f"state: {self.name} expects {expected}, got {sorted(state or {})}")
         for name, kept in wanted.items():
             shape = tuple(state[name].shape)  # type: ignore[index]
             if shape != kept.shape:
-                raise ShapeError(f"state.{name}: expected the shape {kept.shape}, got {shape}")
+                raise ShapeError(f"state.{name}: expected shape {kept.shape}, got {shape}")
         return len(wanted) > 0
 
     @property

@@ -105,10 +105,10 @@ class Options(RouterOptions):
         if self.bias_update == "quantile":
             check_rivals(self.choices, self.experts)
             if self.affinity == "sqrt_softplus" or self.expert_groups > 1:
-                raise ConfigError("bias_update='quantile' needs scores from 0 to 1, and no groups of experts")
+                raise ConfigError("bias_update='quantile' needs scores from 0 to 1 and expert_groups=1")
         if self.expert_groups == 1:
             if self.chosen_groups != 1:
-                raise ConfigError(f"chosen_groups={self.chosen_groups!r}: there is one group of experts")
+                raise ConfigError(f"chosen_groups={self.chosen_groups!r}: expected 1 when expert_groups=1")
             return
         if self.group_score == "top_k_over_m" and self.choices % self.chosen_groups:
             raise ConfigError(f"chosen_groups={self.chosen_groups!r} does not divide choices={self.choices!r}")

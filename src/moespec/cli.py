@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _failed(printable(str(error)))
     except UnicodeEncodeError as error:
         near = ascii(error.object[max(0, error.start - 40) : error.end + 40])
-        status = _failed(f"{near}: not UTF-8, which files of text need")
+        status = _failed(f"{near}: expected UTF-8 text")
     except (MemoryError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
         if isinstance(error, RuntimeError) and not re.search("allocate|out of memory|RESOURCE_EXHAUSTED", text):
@@ -106,7 +106,7 @@ def _run(name: str, arguments: list[str]) -> int | None:
         print(f"moespec {version()}")
         return 0
     if name not in COMMANDS:
-        raise SpecError(f"{name!r} is not a command{near_it(name, COMMANDS) or '; moespec --help lists them'}")
+        raise SpecError(f"{name!r} is not a command{near_it(name, COMMANDS) or '; see moespec --help'}")
     module, _, extra = COMMANDS[name]
     if missing := [package for package in EXTRAS[extra] if find_spec(package) is None]:
         raise ConfigError(f"moespec {name} needs {', '.join(missing)}: pip install 'moespec[{extra}]'")

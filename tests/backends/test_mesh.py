@@ -53,7 +53,7 @@ def test_what_adafactor_keeps_is_split_as_its_parameter_is():
         ({"fsdp": 2.0}, r"mesh\.fsdp=2\.0: expected"),
         ({"expert": True}, r"mesh\.expert=True: expected"),
         ({"expert": 3}, r"mesh\.expert=3: 3 does not divide the 8 devices"),
-        ({"data": 3, "expert": 2}, "a mesh of 6 devices, there are 8"),
+        ({"data": 3, "expert": 2}, "a mesh of 6 devices, but there are 8"),
     ],
 )
 def test_meshes_that_there_are_not(arguments, message):
@@ -85,7 +85,7 @@ def test_processes_of_torchrun_and_of_slurm():
         ({"RANK": "8"}, "RANK=8: expected a number below WORLD_SIZE=8"),
         ({"RANK": "x"}, "RANK='x': expected a number"),
         ({"WORLD_SIZE": ""}, "WORLD_SIZE='': expected a number"),
-        ({"MASTER_PORT": ""}, "MASTER_PORT is not set, which tells the 8 processes where to meet"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is not set; the 8 processes need it to connect"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000': expected a number from 1 to 65535"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT='http'"),

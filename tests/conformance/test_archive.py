@@ -72,7 +72,7 @@ def test_a_patch_release_with_another_suite_is_stopped(tmp_path):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     archive.check_promise(tmp_path, "0.3.1")
     path.write_text("second")
-    for release, said in (("0.3.1", "v0.3.0 (a patch release changes no"), ("0.4.1", "v0.4.0 (fatal: invalid object")):
+    for release, said in (("0.3.1", "v0.3.0 (a patch release must not"), ("0.4.1", "v0.4.0 (fatal: invalid object")):
         with pytest.raises(VectorError, match=re.escape(said)):
             archive.check_promise(tmp_path, release)
     archive.check_promise(tmp_path, "0.4.0")

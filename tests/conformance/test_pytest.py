@@ -104,14 +104,14 @@ def test_an_adapter(target):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "target=None, adapter=None: expected one of them"),
+        ({}, "target=None, adapter=None: expected exactly one of them"),
         ({"target": "no_such_module"}, "target 'no_such_module': cannot be imported"),
-        ({"adapter": "json"}, "adapter 'json': it has no layer"),
+        ({"adapter": "json"}, "adapter 'json': expected a method layer(x, params, options)"),
         ({**NUMPY, "algorithms": ["token_choices"]}, "algorithms: unknown 'token_choices'"),
         ({**NUMPY, "algorithms": "token_choice"}, "algorithms='token_choice': expected a list"),
-        ({**NUMPY, "algorithms": ["z_loss"], "classes": ["models"]}, "no case is of all of them"),
+        ({**NUMPY, "algorithms": ["z_loss"], "classes": ["models"]}, "no case matches all of them"),
         ({**NUMPY, "expected_failures": {"z_loss/none*": "x"}}, "expected_failures: no case matches 'z_loss/none*'"),
-        ({**NUMPY, "require_suite": "99.1"}, "suite: version '99.1' is required, and moespec "),
+        ({**NUMPY, "require_suite": "99.1"}, "suite: version '99.1' is required, but moespec "),
     ],
 )
 def test_what_is_wrong_is_named(options, said):

@@ -47,10 +47,10 @@ def test_a_new_target_passes_and_can_fail(run, kind, tmp_path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("a-b", "name='a-b': expected the name of a module"),
-        ("../x", "name='../x': expected the name of a module"),
-        ("json", "name='json': there is a module of this name already"),
-        ("there", "name='there': test_there.py is there already, and is not overwritten"),
+        ("a-b", "name='a-b': expected a module name: letters, digits and underscores, but no keyword"),
+        ("../x", "name='../x': expected a module name: letters, digits and underscores, but no keyword"),
+        ("json", "name='json': the file would hide an existing module; choose another name"),
+        ("there", "name='there': test_there.py already exists; choose another name"),
     ],
 )
 def test_nothing_is_written_over(run, name, said, tmp_path, monkeypatch):

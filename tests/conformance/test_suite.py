@@ -179,7 +179,7 @@ EDITS = {
     "no results": lambda m: stage(m).update(outputs={}),
     "an integer too large": lambda m: slots(m).update(data=2**40, shape=[], axes=[]),
     "scale below 0": lambda m: weights(m).update(scale=filled(weights(m), -1.0)),
-    "a decision of nothing": lambda m: m["decisions"].update(dispatch={"margin": None}),
+    "decision of an unknown stage": lambda m: m["decisions"].update(dispatch={"margin": None}),
 }
 GRADIENT_EDITS = {
     "of an unknown stage": lambda m: m["gradients"].update(stage="dispatch"),
@@ -229,7 +229,7 @@ def test_no_manifest_that_is_damaged_is_read(vectors, commit, file):
 
 def test_other_vectors_are_not_read_without_jsonschema(vectors, monkeypatch, rejected):
     monkeypatch.setitem(sys.modules, "jsonschema.exceptions", None)
-    rejected("jsonschema checks its form. Install it: pip install 'moespec[conformance]'")
+    rejected("jsonschema is not installed. Install it: pip install 'moespec[conformance]'")
     assert len(suite.load(only=lambda id: id == "z_loss/values")) == 1
 
 

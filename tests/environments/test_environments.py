@@ -76,7 +76,7 @@ def test_a_run_is_ended_and_resumed(row, tmp_path):
         file = sorted((damaged / "checkpoints" / "00000002").glob("*.safetensors"))[0]
         file.write_bytes((content := file.read_bytes())[:-1] + bytes([content[-1] ^ 1]))
         said = ends(start(kind, environment, *again, damaged), 2, lines=3)
-        assert "damaged, its checksum is not that of state.json" in said
+        assert "damaged: its checksum does not match state.json" in said
     assert ends(start(kind, environment, *again, run, streams=streams)) == ""
     assert bits(run, 4) == unbroken
 

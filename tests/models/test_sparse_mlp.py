@@ -192,5 +192,5 @@ def test_errors_of_the_batch():
         sparse_mlp.forward(B, config, params, images_for(config, 3))
     with pytest.raises(ShapeError, match="cannot be split into groups of group_images=2"):
         sparse_mlp.forward(B, dataclasses.replace(config, group_size=0), params, images_for(config, 3))
-    with pytest.raises(ConfigError, match="noise has 1 arrays: expected one for each of the 2 MoE layers"):
+    with pytest.raises(ConfigError, match="noise: expected 2 arrays, one for each MoE layer with noise, got 1"):
         sparse_mlp.forward(B, config, params, images_for(config, 2), noise=[np.zeros((1, 10, 3))])

@@ -83,7 +83,7 @@ def test_a_whole_model_of_torch_needs_its_layers():
     model(images)
     nn.update_states(model)
     assert model.get_submodule("blocks.1.moe.router.state").bias.abs().max() == RATE
-    with pytest.raises(ConfigError, match="layers: the routers of this model keep a state"):
+    with pytest.raises(ConfigError, match="layers: expected the MoE layers, whose routers keep a state, got None"):
         nn.Model(vit.forward, CONFIG, vit.init(CONFIG))(images)
 
 
@@ -119,7 +119,7 @@ def test_a_module_of_equinox():
 @pytest.mark.parametrize(
     ("router", "state", "error", "message"),
     [
-        (ROUTER, None, ConfigError, r"state: sigmoid_token_choice keeps \['bias'\], as of `initial_state`, got \[\]"),
+        (ROUTER, None, ConfigError, r"state: sigmoid_token_choice expects \['bias'\], as from .*, got \[\]"),
         (ROUTER, {"bias": np.zeros(3)}, ShapeError, r"state.bias: expected the shape \(4,\), got \(3,\)"),
         (ROUTER, {"bais": np.zeros(4)}, ConfigError, r"got \['bais'\]"),
         ("switch", {"bias": np.zeros(4)}, ConfigError, r"state: switch keeps none, got \['bias'\]"),

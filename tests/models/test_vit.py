@@ -68,7 +68,7 @@ MOE = {"moe": "last_1", "experts": 2}
         ),
         ({"router_options": {"choices": 7}}, r"router_options\.choices=7: soft_moe does not have this option"),
         ({**MOE, "group_images": 0}, "group_images=0"),
-        ({**MOE, "router": "hash", "router_options": {"hashes": 2}, "round_experts": True}, "round_experts=True: MultiHash"),
+        ({**MOE, "router": "hash", "router_options": {"hashes": 2}, "round_experts": True}, "round_experts=True: has no"),
         ({"qk_norm_bias": True}, "qk_norm_bias=True"),
         ({"representation": -1}, "representation=-1: expected an integer of at least 0"),
         ({"group_tokens": 4, "group_images": 2}, "group_images=2 with group_tokens=4"),
@@ -146,7 +146,7 @@ def test_images_and_noise_that_do_not_fit():
             vit.forward(B, config, params, np.zeros(shape))
     with pytest.raises(ShapeError, match="6 images cannot be split into groups of group_images=4"):
         vit.forward(B, config, params, images_for(config, 6))
-    with pytest.raises(ConfigError, match="noise has 2 arrays: expected one for each of the 0 MoE layers"):
+    with pytest.raises(ConfigError, match="noise: expected 0 arrays, one for each MoE layer with noise, got 2"):
         vit.forward(B, config, params, images_for(config, 4), noise=[np.zeros((1, 4, 2))] * 2)
 
 

@@ -30,7 +30,7 @@ def test_docstring_has_its_parts(name):
         return
     for part in ("Args:", "Returns:", "Source:"):
         assert part in documentation, f"{name} has no {part}"
-    for part in ("not have the axes", "not floating", "NaN or infinity"):
+    for part in ("got shape", "not floating", "NaN or infinity"):
         assert part not in documentation, f"{name}: `moespec.spec.algorithms` says it of every array"
 
 

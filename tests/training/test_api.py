@@ -17,7 +17,7 @@ def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
     stop = [lambda after: after.done == 5 and os.kill(os.getpid(), signal.SIGTERM)]
     with pytest.raises(Interrupted, match=r"the \d steps done of 12 are saved"):
         training.train(runs.config, run=path, backend="torch", hooks=stop)
-    with pytest.raises(SpecError, match="begun but not finished; go on with --resume"):
+    with pytest.raises(SpecError, match="unfinished; resume it with --resume, or choose another --run"):
         training.train(whole / "config.toml", run=path, training={"keep": 9})
     run = training.train(run=path, resume=True)  # with its own configuration
     for name in ("config.toml", "checkpoints/00000012/arrays.safetensors"):
@@ -39,11 +39,11 @@ def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda run: training.train("digit"), "config='digit': neither a file nor .*; near it: digits"),
-        (lambda run: training.train(training={"step": 3}), "^unknown key 'training.step'; near it: training.steps"),
+        (lambda run: training.train("digit"), "config='digit': neither a file nor .*; did you mean digits"),
+        (lambda run: training.train(training={"step": 3}), "^unknown key 'training.step'; did you mean training.steps"),
         (lambda run: training.train(run.config, data={"hue": 0.2}), "^data.hue=0.2 has no effect here"),
         (lambda run: training.train(run.config, run=run.path, training={"batch": 8}), "another configuration"),
-        (lambda run: training.train(run=run.path, resume=True), "^log='a:b': the run's config.toml names it"),
+        (lambda run: training.train(run=run.path, resume=True), "^log='a:b': the run's config.toml names code that"),
         (
             lambda run: training.train(run=run.path, resume="yes", training={"keep": np.int64(0)}),
             "^training.keep=0: expected an",

@@ -113,17 +113,17 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--objective nonsense", ("objective='nonsense'", "package.module:object")),
     ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
     ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
-    ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: there is no such folder",)),
+    ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: no such folder",)),
     ("--router hash --codes 4 --hash.kind clustered", ("model.codes=4", "8 clusters")),
     ("--router hash --hash.kind clustered --model.token-ids position", ("hash.kind='clustered'", "position")),
     ("--router hash --model.token-ids bigram --codes 1000000", ("model.token_ids", "entries of tables")),
     ("--model.moe none --router switch", ("model.router='switch' has no effect",)),
     ("--data.workers 2", ("data.workers=2 has no effect",)),
-    ("--mesh.transport bfloat16", ("mesh.transport='bfloat16': nothing travels with mesh.expert=1",)),
+    ("--mesh.transport bfloat16", ("mesh.transport='bfloat16': has no effect with mesh.expert=1",)),
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 has no effect here: the objective has no targets",)),
     ("--objective moco --data.crop-padding 0", ("data: without augmentation both views of an image are equal",)),
-    ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),
+    ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' needs images with captions, as in",)),
     ("--config nowhere.toml", ("config='nowhere.toml'",)),
     ("--run", ("run",)),
 )  # fmt: skip
@@ -155,7 +155,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train --run {}/letter.txt", ("run=", "letter.txt")),
     ("train --run {}/no_val", ("run=", "'train'")),
     ("train --run bad\udcff", ("run='bad\\udcff'", "not UTF-8")),
-    *((f"{words} ", ("'' is no path",)) for words in ("predict {}/run", "train --run", "inspect {}/run --image")),
+    *((f"{words} ", ("expected a path",)) for words in ("predict {}/run", "train --run", "inspect {}/run --image")),
     ("train --run a\0b", ("run='a\\x00b'",)),
     ("train --run " + "a" * 300, ("run='aaaa",)),
     # Evaluating or inspecting what is not there.
@@ -173,8 +173,8 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (  # besides those of tests/conformance
     ("golden --algorithm ²", ("algorithm", "²")),
-    ("golden --check --vectors nope", ("vectors='nope': there are no vectors",)),
-    ("golden --vectors {}/vectors", ("there/vectors", "suite.json is not that of vectors, and would be replaced")),
+    ("golden --check --vectors nope", ("vectors='nope': no vectors in this folder",)),
+    ("golden --vectors {}/vectors", ("there/vectors", "suite.json is not a suite of vectors")),
     ("golden --vectors {}/folder", ("there/folder", "there is '9²' in it")),
     ("new torch class", ("name='class'", "no keyword")),
 )
@@ -278,7 +278,7 @@ ROOT = Path(__file__).parents[2]
 
 WRONG = {
     "train --training.batch=ten": "training.batch='ten': expected an integer",
-    "plan --chip h100 --devices 8 --init=x": "--init=x has no effect here: a plan reads and trains nothing",
+    "plan --chip h100 --devices 8 --init=x": "--init=x has no effect: plan does not read data or train",
     "plan --chip v9 --devices 8": "chip='v9': expected one of v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, "
     "rtx4090, or figures such as flops=312e12,",
     "plan --chip flops=1e12,memory=8e9 --devices 8": "chip='flops=1e12,memory=8e9': bandwidth, link missing; expected figures such",
@@ -287,35 +287,35 @@ WRONG = {
     "plan --chip memory=80GB --devices 8": "chip.memory='80GB': expected a finite number greater than 0, such as 312e12",
     "plan --chip link=0 --devices 8": "chip.link='0': expected a finite number greater than 0, such as 312e12",
     "plan --chip torus=2.5 --devices 8": "chip.torus='2.5': expected 0, 1, 2 or 3",
-    "plan --chip v5e --devices 7 --training.batch 512": "training.batch=512 does not divide among 7 devices",
+    "plan --chip v5e --devices 7 --training.batch 512": "training.batch=512 cannot be split evenly among 7 devices",
     "plan --chip v5e --devices 8 --utilisation 1.5": "utilisation=1.5: expected a finite number greater than 0 and at most 1",
     "plan --chip v5e --devices 8 --utilisation 0.4 --sharding": "utilisation=0.4 has no effect here",
-    "plan --chip v5e --devices 8 --utilisation 0.4 --training.epochs 9": "utilisation=0.4: training.epochs=9.0 is of data",
-    "convert x y.safetensors --to vmoe": "target='y.safetensors': vmoe has two files, NAME.index and NAME.data-...;",
-    f"convert {OLD_RUN} . --to hub": "target='.': is the working directory, and would be replaced;",
-    f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name that ends in .png",
-    "count --model.depth 1 2": "'2': not expected here, after 1",
+    "plan --chip v5e --devices 8 --utilisation 0.4 --training.epochs 9": "utilisation=0.4: training.epochs=9.0 needs the",
+    "convert x y.safetensors --to vmoe": "target='y.safetensors': expected NAME, since vmoe writes NAME.index and",
+    f"convert {OLD_RUN} . --to hub": "target='.': is the working directory; choose a folder inside it",
+    f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name ending in .png",
+    "count --model.depth 1 2": "'2': unexpected argument after 1",
     "list router": "what='router': expected one of 'all', 'models', 'routers', 'datasets', 'recipes'",
     "evaluate x --fewshot 5 a": "fewshot='5 a': expected integers",
     "inspect x --step": "step: its value is missing",
-    "train --routre hash": "--routre: there is no such option; near it: --router, --text.router, --model.router",
-    "evaluate -- x": "run='x': there is no run, no config.toml in it",
-    "evaluate x -- --step": "'--step': not expected here, after --",
+    "train --routre hash": "--routre: unknown option; did you mean --router, --text.router, --model.router",
+    "evaluate -- x": "run='x': not a run (no config.toml)",
+    "evaluate x -- --step": "'--step': unexpected argument after --",
     "convert x": "convert: target is missing (the file or folder to write, which comes last)",
     "export x --format y": "format='y': expected one of 'onnx', 'stablehlo', 'pt2', 'safetensors'",
-    "train --training.stepz 5": "--training.stepz: there is no such option; near it: --training.steps, --training.seed, --training.keep",
-    "study --out x --routers 'a: --heads 5'": "routers='a: --heads 5': --heads: there is no such option; near it: ",
-    "study --routers 'a: --training.seed 3' --out x": "routers='a: --training.seed 3': training.seed=3: a study has seeds",
+    "train --training.stepz 5": "--training.stepz: unknown option; did you mean --training.steps, --training.seed, --training.keep",
+    "study --out x --routers 'a: --heads 5'": "routers='a: --heads 5': --heads: unknown option; did you mean ",
+    "study --routers 'a: --training.seed 3' --out x": "routers='a: --training.seed 3': training.seed=3: a study sets its",
     "study --routers soft --out x": "routers='soft': expected dense, one of ",
-    "study --routers switch switch --out x": "routers='switch': there is another entry 'switch'",
-    "study --routers '../up: --router switch' --out x": "routers='../up: --router switch': expected a router, or NAME: OPTIONS (",
+    "study --routers switch switch --out x": "routers='switch': duplicate entry 'switch'",
+    "study --routers '../up: --router switch' --out x": "routers='../up: --router switch': expected a router or NAME: OPTIONS",
     "study --routers \"a: --router 'switch\" --out x": "routers=\"a: --router 'switch\": No closing quotation",
-    "study --routers switch --out ''": "--out: '' is no path; an empty variable of the shell?",
-    f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}': the folder of a run; a study needs one of its own",
-    f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy": "evaluation.few-shot.shots=[10, 100000]: no class has more",
-    "evaluate x --seeds 4": "seeds=4 has no effect here: there is no fewshot",
-    f"finetune {OLD_RUN} --init x": f"init='x': the weights are those of the source, '{OLD_RUN}'",
-    f"finetune {OLD_RUN} --model vit_s16": "model.name='vit_s16': the model is that of the source, 'vit_tiny';",
+    "study --routers switch --out ''": "--out: expected a path, got ''; is a shell variable empty?",
+    f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}': a run's folder; choose a separate folder for the",
+    f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy": "evaluation.few-shot.shots=[10, 100000]: expected at most ",
+    "evaluate x --seeds 4": "seeds=4 has no effect without --fewshot",
+    f"finetune {OLD_RUN} --init x": f"init='x': expected the source, '{OLD_RUN}'",
+    f"finetune {OLD_RUN} --model vit_s16": "model.name='vit_s16': expected the source's model, 'vit_tiny';",
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),
@@ -336,7 +336,7 @@ def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch, said: Any) -> No
     limits = {resource.RLIMIT_NOFILE: 24, resource.RLIMIT_AS: 2**30}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], -1))
     monkeypatch.setattr(memory, "cores", lambda: 4)
-    assert "moespec: workers=4: needs 56 open files, the limit" in said(["scan", ".", "--workers", "4"], 2)
+    assert "moespec: workers=4: needs 56 open files, but the limit of this" in said(["scan", ".", "--workers", "4"], 2)
     assert "moespec: backend='numpy': needs 1.3 GiB of address" in said(["train", "--backend", "numpy"], 2)
 
 

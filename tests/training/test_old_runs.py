@@ -48,7 +48,7 @@ def test_it_goes_on_as_it_did(run: Path, request: Any, said: Any, monkeypatch: A
             checkpoint.amend(newest := run / "checkpoints/00000001", checkpoint.read_record(newest) | more)
             error = said(["train", "--run", str(run), "--resume"], 2)
             assert "the gating noise of this run was not drawn by threefry2x32-20" in error
-            assert f"the version of moespec that began it ({by})" in error
+            assert f"resume with the moespec version that started it ({by})" in error
         return
     logged = [read_log(run, kind)[-1] for kind in ("train", "evaluation")]
     assert cli.main(["train", "--run", str(run), "--resume"]) == 0

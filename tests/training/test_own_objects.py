@@ -21,7 +21,7 @@ NAMES = {
 OWN = [word for option, name in NAMES.items() if option != "kind" for word in (f"--{option}", name)]
 SPLITS = "lambda config, image_size: rings(config, 8).with_splits(lambda _, part: array_split({}))"
 WRONG = [
-    ("training.loss", "lambda B, logits, targets: B.mean(logits)", "of three images, expected (3,) finite numbers"),
+    ("training.loss", "lambda B, logits, targets: B.mean(logits)", "for three images, expected (3,) finite numbers"),
     ("training.loss", "lambda B, logits, targets: np.zeros(len(logits))", "(3,) finite numbers of torch"),
     ("training.loss", "lambda B, logits, targets: B.sum(logits, -1) * np.nan", "training.loss='wrong:f': returned array([nan"),
     ("objective", "focal", "objective='wrong:f': expected the name of an Objective, got <function focal"),
@@ -34,8 +34,8 @@ WRONG = [
     ("data.name", "sys.exit()", "data.name='wrong:f': cannot be imported (SystemExit: , at "),
     ("schedule.name", "type('Odd', (), {'__repr__': 3})()", "expected the name of a function, got <Odd instance at "),
     ("data.name", SPLITS.format("part.read(np.arange(2))[0], np.zeros(8)"), "image 0 uint8 (1, 8, 1); expected (images,)"),
-    ("schedule.name", "lambda peak, *, total, warmup: lambda step: 'fast'", "its rate of step 0 is 'fast', expected a"),
-    ("schedule.name", "lambda peak, *, total, warmup: lambda step: -peak", "its rate of step 0 is -0.01, expected"),
+    ("schedule.name", "lambda peak, *, total, warmup: lambda step: 'fast'", "its rate at step 0 is 'fast', expected a"),
+    ("schedule.name", "lambda peak, *, total, warmup: lambda step: -peak", "its rate at step 0 is -0.01, expected"),
     ("optimizer.name", "focal", "optimizer.name='wrong:f': expected the name of an Optimizer"),
     ("optimizer.name", "Optimizer(lambda xp, p, g, kept, n: (g, kept), ('row',))", "cannot be imported (ConfigError: slots="),
     ("kind", "lambda rows, labels: {'each': rows}", "evaluation.fair.kind='wrong:f': returned {'each': array("),
@@ -140,4 +140,4 @@ def test_the_measure_of_an_objective(runs, own, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "MODEST", module.CLASSIFICATION._replace(measure=("gone", "x")))
     words = [*runs.flags, "--objective", "own_objective:MODEST", "--backend", "torch"]
     assert cli.main(["train", "--run", str(tmp_path / "run"), *words]) == 2
-    assert "its measure is 'gone'; the loss returns the metrics cross_entropy, " in capsys.readouterr().err
+    assert "its measure is 'gone', but the loss returns only cross_entropy, " in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_a_row_opens_no_other_file(tmp_path: Path, name: str | None) -> None:
     parquet(folder, [{"bytes": None, "path": "in.png"}, name and {"bytes": None, "path": name}])
     files = find_hub(folder)[1].files
     assert files.open(0) == folder / "in.png"
-    said = rf"data, train, row 1: {'no picture' if name is None else f'names {name!r}, which is not a file below'}"
+    said = rf"data, train, row 1: {'no image' if name is None else f'{name!r} is not a file below'}"
     with pytest.raises(SpecError, match=said):
         files.open(1)
 
@@ -111,7 +111,7 @@ def test_a_saved_data_set_names_no_other_file(tmp_path: Path, monkeypatch: pytes
     arrow.rename(tmp_path / arrow.name)
     state = tmp_path / "data" / "state.json"
     state.write_text(state.read_text().replace(arrow.name, f"../{arrow.name}"))
-    with pytest.raises(SpecError, match=r"state\.json: names .*arrow', which is not a file below"):
+    with pytest.raises(SpecError, match=r"state\.json: .*arrow' is not a file below"):
         find_hub(Path("data"))
 
 
@@ -164,14 +164,14 @@ def test_a_hole_in_a_shard_is_not_filled(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.tar").write_bytes(sparse("a.npy", 2**27) + whole)
     assert len(find_shards(tmp_path / "x.tar")[1].labels) == 1, "no part of the data"
     (tmp_path / "x.tar").write_bytes(sparse(name, 2**27) + whole)
-    with pytest.raises(SpecError, match=rf"x\.tar:{name}: a sparse file"):
+    with pytest.raises(SpecError, match=rf"x\.tar:{name}: sparse file; pack it without --sparse"):
         find_shards(tmp_path / "x.tar")
 
 
 @pytest.mark.parametrize(("ending", "size"), [(".cls", 65), (".json", 2**20 + 1)])
 def test_a_label_is_short(tmp_path: Path, ending: str, size: int) -> None:
     write_shard(tmp_path / "x.tar", [("a.png", encoded(1)), (f"a{ending}", b"1" * size)])
-    with pytest.raises(SpecError, match=rf"a{ending}: {size:,} bytes, a label has at most"):
+    with pytest.raises(SpecError, match=rf"a{ending}: {size:,} bytes, expected at most"):
         find_shards(tmp_path / "x.tar")
 
 
@@ -179,7 +179,7 @@ def test_a_label_is_short(tmp_path: Path, ending: str, size: int) -> None:
 def test_arrays_larger_than_the_memory_are_not_unpacked(tmp_path: Path, monkeypatch: Any, read: Any) -> None:
     np.savez_compressed(tmp_path / "x.npz", images=np.zeros((100, 9, 9), np.uint8), labels=np.arange(100) % 2)
     monkeypatch.setattr(memory, "of_machine", lambda: 8000)
-    with pytest.raises(SpecError, match=r"x\.npz: .*its arrays have 9,\d+ bytes, this machine has 8,000 of memory"):
+    with pytest.raises(SpecError, match=r"x\.npz: .*its arrays have 9,\d+ bytes, but this machine has 8,000 of memory"):
         read(tmp_path / "x.npz")
 
 
@@ -234,11 +234,11 @@ def test_a_router_that_a_run_names_is_not_imported(planted: Path, command: str, 
 def test_training_asks_before_it_imports_what_a_run_names(planted: Path, command: str, said: Any) -> None:
     words = [{"RUN": str(planted), "NEW": str(planted) + "2"}.get(word, word) for word in command.split()]
     text = said(words, 2)
-    assert "data.transform='planted:f': the run's config.toml names it, and training would import it" in text
+    assert "data.transform='planted:f': the run's config.toml names code that training would import; to trust" in text
     assert "add --data.transform planted:f" in text
     words += ["--data.transform", "planted:f"]
     if "--resume" in words:
-        assert "log='planted:f': the run's config.toml names it" in said(words, 2)
+        assert "log='planted:f': the run's config.toml names code that training would import; to" in said(words, 2)
     assert "planted" not in sys.modules
     cli.main([*words, "--log", "planted:f", "--mesh.expert", "7"])  # it imports, and does not begin
     assert "planted" in sys.modules

@@ -129,8 +129,8 @@ def check_functions(arguments: Sequence[str], config: Config) -> None:
     for name, value in config.functions.items() if not known["config"] else ():
         if known[name] is None and not set(value.split(",")).difference(TRACKERS).issubset(names):
             raise ConfigError(
-                f"{name}={value!r}: the run's config.toml names it, and training would import it; "
-                f"if you trust it, add --{name} {shlex.quote(value)}"
+                f"{name}={value!r}: the run's config.toml names code that training would import; "
+                f"to trust it, add --{name} {shlex.quote(value)}"
             )
 
 

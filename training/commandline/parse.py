@@ -163,17 +163,17 @@ def _texts(
     parsed, rest = parser.parse_known_args(joined)
     if unknown := next((word for word in rest if word.startswith("-")), None):
         _check_owned(unknown, words, sections)
-        raise ConfigError(f"{unknown}: there is no such option{near_it(unknown, (f for o in named for f in o.flags))}")
+        raise ConfigError(f"{unknown}: unknown option{near_it(unknown, (f for o in named for f in o.flags))}")
     rest += places
     texts = vars(parsed)
     for option in options:
         if option.positional and rest:
             if "" in rest:
-                raise ConfigError(f"{command}: '' is no path; an empty variable of the shell?")
+                raise ConfigError(f"{command}: expected a path, got ''; is a shell variable empty?")
             texts[option.name], rest = (rest, []) if option.several else (rest[0], rest[1:])
     if rest:
         before = next(before for before, word in pairwise(["", *words]) if word == rest[0])
-        raise ConfigError(f"{rest[0]!r}: not expected here{f', after {before}' if before else ''}")
+        raise ConfigError(f"{rest[0]!r}: unexpected argument{f' after {before}' if before else ''}")
     return texts
 
 
@@ -248,7 +248,7 @@ def _value(option: Option, given: Any) -> Any:
     if given == []:
         raise ConfigError(f"{option.name}: its value is missing")
     if given == "" and Path in option.types:
-        raise ConfigError(f"{option.flags[-1]}: '' is no path; an empty variable of the shell?")
+        raise ConfigError(f"{option.flags[-1]}: expected a path, got ''; is a shell variable empty?")
     try:
         if option.several:
             return tuple(_converted(text, option.types) for text in given)

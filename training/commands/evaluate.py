@@ -77,7 +77,7 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
     """
     for name in ("l2", "seeds"):
         if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
-            raise ConfigError(f"{name}={getattr(given, name)!r} has no effect here: there is no fewshot")
+            raise ConfigError(f"{name}={getattr(given, name)!r} has no effect without --fewshot")
     if given.csv or given.html:
         config = RunDirectory(given.run).begun_config()
         predictions.check_model(given.run, config.objective, model_config(config.model))

@@ -89,12 +89,12 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
     for note in notes:
         print(f"note: {note.message}")
     if getattr(weights.config, "whole_batch", False):
-        why = "the model routes all images of a batch together, and a program has groups of one size"
+        why = "the model routes each batch as one group, but a program has groups of fixed size"
         raise ConfigError(f"format={format!r}: {why}; train with group_size and group_images, or export safetensors")
     if format != "pt2" and 4 * (count := family(weights.config).parameter_count(weights.config)) > LARGEST:
-        raise ConfigError(f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; use pt2")
+        raise ConfigError(f"format={format!r}: {count:,} parameters exceed the 2 GB limit of its files; use pt2")
     if format == "onnx" and weights.config.dtype != "float32":
-        print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
+        print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
     for suffix in sorted(files, key=len, reverse=True):  # the longest name first, which may be too long

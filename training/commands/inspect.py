@@ -48,9 +48,9 @@ def main(words: list[str]) -> None:
     """Runs the command."""
     parsed = parse("inspect", InspectArguments, words)
     if parsed.analysis == (parsed.image is not None):
-        raise SpecError("inspect: expected either --image FILE or --analysis")
+        raise SpecError("inspect: set either --image FILE or --analysis")
     if parsed.analysis and parsed.panels:
-        raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
+        raise SpecError(f"panels={' '.join(parsed.panels)!r}: has no effect with --analysis, which covers all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
         from moespec.training.inspection.analysis import analysis_command  # here, as matplotlib's import is slow

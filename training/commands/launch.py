@@ -64,7 +64,7 @@ def main(words: list[str]) -> None:
     place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
     parsed = parse("launch", LaunchArguments, words[:place])
     if place == len(words):
-        raise SpecError("launch: expected a command to run, train or finetune, as in: moespec launch -n 4 train")
+        raise SpecError("launch: expected train or finetune, as in: moespec launch -n 4 train")
     arguments, processes, restarts = words[place:], parsed.processes, parsed.restarts
     for attempt in range(restarts + 1):
         failed = _run(arguments, processes)

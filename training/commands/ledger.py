@@ -64,9 +64,9 @@ def selected(name: str) -> list[LedgerEntry]:
     entry = LEDGER.get(f"{prefix.upper()}-{number}")
     if entry is None:
         known = [id for id in LEDGER if id.startswith(f"{prefix.upper()}-")] or list(LEDGER)
-        raise ConfigError(f"{name!r} is not in the ledger, which has {', '.join(known)}")
+        raise ConfigError(f"{name!r} is not in the ledger; expected one of {', '.join(known)}")
     if letter and f"{entry.id}{letter}" not in [reading.id for reading in entry.readings]:
-        raise ConfigError(f"{name!r}: the readings of {entry.id} are {', '.join(r.id for r in entry.readings)}")
+        raise ConfigError(f"{name!r}: {entry.id} has only the readings {', '.join(r.id for r in entry.readings)}")
     return [entry]
 
 

@@ -59,14 +59,14 @@ def main(words: list[str]) -> None:
     given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
     check_written(words, given.settings)
     if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
-        raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
+        raise ConfigError(f"{other} has no effect: plan does not read data or train")
     devices, chip, utilisation = given.devices, chip_of(given.chip), given.utilisation
     config = replace(given.settings, model=without_data(given.settings))
     seen = images_seen(config.training)
     if utilisation is not None and given.sharding:
-        raise ConfigError(f"utilisation={utilisation!r} has no effect here: --sharding says how parameters are split")
+        raise ConfigError(f"utilisation={utilisation!r} has no effect with --sharding")
     if utilisation is not None and (epochs := config.training.epochs) is not None:
-        unknown = f"training.epochs={epochs!r} is of data that are not read; give --training.examples"
+        unknown = f"training.epochs={epochs!r} needs the data, which plan does not read; set --training.examples"
         raise ConfigError(f"utilisation={utilisation!r}: {unknown}")
     model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip)

@@ -78,15 +78,15 @@ def main(words: list[str]) -> None:
     base = chosen(words, digits())
     parsed = parse("study", StudyArguments, words, settings=base)
     if (seed := parsed.settings.training.seed) != base.training.seed:
-        raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
+        raise ConfigError(f"training.seed={seed!r}: a study sets its own seeds; use --seeds N")
     swept = combinations(parsed.grid, parsed.settings) if parsed.grid else []
     texts, out, measure = [*parsed.routers, *swept], parsed.out, parsed.measure
     if not texts:
-        raise ConfigError("study: no entries; give --routers NAME ..., or --grid FILE for a sweep")
+        raise ConfigError("study: no entries; set --routers NAME ..., or --grid FILE for a sweep")
     found = entries(texts, parsed.settings, swept)
     check_written(words, parsed.settings, *found.values())
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
-        raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
+        raise RunError(f"out={str(out)!r}: a run's folder; choose a separate folder for the study")
     configs = {name: _resolved(name, config, measure) for name, config in found.items()}
     runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(parsed.seeds) for name in configs}
     for (name, seed), run in runs.items():
@@ -128,14 +128,14 @@ def combinations(path: Path, base: Config) -> list[str]:
     An entry is named by its values, `router=hash,peak=0.001`: by the last part of each option's name, or by all where two have the same.
     """
     if not path.is_file():
-        raise ConfigError(f"grid={str(path)!r}: there is no such file, expected TOML")
+        raise ConfigError(f"grid={str(path)!r}: no such file, expected a TOML file")
     table = values(path)
     for key, of in table.items():
         if not isinstance(of, list) or not of or any(isinstance(value, list | dict) for value in of):
             raise ConfigError(f"{path}: {key}={of!r}: expected a list of values, as in {key} = [1, 2]")
     full = [SHORT.get(key, key) for key in table]
     if twice := next((key for key in table if full.count(SHORT.get(key, key)) > 1), None):
-        raise ConfigError(f"{path}: {twice}: the same option is there under another name")
+        raise ConfigError(f"{path}: {twice}: option given twice under different names")
     number = math.prod(map(len, table.values())) if table else 0
     if not 0 < number <= MOST:
         raise ConfigError(f"{path}: {number} combinations, expected 1 to {MOST}")
@@ -167,11 +167,9 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
             load_written(["--router", text])
             name, colon, options = find_own("routers", text, Router).name, ":", f"--router {text}"
         if not re.fullmatch(r"[A-Za-z0-9][\w.,=+-]{0,199}", name):
-            raise ConfigError(
-                f"{where}: expected a router, or NAME: OPTIONS (in NAME letters, digits, _.,=+-, at most 200)"
-            )
+            raise ConfigError(f"{where}: expected a router or NAME: OPTIONS (at most 200 letters, digits and _.,=+-)")
         if name in configs:
-            raise ConfigError(f"{where}: there is another entry {name!r}")
+            raise ConfigError(f"{where}: duplicate entry {name!r}")
         if not colon and name not in (DENSE, *ROUTERS):
             known = f"expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS"
             raise ConfigError(f"{where}: {known}{near_it(name, (DENSE, *ROUTERS))}")
@@ -190,7 +188,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 if name in ROUTERS and (router := config.model.router) != name:  # also of an own one, named like it
                     raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
             if config.training.seed != base.training.seed:
-                raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")
+                raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")
             configs[name] = config
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
@@ -208,8 +206,10 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
         own = {name: one.numbers for name, one in load_sets(resolved, dataset).items()}
         there = outcome.measures(config, own)
         if measure not in (*([""] if objective.head else []), *there):
-            head = "the head's accuracy is compared without" if objective.head else f"{config.objective!r} has no head"
-            have = f"expected one of {', '.join(there)}" if there else "there is no evaluation by schedule"
+            head = (
+                "without it, the head's accuracy is compared" if objective.head else f"{config.objective!r} has no head"
+            )
+            have = f"expected one of {', '.join(there)}" if there else "no evaluation is scheduled"
             raise ConfigError(f"measure={measure!r}: {have} ([evaluation.NAME]); {head}")
         check_share(config.data, dataset)
         try_transform(dataset, config.data)
@@ -235,4 +235,4 @@ def _check_same(run: Path, kept: Path, config: Config) -> None:
     for before in saved:
         differing = {key: pair for key, pair in changes(before, config).items() if key not in MAY_CHANGE}
         if differing:
-            raise RunError(f"{run}: of another study: {described(differing)}; choose another --out")
+            raise RunError(f"{run}: belongs to another study: {described(differing)}; choose another --out")

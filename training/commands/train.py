@@ -74,11 +74,11 @@ def train_command(
 ) -> Path:
     """Trains, or goes on, and writes the report; says so when the run is already finished. Returns the run's folder. note: said first."""
     if override and not resume:
-        raise RunError("--override changes a run that goes on; it needs --resume")
+        raise RunError("--override requires --resume")
     check_log(config)
     for name, text in {"run": run and str(run), **flat(asdict(config))}.items():
         if isinstance(text, str) and text != text.encode(errors="ignore").decode():
-            raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
+            raise ConfigError(f"{name}={text!r}: expected UTF-8 text")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
 

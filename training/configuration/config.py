@@ -79,7 +79,7 @@ class MeshConfig:
     transport: Transport = option("model", only=Only("expert", unless=1))
     """dtype in which slots are sent to experts on other devices: the model's dtype, or bfloat16 (half the bytes of float32)"""
     timeout: Annotated[float, Range(1, 86400, below=False)] = option(
-        40.0, only=Only("several_processes", why="there is one process")
+        40.0, only=Only("several_processes", why="there is only one process")
     )
     """seconds without a heartbeat until a process counts as lost and the others exit (5 times as long before its first step)"""
 
@@ -87,7 +87,7 @@ class MeshConfig:
         MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
         check_fields("mesh", self)
         if self.transport != "model" and self.expert == 1:
-            raise ConfigError(f"mesh.transport={self.transport!r}: nothing travels with mesh.expert=1")
+            raise ConfigError(f"mesh.transport={self.transport!r}: has no effect with mesh.expert=1")
 
     @property
     def several_processes(self) -> bool:
@@ -144,7 +144,7 @@ class TrainingConfig:
         lengths = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
             values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
-            raise ConfigError(f"{values}: expected only one of them")
+            raise ConfigError(f"{values}: set only one of them")
         check_fields("training", self)
         if self.batch % self.accumulate:
             raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
@@ -179,7 +179,7 @@ class MocoConfig:
         check_fields("moco", self)
 
 
-SIGMOID = Only("loss", "sigmoid", why="lit.loss is 'softmax', which has no bias")
+SIGMOID = Only("loss", "sigmoid", why="lit.loss='softmax' has no bias")
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ class HashConfig:
 
 
 HASHED = Only("model.takes_ids", why="the model has no router that needs token ids")
-MOCO = Only("objective", "moco", why="the objective is not moco")
-LIT = Only("objective", "lit", why="the objective is not lit")
+MOCO = Only("objective", "moco", why="it needs objective='moco'")
+LIT = Only("objective", "lit", why="it needs objective='lit'")
 
 
 @dataclass(frozen=True)

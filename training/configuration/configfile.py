@@ -91,7 +91,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     table = _loaded(path)
     written = table.pop("format", None)
     if written not in (None, FORMAT):
-        raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
+        raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or leave it out")
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
         table = _without_former(path, with_eval_take(with_decay(without_jitter(table))))
@@ -117,7 +117,7 @@ def with_model(config: Config, name: Any, router: Any, *, section: str = "model"
     """
     model: ModelConfig = getattr(config, section)
     if section == "text" and isinstance(name, str) and name not in (NONE, *text.NAMES):
-        raise ConfigError(f"text.name={name!r}: expected a model of texts, one of {', '.join(text.NAMES)}")
+        raise ConfigError(f"text.name={name!r}: expected a text model, one of {', '.join(text.NAMES)}")
     if isinstance(name, str) and name not in (NONE, model.name):
         model = model.but(name=name)
     if isinstance(router, str) and router != NONE and hasattr(model, "router"):
@@ -199,7 +199,7 @@ def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
             rest[section] = {name: value for name, value in of.items() if name != key}
     for name, value in gone.items():
         if value:
-            warnings.warn(f"{path}: {name}={value!r} has no effect any more", stacklevel=1)
+            warnings.warn(f"{path}: {name}={value!r} no longer has any effect; remove it", stacklevel=1)
     return rest
 
 
@@ -230,7 +230,7 @@ def update(section: Section, table: Mapping[str, Any], *, source: str = "", pref
     for key, value in table.items():
         if key not in known:
             alike = [prefix + name for name in near(key, known) or known]
-            raise ConfigError(f"{lead}unknown key {prefix + key!r}; near it: {', '.join(alike)}")
+            raise ConfigError(f"{lead}unknown key {prefix + key!r}; did you mean {', '.join(alike)}?")
         current = getattr(section, key)
         if get_origin(hints[key]) is Mapping:
             values[key] = _tables(value, get_args(hints[key])[1], source=source, prefix=f"{prefix}{key}")

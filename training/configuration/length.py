@@ -48,7 +48,7 @@ def notes(before: Config, after: Config) -> list[str]:
         if number is not None:
             lines.append(f"training.{name}={number:g}: {steps} steps")
     for name, why in (
-        ("warmup", f"not shorter than the {steps} steps of the run"),
+        ("warmup", f"must be shorter than the {steps} steps of the run"),
         ("cooldown", f"longer than the {steps - after.schedule.warmup} steps after the warm-up"),
     ):
         number, now = getattr(before.schedule, name), getattr(after.schedule, name)

@@ -155,7 +155,7 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
     return make_dataclass(title, members, bases=(ModelConfig,), frozen=True, namespace=namespace)
 
 
-HEAD_BIAS = Only("training.loss", unless="softmax", why="training.loss is softmax, the same for any bias of all")
+HEAD_BIAS = Only("training.loss", unless="softmax", why="training.loss='softmax' does not depend on a common bias")
 IMAGES = {
     "name": "vit_tiny",
     "about": "model: vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)",

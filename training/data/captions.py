@@ -30,12 +30,12 @@ def caption(value: object, name: str) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8-sig", errors="replace")
     if not isinstance(value, str):
-        raise DataError(f"{name}: expected a caption, a text, got {value!r:.40}")
+        raise DataError(f"{name}: expected a caption (text), got {value!r:.40}")
     if len(value) > LONGEST:
-        raise DataError(f"{name}: a caption of more than {LONGEST} characters")
+        raise DataError(f"{name}: expected a caption of at most {LONGEST} characters")
     line = " ".join(SURROGATE.sub("\ufffd", CONTROL.sub(" ", value)).split())
     if not line:
-        raise DataError(f"{name}: an empty caption")
+        raise DataError(f"{name}: empty caption")
     return line
 
 

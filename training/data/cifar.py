@@ -46,7 +46,7 @@ def load_cifar(folder: Path, name: str) -> Dataset:
     Without a file of names the classes are numbered. Raises DataError naming a file that is missing or damaged.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder")
+        raise DataError(f"{folder}: no such folder")
     kind = KINDS[name]
     path, count = folder / kind.names, kind.labels[-1]
     classes = read_names(path, str(path)) if path.exists() else tuple(map(str, range(count)))

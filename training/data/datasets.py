@@ -63,15 +63,15 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
-        raise ConfigError(f"data.path={path!r}: the data of the run; without --data its validation images are used")
+        raise ConfigError(f"data.path={path!r}: the run's own data; omit --data to use its validation images")
     if "pairs" in (name, config.name):
-        raise ConfigError(f"data.path={path!r}: pairs have no classes; expected data sets with classes")
+        raise ConfigError(f"data.path={path!r}: expected a data set with classes, but pairs have none")
     fields = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
     options: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in fields}}
     others = load_configured(DataConfig(**options), image_size=own.shape[0], whole=True)
     names = [others.classes[label] for label in others.validation.labels]
     if unknown := set(names) - set(own.classes):
-        raise DataError(f"{path or name}: class {min(unknown)!r} is not one of the run's: {', '.join(own.classes)}")
+        raise DataError(f"{path or name}: class {min(unknown)!r} is not in the run: {', '.join(own.classes)}")
     if (others.shape, others.maximum) != (own.shape, own.maximum):
         shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (others, own))
         raise DataError(f"{path or name}: {', but the run has '.join(shown)}")
@@ -95,18 +95,18 @@ def load_configured(
     if not 0 < share < 1:
         raise ConfigError(f"data.validation_share={share!r}: expected a scalar between 0 and 1")
     if name == "digits" and config.path:
-        raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is in the package and has no path")
+        raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is part of the package; leave it out")
     if name in DATASETS and name != "digits" and not config.path:
-        raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")
+        raise ConfigError(f"data.path is not set: the data set {name!r} needs a path ({DATASETS[name]})")
     for field in ("resize", "background", "broken") if name in DATASETS and name not in PICTURES else ():
         if (value := getattr(config, field)) != getattr(DataConfig(), field):
-            raise ConfigError(f"data.{field}={value!r}: the data set {name!r} has no pictures to decode")
+            raise ConfigError(f"data.{field}={value!r}: the data set {name!r} has no image files to decode")
     path = Path(config.path)
     if name in PICTURES:
         if image_size is None:
-            raise ConfigError("model.image_size is not set: pictures are resized to it")
+            raise ConfigError("model.image_size is not set; set it to the size for resizing")
         if 0 < config.resize < image_size:
-            raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
+            raise ConfigError(f"data.resize={config.resize!r}: expected at least model.image_size={image_size}")
         only = directories(path) if whole and name == "folder" and path.is_dir() else []
         classes, part, held = PICTURES[name](path / only[0] if len(only) == 1 and only[0] in HELD else path)
         held = held or (part if whole else None)

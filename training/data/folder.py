@@ -35,12 +35,12 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     and a line of a table that is not of one image.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder")
+        raise DataError(f"{folder}: no such folder")
     if "train" not in (names := directories(folder)):
         return *_scan(folder), None
     held_name, left = validation_name(names, folder), LeftOut()
     if held_name is None and _table(folder / "train") is None:
-        raise DataError(f"{folder / 'val'}: there is no such folder next to train/, nor validation/")
+        raise DataError(f"{folder / 'val'}: no such folder next to train/, and no validation/")
     beside(folder, ("train", "train.csv", held_name, f"{held_name}.csv"), left, "beside train/")
     classes, part = _scan(folder / "train")
     part = replace(part, notes=(*left.notes(folder), *part.notes))
@@ -58,12 +58,12 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
     Raises DataError for a missing path, and a folder without images.
     """
     if not os.path.exists(path):  # False, not an error, for a name that no file can have
-        raise DataError(f"{str(path)!r}: there is no such file or folder")
+        raise DataError(f"{str(path)!r}: no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
     names = sorted(find_files(path, ENDINGS, left := LeftOut()))
     if not names:
-        raise DataError(f"{str(path)!r}: no pictures in it (endings {', '.join(sorted(ENDINGS))})")
+        raise DataError(f"{str(path)!r}: no images in it (endings {', '.join(sorted(ENDINGS))})")
     return Folder(path, names), left.notes(path)
 
 
@@ -78,7 +78,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
             if name not in label_of:
                 left.add(f"without a row in {table.name}", name)
     elif not classes:
-        raise DataError(f"{folder}: no folders of classes, and no table of labels ({folder.name}.csv, labels.csv)")
+        raise DataError(f"{folder}: neither class folders nor a table of labels ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
         seen = {identity(folder / name) for name in ("", *classes)}  # a link adds no images of another class
@@ -97,7 +97,7 @@ def _table(folder: Path) -> Path | None:
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:
-        raise DataError(f"{folder}: has two tables of labels, {found[0]} and {found[1]}; expected one of them")
+        raise DataError(f"{folder}: two tables of labels, {found[0]} and {found[1]}; expected one")
     return found[0] if found else None
 
 
@@ -113,27 +113,27 @@ def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
             rows = csv.DictReader(file, strict=True)
             header = {name.strip().lower(): name for name in rows.fieldnames or ()}
             if len(header) < len(rows.fieldnames or ()):
-                raise DataError(f"{table}, line 1: two columns of one name among {', '.join(rows.fieldnames or ())}")
+                raise DataError(f"{table}, line 1: duplicate column names among {', '.join(rows.fieldnames or ())}")
             for row in rows:
                 line = rows.line_num
                 image, label = (next((header[name] for name in each if name in header), "") for each in (IMAGE, LABEL))
                 if not image or not label:
                     wanted = ", ".join(LABEL if image else IMAGE)
-                    raise DataError(f"{table}, line 1: none of the columns {wanted} among {', '.join(header)}")
+                    raise DataError(f"{table}, line 1: no column {wanted} among {', '.join(header)}")
                 if None in row or None in row.values() or not row[label].strip():
-                    raise DataError(f"{table}, line {line}, column {label!r}: empty, or other columns than line 1")
+                    raise DataError(f"{table}, line {line}, column {label!r}: empty, or its columns differ from line 1")
                 key = row[image].strip()
                 found = pictures[key.removeprefix(f"{folder.name}/")]
                 where = f"{table}, line {line}, column {image!r}: {key!r:.200}"
                 if len(found) != 1:
                     raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
                 if (first := line_of.setdefault(found[0], line)) != line:
-                    raise DataError(f"{where} is the picture of line {first}, too; expected a row for each picture")
+                    raise DataError(f"{where} repeats the image of line {first}; expected one row for each image")
                 label_of[found[0]] = row[label].strip()
     except DataError:
         raise
     except (OSError, ValueError, csv.Error) as error:  # ValueError: not UTF-8
         raise DataError(f"{table}, line {line}: cannot be read ({error})") from error
     if not label_of:
-        raise DataError(f"{table}: no rows in it")
+        raise DataError(f"{table}: no rows")
     return {name: label_of[name] for name in names if name in label_of}

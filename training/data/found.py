@@ -103,7 +103,7 @@ def validation_name(names: Collection[str], source: object) -> str | None:
     """The name of `HELD` that is among the names, if any. Raises DataError if there are several."""
     found = [name for name in HELD if name in names]
     if len(found) > 1:
-        raise DataError(f"{source}: has the validation parts {' and '.join(map(repr, found))}; expected one of them")
+        raise DataError(f"{source}: several validation splits, {' and '.join(map(repr, found))}; expected one")
     return found[0] if found else None
 
 
@@ -117,4 +117,4 @@ def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
         path = Path(os.path.normpath(root / name))
         if path.is_relative_to(root) and path.is_file() and (links or (root / name).resolve().is_relative_to(root)):
             return path
-    raise DataError(f"{where}: names {str(name)!r:.200}, which is not a file below {folder}")
+    raise DataError(f"{where}: {str(name)!r:.200} is not a file below {folder}")

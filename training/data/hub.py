@@ -52,7 +52,7 @@ class Rows:
         if cell["bytes"] is not None:
             return io.BytesIO(cell["bytes"])
         if cell["path"] is None:
-            raise DataError(f"{self.name(index)}: no picture")
+            raise DataError(f"{self.name(index)}: no image")
         return below(self.root, cell["path"], self.name(index), links=True)
 
     def known(self, index: int) -> str:
@@ -66,7 +66,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
     DataError for a folder that is missing or cannot be used.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder")
+        raise DataError(f"{folder}: no such folder")
     check_installed("data.name='huggingface'", "datasets", "huggingface")
     import datasets
 
@@ -78,14 +78,14 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
     except DataError:
         raise
     except Exception as error:  # the library raises all kinds of exceptions, pyarrow's too
-        raise DataError(f"{folder}: datasets cannot load it ({error})") from error
+        raise DataError(f"{folder}: datasets failed to load it ({error})") from error
     if not hasattr(tables, "keys"):
         tables = {"train": tables}
     if "train" not in tables:
-        raise DataError(f"{folder}: no part 'train' (the folder has {', '.join(tables)})")
+        raise DataError(f"{folder}: no split 'train' (found {', '.join(tables)})")
     held_name = validation_name(list(tables), folder) or ("test" if "test" in tables else None)
     for name in sorted(tables.keys() - {"train", held_name}):
-        left.add("rows of other parts", str(name), len(tables[name]))
+        left.add("rows of other splits", str(name), len(tables[name]))
     read = _pairs if captions else _part
     of = {name: tables[name].with_format(None) for name in ("train", held_name) if name}
     found = [read(datasets, table, folder, f"{folder}, {name}") for name, table in of.items()]
@@ -129,7 +129,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
 
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
-        raise DataError(f"{wrong[0]}: has '::' in its name, which stands for files in other files there")
+        raise DataError(f"{wrong[0]}: expected a name without '::', which datasets reads as a file inside another")
     tests: dict[str, Callable[[Path], bool]] = {  # by the name of a builder of the library
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
@@ -141,7 +141,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
                 left.add(Path(name).suffix.lower() or "without an ending", os.path.relpath(name, folder))
             lists = {str(part): DataFilesList(chosen[part], names.origin_metadata) for part, names in files.items()}
             return datasets.load_dataset(kind, data_files={part: names for part, names in lists.items() if names})
-    raise DataError(f"{folder}: no parquet files and no pictures in it (endings {', '.join(sorted(ENDINGS))})")
+    raise DataError(f"{folder}: neither Parquet files nor images in it (endings {', '.join(sorted(ENDINGS))})")
 
 
 def _plain(table: Any, column: str) -> Any:
@@ -156,7 +156,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
     files = _pictures(datasets, table, root, where, labels, "labels (type ClassLabel, or called label)")
     values = _plain(table, labels[0])
     if not values or not all(type(value) is int and 0 <= value < 2**31 for value in values):
-        raise DataError(f"{where}: the column {labels[0]!r} has no labels from 0 on in every row")
+        raise DataError(f"{where}: the column {labels[0]!r} lacks a label of at least 0 in some rows")
     return tuple(features[named[0]].names) if named else None, Part(files, np.array(values, np.int64))
 
 
@@ -164,7 +164,7 @@ def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[st
     """The images as bytes of their files. Raises DataError if their column or `others`, the columns of `what`, are missing."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
-        missing = what if images else "pictures (type Image)"
+        missing = what if images else "images (type Image)"
         raise DataError(f"{where}: no column of {missing} among {', '.join(table.features)}")
     column = images[0]
     return Rows(table.cast_column(column, datasets.Image(decode=False)).select_columns([column]), column, root, where)
@@ -182,6 +182,6 @@ def _pairs(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str
         pictures += [row] * len(found)
         texts += found
     if not pictures:
-        raise DataError(f"{where}: no rows in it")
+        raise DataError(f"{where}: no rows")
     files = replace(files, table=files.table.select(pictures))
     return (), Part(files, np.array(pictures, np.int64), captions_of(texts))

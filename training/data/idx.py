@@ -32,10 +32,10 @@ def load_idx(folder: Path) -> Dataset:
     Raises DataError naming the file that is missing, truncated, of another type, or does not fit its partner.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder")
+        raise DataError(f"{folder}: no such folder")
     (images, labels), (held_images, held_labels) = (_read_part(folder, prefix) for prefix in ("train", "t10k"))
     if images.shape[1:] != held_images.shape[1:]:
-        raise DataError(f"{folder}: training images are {images.shape[1:]}, the t10k images {held_images.shape[1:]}")
+        raise DataError(f"{folder}: training images are {images.shape[1:]}, t10k images {held_images.shape[1:]}")
     classes = numbered_classes(str(folder), labels, held_labels)
     splits = array_split(images, labels), array_split(held_images, held_labels)
     return Dataset(folder.name, *splits, classes, (images.shape[1], images.shape[2], 1), 255)
@@ -70,7 +70,7 @@ def _shape(path: Path, start: bytes, file: Any) -> tuple[int, ...]:
         raise DataError(f"{path}: IDX type {kind:#04x}, expected unsigned bytes (0x08)")
     lengths = file.read(4 * rank)
     if len(lengths) < 4 * rank:
-        raise DataError(f"{path}: truncated in the header, {4 + len(lengths)} bytes")
+        raise DataError(f"{path}: truncated header of {4 + len(lengths)} bytes")
     return struct.unpack(f">{rank}I", lengths)
 
 
@@ -89,4 +89,4 @@ def _find(folder: Path, prefix: str, kind: str, rank: int) -> Path:
     for candidate in (folder / f"{stem}{ending}" for stem in stems for ending in ("", ".gz")):
         if candidate.is_file():
             return candidate
-    raise DataError(f"{folder}: there is no file {stems[0]} or {stems[0]}.gz")
+    raise DataError(f"{folder}: no file {stems[0]} or {stems[0]}.gz")

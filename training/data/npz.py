@@ -27,7 +27,7 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     value of white, 255 unless given). Nothing is unpickled. Raises DataError naming the file.
     """
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
+        raise DataError(f"{path}: no such file")
     arrays, held_name, notes = _read(path)
     maximum = _maximum(path, arrays)
     if "train_images" in arrays:
@@ -37,7 +37,7 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
         held = held_out(labels, validation_share)
         trained = ~held if validation_share < 1 else held
         if not (trained.any() and held.any()):
-            raise DataError(f"{path}: too few images, {len(images)}, to hold out {validation_share:g} of each class")
+            raise DataError(f"{path}: too few images ({len(images)}) to hold out {validation_share:g} of each class")
         parts = [(images[trained], labels[trained]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:
@@ -90,11 +90,11 @@ def read_arrays(
                     place = f"{name!r}: "
                     with archive.open(info) as content:
                         if _size(cast(BinaryIO, content)) > info.file_size:  # before memory is allocated for it
-                            raise ValueError("fewer bytes than its header says")
+                            raise ValueError("fewer bytes than its header declares")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
                         if content.read(1):  # reading to the end also compares the checksum
-                            raise ValueError("more bytes than its header says")
+                            raise ValueError("more bytes than its header declares")
         except DataError:
             raise
         except Exception as error:  # zipfile, its decompressors and NumPy raise all kinds for damaged files
@@ -137,5 +137,5 @@ def _npz_part(
         raise DataError(f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images; expected one each")
     labels = labels.reshape(len(images))
     if labels.min() < 0:
-        raise DataError(f"{path}: {labels_key} has the label {labels.min()}, expected 0 or more")
+        raise DataError(f"{path}: {labels_key} has label {labels.min()}, expected 0 or more")
     return images, labels

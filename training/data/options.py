@@ -14,7 +14,7 @@ __all__ = ["TARGETS", "DataConfig", "numbers"]
 
 
 FILES = Only("name", unless="digits")
-DECODED = Only("name", unless="digits", why="the digits have nothing to decode")
+DECODED = Only("name", unless="digits", why="the digits are not image files")
 JITTER = Only("jitter")
 TARGETS = Only("objective", unless=("moco", "lit"), why="the objective has no targets")
 
@@ -100,9 +100,7 @@ class DataConfig:
         try:
             ImageColor.getrgb(self.background)
         except ValueError:
-            raise ConfigError(
-                f"data.background={self.background!r}: expected the name of a colour, or #rrggbb"
-            ) from None
+            raise ConfigError(f"data.background={self.background!r}: expected a colour name or #rrggbb") from None
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
@@ -112,5 +110,5 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
     except ValueError:
         values = ()
     if not values or not all(math.isfinite(value) for value in values):
-        raise ConfigError(f"{name}={text!r}: expected a number, or one for each channel with commas between")
+        raise ConfigError(f"{name}={text!r}: expected a number, or one per channel, comma-separated")
     return values

@@ -48,7 +48,7 @@ def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     if path.suffix == ".tar" or any(not hidden(str(tar.relative_to(path))) for tar in path.rglob("*.tar")):
         return find_shards(path, captions=True)
     if not path.is_dir():
-        raise DataError(f"{path}: there is no such folder, and no such file ({', '.join(TABLES)} or .tar)")
+        raise DataError(f"{path}: no such folder or file ({', '.join(TABLES)} or .tar)")
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")) or any(path.rglob("*.parquet")):
         return find_hub(path, captions=True)
     held = validation_name(names := directories(path), path)
@@ -78,7 +78,7 @@ def _beside(picture: Path) -> str:
         with open(file, "rb", opener=regular) as content:
             return caption(content.read(4 * LONGEST + 1), str(file))
     except OSError as error:
-        raise DataError(f"{picture}: no caption, {file.name} beside it cannot be read ({error.strerror})") from error
+        raise DataError(f"{picture}: no caption, cannot read {file.name} beside it ({error.strerror})") from error
 
 
 def _of_table(path: Path) -> Part:
@@ -88,16 +88,16 @@ def _of_table(path: Path) -> Part:
     for number, row in _rows(path):
         where = f"{path}, row {number}"
         if not isinstance(row, dict):
-            raise DataError(f"{where}: expected an object of JSON, got {row!r:.40}")
+            raise DataError(f"{where}: expected a JSON object, got {row!r:.40}")
         image, text = (next((name for name in names if name in row), None) for names in (IMAGE, CAPTION))
         if image is None or text is None:
             names, what = (IMAGE, "image") if image is None else (CAPTION, "caption")
             raise DataError(f"{where}: no column of the {what} ({', '.join(names)}) among {', '.join(map(str, row))}")
         if None in row:
-            raise DataError(f"{where}: more values than columns; put what has a delimiter in it in quotes")
+            raise DataError(f"{where}: more values than columns; quote values that contain a delimiter")
         name = row[image]
         if not isinstance(name, str):
-            raise DataError(f"{where}: there is no image {name!r:.200}")
+            raise DataError(f"{where}: no image {name!r:.200}")
         if name not in exists:
             below(path.parent, name, where, links=False)
         found = listed(row[text], f"{where}, {name}")
@@ -107,7 +107,7 @@ def _of_table(path: Path) -> Part:
         images += [name] * len(found)
         texts += found
     if not images:
-        raise DataError(f"{path}: no rows in it")
+        raise DataError(f"{path}: no rows")
     labels = np.array([exists[name] for name in images], np.int64)
     return Part(Folder(path.parent, images), labels, captions_of(texts))
 

@@ -139,7 +139,7 @@ def read_image(
 ) -> NDArray[np.uint8]:
     """The middle square of a picture, resized to `(size, size, channels)` uint8, grey or RGB. Raises DataError naming the file."""
     if channels not in (1, 3):
-        raise DataError(f"{path}: a picture is grey or RGB, but the model takes {channels} channels")
+        raise DataError(f"{path}: images are grey or RGB, but the model takes {channels} channels")
     files = Folder(path.parent, (path.name,))
     images = Pictures(files, np.zeros(1, np.int64), size, resize, background, channels).read(np.zeros(1, np.int64))
     return images.reshape(size, size, channels)
@@ -168,7 +168,7 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
         raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
         unknown = isinstance(error, UnidentifiedImageError)  # its text has an address, another one each time
-        text = f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits" if unknown else error
+        text = f"none of {', '.join(FORMATS)} that Pillow reads; grey TIFF needs 8, 12 or 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 
@@ -176,8 +176,8 @@ def _opened(file: BinaryIO, look: Callable[[Image.Image], Seen]) -> Seen:
     with Image.open(file, formats=list(FORMATS)) as image:
         # Grey of 16 bits is of mode I where Pillow reads it from PNG (before version 11) and PPM.
         if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-            kind = "floating-point numbers" if image.mode == "F" else "integers with a sign or of 32 bits"
-            raise DataError(f"its pixels are {kind}, of which white is not known; save it with 8 or 16 bits")
+            kind = "floating-point numbers" if image.mode == "F" else "signed or 32-bit integers"
+            raise DataError(f"its pixels are {kind}, whose value range is unknown; save it with 8 or 16 bits")
         return look(image)
 
 

@@ -26,7 +26,7 @@ __all__ = ["SKIP", "First", "Part", "broken", "load_pictures"]
 
 SHOWN = 5
 """Files that a note names."""
-SKIP = "--data.broken skip leaves such pictures out"
+SKIP = "--data.broken skip skips such images"
 """What may be done about those that cannot be decoded."""
 CHUNK = 64
 """Pictures that a worker decodes at a time."""
@@ -69,12 +69,12 @@ def load_pictures(
         if not kept_back.any() or kept_back.all():
             raise DataError(f"{source}: {what} enough images to hold out {share} of them")
         if classes and len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
-            raise DataError(f"{source}: a class has no image left when {share} of them are held out")
+            raise DataError(f"{source}: holding out {share} of each class leaves one without training images")
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
     notes = [*part.notes, *(() if held is part else held.notes)]
     lost: list[str] = []
     clear = 0
-    advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
+    advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} lists all broken ones"
     chosen = [(part, train), (held, held_rows)][: 2 - once]
 
     def pictures(of: Part, rows: NDArray[np.int64]) -> Pictures:
@@ -99,13 +99,13 @@ def load_pictures(
         files_are = "1 file is" if len(lost) == 1 else f"{len(lost)} files are"
         notes.append(f"{files_are} unreadable and skipped: {', '.join(lost[:SHOWN])}{more}")
     if clear:
-        behind = f"{config.background} is behind them (data.background)"
-        notes.append(f"{clear} picture{'s' * (clear > 1)} may be transparent in places; {behind}")
+        behind = f"{config.background} fills the background (data.background)"
+        notes.append(f"{clear} picture{'s' * (clear > 1)} may be partly transparent; {behind}")
     made = dataset()
     empty = set(range(len(classes))) - set(made.train.labels.tolist())
     if empty or not (len(made.train) and len(made.validation)):
         what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"
-        raise DataError(f"{source}: {what} is left")
+        raise DataError(f"{source}: {what} is left after skipping broken files")
     return made
 
 

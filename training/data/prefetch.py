@@ -67,11 +67,11 @@ class Prefetcher:
             if not (found := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
                 raise
             if (status := int(found[1])) >= 0:
-                raise RunError(f"a process that reads images ended with status {status}") from None
+                raise RunError(f"a data worker exited with status {status}") from None
             name = signal.Signals(-status).name
             why = f"{name}; {'a damaged image?' if name == 'SIGSEGV' else 'out of memory?'}"
-            advice = "fewer data.workers need less memory"
-            raise RunError(f"a process that reads images was killed ({why}): {advice}") from None
+            advice = "reduce data.workers to save memory"
+            raise RunError(f"a data worker was killed ({why}); {advice}") from None
 
     def _pipeline(self) -> Any:
         """The pipeline of grain, which is imported here, as it takes time and imports JAX where there is JAX."""

@@ -79,14 +79,14 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)
     paths = [root / name for name in (find_files(root, (".tar",), left, known=known) if whole else [folder.name])]
     if not paths or not folder.exists():
-        raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'there is no such file or folder'}")
+        raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'no such file or folder'}")
     table = _indexed(root, paths, captions=captions)
     texts = [str(path.relative_to(root)) for path in paths]
     words = {text: found.group() for text in texts if "train" not in text and (found := HELD_WORD.search(text))}
     validation = np.array([text in words for text in texts])
     held = validation[table["shard"]]
     if len(names := {word: text for text, word in words.items() if word != "test"}) > 1:
-        raise DataError(f"{folder}: expected one name of validation parts, got {', '.join(sorted(names.values()))}")
+        raise DataError(f"{folder}: expected one name for validation shards, got {', '.join(sorted(names.values()))}")
     alone = not any("train" in text for text in texts) or not validation.any()
     chosen = [np.arange(len(held))] if alone else [np.flatnonzero(~held), np.flatnonzero(held)]
     parts = [_part([str(path) for path in paths], table, rows) for rows in chosen]
@@ -125,7 +125,7 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
         for row in _members(path, left, captions=captions)
     ]
     if not rows:
-        raise DataError(f"{folder}: no pictures in its shards (endings {', '.join(sorted(ENDINGS))})")
+        raise DataError(f"{folder}: no images in its shards (endings {', '.join(sorted(ENDINGS))})")
     *columns, values = zip(*rows, strict=True)
     table = {key: np.array(column) for key, column in zip(keys, columns, strict=True)}
     if captions:
@@ -191,20 +191,20 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
                 if member.issparse():  # of any size in a shard of any other
-                    raise DataError(f"{name}: a sparse file; pack it without --sparse")
+                    raise DataError(f"{name}: sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:
                         left.add("images whose name a later image has", f"{path.name}:{pictures[key].name}")
                     pictures[key] = member
                 elif (content := file.extractfile(member)) is not None:
                     if member.size > LIMITS[ending] and not captions:
-                        raise DataError(f"{name}: {member.size:,} bytes, a label has at most {LIMITS[ending]:,}")
+                        raise DataError(f"{name}: {member.size:,} bytes, expected at most {LIMITS[ending]:,}")
                     text = content.read(LIMITS[ending] + 1)
                     value = caption(text, name) if captions else _label(text, ending, name)
                     if value is not None:
                         values[key] = value
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{path}: not a tar file, or a compressed one ({error})") from error
+        raise DataError(f"{path}: expected an uncompressed tar file ({error})") from error
     for key in sorted(values.keys() - pictures.keys()):
         left.add(f"{'captions' if captions else 'labels'} without an image", f"{path.name}:{key}")
     for key, member in pictures.items():
@@ -222,4 +222,4 @@ def _label(content: bytes, ending: str, name: str) -> int | None:
             raise ValueError(labels[0])
         return labels[0] if labels else None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}: expected a label, a whole number from 0 on ({content[:40]!r})") from error
+        raise DataError(f"{name}: expected a label, an integer >= 0 ({content[:40]!r})") from error

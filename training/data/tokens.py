@@ -54,13 +54,13 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     try:
         library = tokenizers.Tokenizer.from_buffer(read_file(Path(path)))
     except Exception as error:  # the library raises plain exceptions
-        raise DataError(f"lit.tokenizer={path!r}: not a file of a tokenizer ({error})") from error
+        raise DataError(f"lit.tokenizer={path!r}: not a tokenizer file ({error})") from error
     library.no_truncation()
     library.no_padding()
     ids = library.get_vocab(with_added_tokens=True)
     if (token := end or next((each for each in ENDS if each in ids), "")) not in ids:
         wanted = f"no token {end!r}" if end else f"none of the tokens {', '.join(ENDS)}"
-        raise ConfigError(f"lit.tokenizer={path!r}: {wanted} in its vocabulary; name the token that ends a text")
+        raise ConfigError(f"lit.tokenizer={path!r}: {wanted} in its vocabulary; name the end-of-text token")
 
     def tokens_of(texts: Sequence[str]) -> list[list[int]]:
         found = (encoding.ids for encoding in library.encode_batch(list(texts)))
@@ -89,7 +89,7 @@ def encode(
     or one that is too long.
     """
     if length < 2:
-        raise ConfigError(f"text.length={length!r}: no room for a token and the end of a text")
+        raise ConfigError(f"text.length={length!r}: expected at least 2, for a token and the end of the text")
     ids = np.full((len(texts), length), tokenizer.end, np.int32)
     lengths = np.zeros(len(texts), np.int64)
     for start in range(0, len(texts), CHUNK):
@@ -103,7 +103,7 @@ def encode(
     if len(too_long) and long == "error":
         row = int(too_long[0])
         raise DataError(
-            f"{name(row)}: {texts[row][:40]!r}... and its end are more than text.length={length} tokens, as are "
-            f"{len(too_long)} of {len(texts)}, the longest {lengths.max() + 1}; lit.long='cut' cuts them"
+            f"{name(row)}: {texts[row][:40]!r}...: longer with its end than text.length={length} tokens, as are "
+            f"{len(too_long)} of {len(texts)} texts (longest: {lengths.max() + 1}); set lit.long='cut' to truncate them"
         )
     return ids

@@ -51,9 +51,9 @@ class EvaluationConfig:
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature={self.temperature!r}: expected a number > 0")
         if self.labels and self.kind != "head":
-            raise ConfigError(f"labels={self.labels!r} concerns kind='head', not {self.kind!r}")
+            raise ConfigError(f"labels={self.labels!r} has no effect unless kind='head', got kind={self.kind!r}")
         if bool(self.prompts) != (self.kind == "zero_shot"):
-            raise ConfigError(f"prompts={self.prompts!r}: required by kind='zero_shot', has no effect otherwise")
+            raise ConfigError(f"prompts={self.prompts!r}: required for kind='zero_shot', no effect otherwise")
         if self.path and self.data == "run":
             raise ConfigError(f"path={self.path!r}: `data` is required with `path`")
 

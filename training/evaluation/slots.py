@@ -56,10 +56,10 @@ def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.f
     module = family(model)
     layers = module.moe_layers(model, 1)
     if not layers:
-        raise ConfigError("analysis: expected a model with Soft MoE, and this one has no MoE block")
+        raise ConfigError("analysis: expected a model with Soft MoE, but it has no MoE block")
     for layer in layers:
         if layer.router != "soft_moe":
-            raise ConfigError(f"analysis: expected the router 'soft_moe', this model has {layer.router!r}")
+            raise ConfigError(f"analysis: expected the router 'soft_moe', got {layer.router!r}")
 
     def forward(params: Any, images: Any) -> list[Any]:
         routings = module.forward(B, model, params, images).routings

@@ -63,9 +63,9 @@ def read_prompts(path: Path) -> Prompts:
         for key, values in zip(Prompts._fields, lists, strict=True)
     )
     if without := [prompt for prompt in prompts if PLACE not in prompt]:
-        raise DataError(f"{path}: the prompt {without[0]!r:.80} has no {PLACE} for the name of a class")
+        raise DataError(f"{path}: the prompt {without[0]!r:.80} has no {PLACE} for the class name")
     if twice := [name for name, count in Counter(classes).items() if count > 1]:
-        raise DataError(f"{path}: the class {twice[0]!r:.80} is there twice")
+        raise DataError(f"{path}: duplicate class {twice[0]!r:.80}")
     return Prompts(classes, prompts)
 
 
@@ -81,9 +81,9 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
     """
     features, labels = images
     if features.shape[1] != embeddings.shape[1]:
-        raise ConfigError(f"embeddings: width {embeddings.shape[1]}, but the images' features have {features.shape[1]}")
+        raise ConfigError(f"embeddings: expected the images' width {features.shape[1]}, got {embeddings.shape[1]}")
     if labels.max() >= len(embeddings):
-        raise ConfigError(f"labels: {labels.max()}, but there are {len(embeddings)} classes")
+        raise ConfigError(f"labels: expected less than {len(embeddings)}, the number of classes, got {labels.max()}")
     nearest = (unit(features) @ unit(embeddings).T).argmax(axis=1)
     return {"accuracy": float(np.mean(nearest == labels))}
 
@@ -98,7 +98,7 @@ def retrieval(images: Labelled, texts: Labelled) -> dict[str, dict[str, float]]:
     order = np.sort(first)
     images = images[0][order], images[1][order]
     if len(alone := np.setxor1d(labels, texts[1])):
-        raise ConfigError(f"labels: {alone[0]} is that of {'an image' if alone[0] in labels else 'a text'} alone")
+        raise ConfigError(f"labels: {alone[0]} occurs only in the {'images' if alone[0] in labels else 'texts'}")
     return {"image_to_text": _recalls(images, texts), "text_to_image": _recalls(texts, images)}
 
 

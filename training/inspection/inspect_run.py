@@ -184,7 +184,7 @@ def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
                 raise ConfigError(f"panels={name!r}: block {routing.block} has {kinds} 0 to {experts - 1}")
         names = list(dict.fromkeys(one for name in chosen for one in whole.get(name, [name])))
     if len(names) > MOST_PANELS:
-        raise ConfigError(f"panels={' '.join(chosen)!r}: {len(names)} panels in a row, expected at most {MOST_PANELS}")
+        raise ConfigError(f"panels={' '.join(chosen)!r}: expected at most {MOST_PANELS} panels, got {len(names)}")
     if not routing.soft:
         return [Panel(f"expert {name}", int(name), routing.experts[..., int(name)]) for name in names]
     weights, pairs = times_uniform(routing), [tuple(map(int, name.split("."))) for name in names]

@@ -53,14 +53,14 @@ class Arguments:
         """ConfigError for every value of `key` but one, which is also its default."""
         value = self.take(key, expected)
         if value != expected:
-            raise ConfigError(f"{self.name}.{key}={value!r}: only {expected!r} has a counterpart here")
+            raise ConfigError(f"{self.name}.{key}={value!r}: only {expected!r} is supported")
 
     def square(self, key: str, *default: Any) -> int:
         """A size, or a pair of equal sizes."""
         value = self.take(key, *default)
         sizes = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
         if not sizes or any(size != sizes[0] for size in sizes):
-            raise ConfigError(f"{self.name}.{key}={value!r}: images and patches are square here")
+            raise ConfigError(f"{self.name}.{key}={value!r}: expected square images and patches")
         check_value(f"{self.name}.{key}", sizes[0], Count)
         return int(sizes[0])
 
@@ -78,4 +78,4 @@ class Arguments:
     def finish(self) -> None:
         """ConfigError if an argument was not read."""
         for key, value in self._rest.items():
-            raise ConfigError(f"{self.name}.{key}={value!r} has no counterpart here")
+            raise ConfigError(f"{self.name}.{key}={value!r} is not supported")

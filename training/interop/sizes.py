@@ -58,7 +58,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
         sizes["heads"] = _shape(shapes, query, 3)[1]
     if "fc_norm.weight" in shapes:
         if token:
-            raise ConfigError(f"fc_norm.weight beside {of('token')}: a class token that is not pooled is not supported")
+            raise ConfigError(f"fc_norm.weight beside {of('token')}: a class token is supported only if pooled")
         sizes["pool"] = "gap_norm"
     if (norm := of("blocks/0/attention/query_norm/scale")) in shapes:
         sizes |= {"qk_norm": True, "heads": width // _shape(shapes, norm, 1)[0]}
@@ -85,7 +85,7 @@ def mixer_sizes(shapes: Shapes) -> dict[str, Any]:
 
 def _shape(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
     if name not in shapes:
-        raise ConfigError(f"{name} is missing, by which the sizes of the model are told")
+        raise ConfigError(f"{name} is missing; the model's sizes cannot be inferred without it")
     if len(shapes[name]) != axes or not all(shapes[name]):
         raise ConfigError(f"{name} has shape {shapes[name]}, expected {axes} axes")
     return shapes[name]
@@ -100,7 +100,7 @@ def _depth(shapes: Shapes, first: str) -> int:
 
 def _side(name: str, places: int) -> int:
     if not _is_square(places):
-        raise ConfigError(f"{name} has places for {places} patches, which are not a square")
+        raise ConfigError(f"{name} has positions for {places} patches, expected a square number")
     return math.isqrt(places)
 
 

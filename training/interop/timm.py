@@ -17,9 +17,9 @@ __all__ = ["TIMM", "config_from_timm", "models_of_timm", "timm_arguments"]
 
 def _check(config: VitConfig) -> None:
     if config.qk_norm and not config.qk_norm_bias:
-        raise ConfigError("qk_norm_bias=False: timm normalises queries and keys with a bias (0 makes no difference)")
+        raise ConfigError("qk_norm_bias=False: timm normalises queries and keys with a bias; set qk_norm_bias=True")
     if config.qk_norm and config.pool == "map":
-        raise ConfigError("qk_norm=True with pool='map': timm does not normalise the query and keys of the pooling")
+        raise ConfigError("qk_norm=True with pool='map': timm does not normalise queries and keys when pooling")
 
 
 TIMM = Project(
@@ -99,7 +99,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     if class_token != (pool == "token"):
         raise ConfigError(f"arguments.class_token={class_token!r}: expected a class token if and only if it is pooled")
     if fc_norm and pool != "gap_norm":
-        raise ConfigError(f"arguments.fc_norm={fc_norm!r}: after such a pooling there is no normalisation here: False")
+        raise ConfigError(f"arguments.fc_norm={fc_norm!r}: expected False, since this pooling has no normalisation")
     if fc_norm is False and pool == "gap_norm":
         pool = "gap"
     for name, value in _REQUIRED.items():
@@ -142,7 +142,7 @@ def _epsilon(of_timm: Arguments) -> float:
             return float(match[1] or 1e-5)
     except ValueError:  # 1e-, say
         pass
-    raise ConfigError(f"arguments.norm_layer={layer!r}: expected 'LayerNorm', maybe with {{'eps': ...}} after it")
+    raise ConfigError(f"arguments.norm_layer={layer!r}: expected 'LayerNorm', optionally followed by {{'eps': ...}}")
 
 
 _EITHER = {True: True, False: False}

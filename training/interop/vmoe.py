@@ -133,7 +133,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
 def _layers(value: Any) -> tuple[int, ...]:
     """The numbers of the MoE layers, in order."""
     if isinstance(value, str) or not isinstance(value, Collection):
-        raise ConfigError(f"model.encoder.moe.layers={value!r}: expected the numbers of layers")
+        raise ConfigError(f"model.encoder.moe.layers={value!r}: expected layer numbers")
     for number in value:
         check_value("model.encoder.moe.layers", number, int)
     return tuple(sorted(value))
@@ -148,7 +148,7 @@ def _placement(layers: tuple[int, ...], depth: int) -> str:
     if layers == odd[-count:]:
         return f"every_2_last_{count}"
     if not all(0 <= layer < depth for layer in layers):
-        raise ConfigError(f"model.encoder.moe.layers={layers!r}: the model has the layers 0 to {depth - 1}")
+        raise ConfigError(f"model.encoder.moe.layers={layers!r}: expected layers from 0 to {depth - 1}")
     return ",".join(map(str, sorted(set(layers))))
 
 

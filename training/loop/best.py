@@ -42,7 +42,7 @@ def updated(B: Backend, config: Config, best: Best | None, step: int, results: M
     if not measure or kind not in results:
         return best
     if (found := flatten(results[kind]).get(path)) is None:
-        raise ConfigError(f"training.keep_best={measure!r}: {kind} has only {', '.join(results[kind])}")
+        raise ConfigError(f"training.keep_best={measure!r}: {kind} measures only {', '.join(results[kind])}")
     value = float(B.exchanged(repr(float(found)))[0])
     sign = -1 if path.rpartition("/")[2] == "loss" else 1
     if best is None or sign * value > sign * best.value or (math.isnan(best.value) and not math.isnan(value)):

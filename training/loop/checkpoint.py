@@ -105,7 +105,7 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
             try:
                 _remove(folder / f"{old:08d}")
             except OSError as error:  # the new one is whole
-                warnings.warn(f"{folder}: the old checkpoint {old} cannot be removed ({error.strerror})", stacklevel=1)
+                warnings.warn(f"{folder}: cannot remove the old checkpoint {old} ({error.strerror})", stacklevel=1)
     return final
 
 
@@ -162,7 +162,7 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
             is_now = f"{arrays[name].stored_as} {arrays[name].shape}"
             raise CheckpointError(f"{where}: {name} is {is_now}, expected F32 {tuple(shape)}")
     if unknown := sorted(set(arrays) - set(expected)):
-        raise CheckpointError(f"{where}: {unknown[0]!r} is not a parameter of the model")
+        raise CheckpointError(f"{where}: {unknown[0]!r} is not an array of this model's state")
     values: dict[str, Any] = dict(arrays)
     if whole:
         for name, array in arrays.items():
@@ -189,24 +189,24 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
         by = record.get("version", "0.1")  # which did not say
-        raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
+        raise CheckpointError(f"{path}: format {record.get('format')!r} of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
         if key not in record:
             raise CheckpointError(f"{path}: no entry {key!r}")
         if not isinstance(record[key], kind) or isinstance(record[key], bool):
-            raise CheckpointError(f"{path}: {key}={record[key]!r}: invalid entry of a checkpoint")
+            raise CheckpointError(f"{path}: {key}={record[key]!r}: invalid checkpoint entry")
     for name, sha256 in _files(record).items():
         if not isinstance(sha256, str) or not re.fullmatch(r"arrays(-\d{5}-of-\d{5})?\.safetensors", name):
-            raise CheckpointError(f"{path}: files: {name!r}: invalid entry of a checkpoint")
+            raise CheckpointError(f"{path}: files: {name!r}: invalid checkpoint entry")
     if f"{record['step']:08d}" != folder.name:
-        raise CheckpointError(f"{path}: step={record['step']!r}, in the folder of step {folder.name}")
+        raise CheckpointError(f"{path}: step={record['step']!r}, but its folder is {folder.name}")
     return record
 
 
 def _advice(path: Path) -> str:
     older = [step for step in steps(path.parent) if f"{step:08d}" < path.name]
-    return f". To go on from step {older[-1]}, remove {path}" if older else f". {path} is the only checkpoint"
+    return f". To resume from step {older[-1]}, remove {path}" if older else f". {path} is the only checkpoint"
 
 
 def _remove(path: Path) -> None:
@@ -275,11 +275,11 @@ class Saver:
         note, until = _note(folder, process), time.monotonic() + PATIENCE
         while not note.exists():
             if time.monotonic() > until:
-                raise RunError(f"{folder}: process {process} has not saved its part within {PATIENCE:.0f} s")
+                raise RunError(f"{folder}: process {process} did not save its part within {PATIENCE:.0f} s")
             time.sleep(LOOK)
         record = json.loads(note.read_bytes())
         if "error" in record:
-            raise RunError(f"{folder}: process {process} could not save its part: {record['error']}")
+            raise RunError(f"{folder}: process {process} failed to save its part: {record['error']}")
         return str(record["sha256"])
 
 

@@ -44,7 +44,7 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
     if name == "numpy":
         for axis, size in mesh.axes.items():
             if process is not None or size not in (None, 1):
-                raise ConfigError(f"mesh.{axis}={size!r}: backend='numpy' computes on one device, in one process")
+                raise ConfigError(f"mesh.{axis}={size!r}: expected 1, since backend='numpy' uses one device")
         yield load_backend(name)
     elif process is None:
         yield on_devices(name, mesh)
@@ -110,17 +110,17 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
     layers_of = family(model).moe_layers
     if images % (sizes.devices * parts):
         among = f"{sizes.devices} devices ({sizes})" + (f" in {parts} parts (accumulate)" if parts > 1 else "")
-        raise ConfigError(f"{where} does not divide among {among}")
+        raise ConfigError(f"{where} cannot be split evenly among {among}")
     part = images // sizes.devices // parts
     try:
         of_device = layers_of(model, part)
     except ShapeError as error:
-        raise ConfigError(f"{where}: {part} images at a time on each device ({sizes}). {error}") from error
+        raise ConfigError(f"{where}: {part} images per device ({sizes}). {error}") from error
     for alone, here in zip(layers_of(model, images // parts), of_device, strict=True):
         if alone.settings.tokens != here.settings.tokens:
             group = f"a group of {alone.settings.tokens} {alone.items} of layer {alone.name}"
             advice = "set model.group_images, model.group_size or text.group_texts"
-            raise ConfigError(f"{where}: {group} would span the devices ({sizes}); {advice}")
+            raise ConfigError(f"{where}: {group} would span several devices ({sizes}); {advice}")
 
 
 def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> None:
@@ -128,7 +128,7 @@ def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> N
     for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
         check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
         if multi_hash.chosen(layer.settings):
-            raise ConfigError(f"mesh.expert={sizes.expert!r}: MultiHash mixes experts, which cannot be split")
+            raise ConfigError(f"mesh.expert={sizes.expert!r}: expected 1, since MultiHash cannot split its experts")
 
 
 def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> None:

@@ -62,7 +62,7 @@ def load_sets(
             own = dataset if settings.data == "run" else datasets.load(settings.data, settings.path, **how)
             model = _model(config, settings)
         if own.shape != dataset.shape:
-            shapes = f"images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
+            shapes = f"images of {own.shape} (height, width, channels), but the model takes {dataset.shape}"
             raise ConfigError(f"{where}: {shapes}")
         needs = replace(settings, kind="head") if is_own(settings.kind) and model.classes else settings
         if wrong := _wrong(config, needs, own, model, len(dataset.classes)):
@@ -83,7 +83,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
     if not good or {"kind", "step"}.intersection(made):  # which each line of the log has
         raise ConfigError(
-            f"{where}={kind!r}: returned {shown(made)}, expected numbers by names other than kind and step"
+            f"{where}={kind!r}: returned {shown(made)}, expected numbers by name, with names other than kind and step"
         )
     return {str(name): float(each) for name, each in made.items()}
 
@@ -92,25 +92,25 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
     """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run."""
     kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
-        return f".kind={kind!r}: the run has no tower of texts (objective={config.objective!r})"
+        return f".kind={kind!r}: the run has no text tower (objective={config.objective!r})"
     if kind == "retrieval":
         return f"{data} no captions" if own.validation.captions is None else ""
     if not classes:
-        return f"{data} captions, and no classes to be told apart"
+        return f"{data} captions but no classes"
     if kind == "zero_shot":
         names, prompts = read_prompts(Path(settings.prompts)).classes, f".prompts={settings.prompts!r}:"
         if len(names) != classes:
-            return f"{prompts} {len(names)} classes, the data have {classes}"
+            return f"{prompts} {len(names)} classes, but the data has {classes}"
         if names != own.classes and set(names) == set(own.classes):
-            return f"{prompts} the classes of the data in another order: {', '.join(own.classes)}"
+            return f"{prompts} expected the classes in the order of the data: {', '.join(own.classes)}"
     if kind == "head" and not model.classes:
-        return ".kind='head': the model has no head; kind='few_shot' and kind='neighbours' need none"
+        return ".kind='head': the model has no head; use kind='few_shot' or kind='neighbours'"
     if kind == "head" and classes != head:
-        return f": {classes} classes, the head has {head}; kind='few_shot' and kind='neighbours' take any"
+        return f": {classes} classes, but the head has {head}; use kind='few_shot' or kind='neighbours'"
     if kind == "neighbours" and max(settings.neighbours) > len(own.train):
-        return f".neighbours={list(settings.neighbours)!r}: there are {len(own.train)} training images"
+        return f".neighbours={list(settings.neighbours)!r}: expected at most {len(own.train)}, the number of training images"
     if kind == "few_shot" and max(settings.shots) > (most := int(np.bincount(own.train.labels).max())):
-        return f".shots={list(settings.shots)!r}: no class has more than {most} training images"
+        return f".shots={list(settings.shots)!r}: expected at most {most}, the training images of the largest class"
     return ""
 
 
@@ -137,12 +137,12 @@ def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
     classes = range(len(dataset.classes))
     if not isinstance(labels, list) or len(labels) != len(dataset.validation):
         kind = f"a list of {len(labels)}" if isinstance(labels, list) else type(labels).__name__
-        raise DataError(f"{path}: {kind}, expected a list of labels for each of {len(dataset.validation)} images")
+        raise DataError(f"{path}: expected {len(dataset.validation)} lists of labels, one for each image, got {kind}")
     for index, own in enumerate(labels):
         if not isinstance(own, list) or not all(type(label) is int and label in classes for label in own):
             raise DataError(f"{path}: image {index} has {own!r}, expected a list of labels from 0 to {classes[-1]}")
     if not any(labels):
-        raise DataError(f"{path}: no image has a label")
+        raise DataError(f"{path}: expected labels for at least one image")
     return labels
 
 

@@ -78,7 +78,7 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
     for block in vit.id_blocks(model):
         tables = np.asarray(params["blocks"][str(block)]["moe"]["router"]["tables"])
         if not np.isin(tables, np.arange(experts)).all():
-            wrong = f"must hold integers from 0 to {experts - 1}, found {np.min(tables)} to {np.max(tables)}"
+            wrong = f"must hold integers from 0 to {experts - 1}, got {np.min(tables)} to {np.max(tables)}"
             raise CheckpointError(f"{where}: tables of block {block} {wrong}")
 
 
@@ -102,7 +102,7 @@ def _codebook(
     patches = normalized_patches(np.concatenate(parts).reshape(-1, token_ids.pixels(model)))
     different = np.unique(patches, axis=0)
     if len(different) < model.codes:
-        raise ConfigError(f"model.codes={model.codes}: only {len(different)} different patches in {len(chosen)} images")
+        raise ConfigError(f"model.codes={model.codes}: only {len(different)} distinct patches in {len(chosen)} images")
     start = different[random.choice(len(different), model.codes, replace=False)]
     print(f"codebook: k-means of {len(patches)} patches, {model.codes} codes", file=sys.stderr)
     return k_means(patches, start).centroids.astype(np.float32)
@@ -123,7 +123,7 @@ def _tables(
         draws = random.random((options.hashes, options.ids))
         return np.stack([hash_table_random(row, experts=options.experts) for row in draws])
     if options.hashes != 1:
-        raise ConfigError(f"hash.kind={kind!r}: several hashes must differ, so their tables are random")
+        raise ConfigError(f"hash.kind={kind!r}: expected 'random', since several hashes must differ")
     if kind == "balanced":
         frequencies = np.zeros(options.ids)
         for chunk in _read(dataset, images, "frequencies"):
@@ -131,9 +131,9 @@ def _tables(
             frequencies += np.bincount(ids.ravel(), minlength=options.ids)
         return hash_table_balanced(frequencies, experts=options.experts)[None]
     if model.token_ids not in ("patch_code", "previous") or codebook is None:
-        raise ConfigError(f"hash.kind={kind!r}: expected ids of codewords, not of the kind {model.token_ids!r}")
+        raise ConfigError(f"hash.kind={kind!r}: needs ids of codewords, got model.token_ids={model.token_ids!r}")
     if options.experts > len(codebook):
-        raise ConfigError(f"model.codes={len(codebook)}: fewer than {options.experts} clusters (hash.kind={kind!r})")
+        raise ConfigError(f"model.codes={len(codebook)}: hash.kind={kind!r} needs at least {options.experts}")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
     # A class token has no pixels: it sits with the patches of one colour, which are 0.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])

@@ -93,8 +93,8 @@ def _own_size(model: ModelConfig) -> int:
     """The size of images that a named model has by itself. Raises ConfigError for a model that is made for digits."""
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
-        made_for = f"model.name={model.name!r} is made for digits of {size} x {size} pixels"
-        raise ConfigError(f"model.image_size is not set: {made_for}; give --model.image-size 64, for example")
+        made_for = f"model.name={model.name!r} is designed for digits of {size} x {size} pixels"
+        raise ConfigError(f"model.image_size is not set: {made_for}; set --model.image-size 64, for example")
     return size
 
 
@@ -106,7 +106,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     height, width, channels = dataset.shape
     if height != width:
         what = f"images of {height} x {width} pixels, expected squares"
-        raise ConfigError(f"data.path={config.data.path!r}: {what}; model.image_size=N resizes and crops them")
+        raise ConfigError(f"data.path={config.data.path!r}: {what}; set model.image_size=N to resize and crop them")
     objective = objective_of(config)
     classes = len(dataset.classes) if objective.head else 0
     expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": classes}
@@ -119,14 +119,14 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     filled = {name: value for name, value in asdict(chosen).items() if name != "router_options"}
     training = config.training
     if config.data.crop_padding >= height:
-        raise ConfigError(f"data.crop_padding={config.data.crop_padding!r}: would move images of {height} pixels away")
+        raise ConfigError(f"data.crop_padding={config.data.crop_padding!r}: expected less than {height} pixels")
     for name in ("batch", "evaluation_batch"):
         images = getattr(training, name)
         part = images // (training.accumulate if name == "batch" else 1)
         try:
             layers = family(chosen).moe_layers(chosen, part)
         except ShapeError as error:
-            raise ConfigError(f"training.{name} gives parts of {part} images. {error}") from error
+            raise ConfigError(f"training.{name} gives {part} images at a time. {error}") from error
         check_memory(f"training.{name}={images!r}", images * height * width * channels)
         for layer in layers:
             _check_layer(layer, training=name == "batch")

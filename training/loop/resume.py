@@ -59,25 +59,25 @@ def begin(
         params = initial()
         for name, value in flatten(params).items():
             if isinstance(value, np.ndarray) and not np.isfinite(value).all():
-                raise RunError(f"the initial parameter {name} has NaN or infinity")
+                raise RunError(f"the initial parameter {name} contains NaN or infinity")
         return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [], [])
     step = saved.record["step"]
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
     if draws(model, config.training.batch) and saved.record.get("generator") != GENERATOR:
         by = saved.record.get("version", "0.1, as it names none")
         why = f"the gating noise of this run was not drawn by {GENERATOR}"
-        advice = f"go on with the version of moespec that began it ({by}), or begin a new run"
+        advice = f"resume with the moespec version that started it ({by}), or start a new run"
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {why}; {advice}")
     if data := of_data(saved.record.get("stamp", {}), stamp):
-        raise CheckpointError(f"{directory.checkpoints}, step {step}: the data have changed: {described(data)}")
+        raise CheckpointError(f"{directory.checkpoints}, step {step}: the data has changed: {described(data)}")
     expected = {
         "random": {"seed": seed, "step": step},
         "data": data_position(stamp[NUMBER], config.training.batch, step),
     }
     for key, value in expected.items():
         if saved.record[key] != value:
-            why = f"another seed, batch or number of training images than {stamp[NUMBER]}"
-            told = f"{key} {saved.record[key]}, but this run has {value} there ({why})"
+            why = f"the seed, batch or number of training images, now {stamp[NUMBER]}, has changed"
+            told = f"{key} {saved.record[key]}, but this run has {value} ({why})"
             raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
     read = saved.state
     if alone and B.name != "numpy":  # which computes and saves in float64
@@ -128,7 +128,7 @@ def trained_params(
     model = model_config(config.model)
     place = directory.place(step)
     if place is None:
-        raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
+        raise CheckpointError(f"{directory.checkpoints}: no checkpoint yet")
     check_evaluated(checkpoint.read_record(place), config, str(directory.checkpoints))
     saved = checkpoint.read(place, shapes_of(config, model))
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))

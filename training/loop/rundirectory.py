@@ -34,8 +34,8 @@ __all__ = ["RunDirectory"]
 
 CONFIG, CLASSES = "config.toml", "classes.json"
 LENGTH = "training.steps"
-FIXED = "that cannot be overridden, as the order of the images depends on it"
-ADVICE = "Choose another --run, or change this one on purpose with moespec train --resume --override"
+FIXED = "cannot be overridden, since the order of the images depends on it"
+ADVICE = "Choose another --run, or change this run with moespec train --resume --override"
 
 
 class RunDirectory:
@@ -59,7 +59,7 @@ class RunDirectory:
         """The configuration saved here. Raises RunError where there is none."""
         config = self.config()
         if config is None:
-            raise RunError(f"run={str(self.path)!r}: there is no run, no config.toml in it")
+            raise RunError(f"run={str(self.path)!r}: not a run (no config.toml)")
         return config
 
     def classes(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class RunDirectory:
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
-                found = f"class {label} is {now!r} in the data, {before!r} in {CLASSES}"
+                found = f"class {label} is {now!r} in the data, but {before!r} in {CLASSES}"
                 raise RunError(f"run={str(self.path)!r}: {found}{advice}")
 
     def begun(self) -> bool:
@@ -142,10 +142,8 @@ class RunDirectory:
         elif resume and (saved := self.config()) is not None:
             written = config_compatibility.keys((self.path / CONFIG).read_text())
             if lost := config_compatibility.keys(configfile.dump(saved)) - written:
-                advice = "there is no checkpoint: start again without --resume"
-                raise RunError(
-                    f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; {advice}"
-                )
+                advice = "no checkpoint yet: start again without --resume"
+                raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
@@ -160,11 +158,11 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            raise RunError(f"{where}: no such folder can be made ({error})") from error
+            raise RunError(f"{where}: cannot create this folder ({error})") from error
         rest = OWN if self.checkpoints.is_dir() else ()
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if others := [name for name in others if name not in rest and not self.begun()]:
-            raise RunError(f"{where}: not a run, there is {others[0]!r} in it; choose another --run")
+            raise RunError(f"{where}: not a run, but contains {others[0]!r}; choose another --run")
 
     def _go_on(
         self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool
@@ -173,7 +171,7 @@ class RunDirectory:
         newest = self.checkpoints / f"{checkpoint.steps(self.checkpoints)[-1]:08d}"
         record = checkpoint.read_record(newest)
         if data := config_compatibility.of_data(record.get("stamp", {}), stamp):
-            told = f"run={str(self.path)!r}: the data have changed since step {record['step']}: {config_compatibility.described(data)}"
+            told = f"run={str(self.path)!r}: the data has changed since step {record['step']}: {config_compatibility.described(data)}"
             if config_compatibility.NUMBER in data:
                 raise RunError(f"{told}; {FIXED}")
             if not override:
@@ -214,11 +212,13 @@ class RunDirectory:
             elif changed.keys() == {LENGTH}:
                 raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
-            raise RunError(f"{where}: another configuration: {config_compatibility.described(changed)}. {ADVICE}")
+            raise RunError(f"{where}: changed configuration: {config_compatibility.described(changed)}. {ADVICE}")
         if not resume:
-            raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
+            raise RunError(f"{where}: unfinished; resume it with --resume, or choose another --run")
         if record["step"] > config.training.total:
-            raise RunError(f"{where}: training.steps={config.training.total}: {record['step']} steps are done already")
+            raise RunError(
+                f"{where}: training.steps={config.training.total}: the run already has {record['step']} steps"
+            )
         return changed, later
 
     def _override(
@@ -235,8 +235,8 @@ class RunDirectory:
         needed = config.optimizer.state_shapes(shapes)
         if flatten(needed).keys() != flatten({name: saved.state[name] for name in trees}).keys():
             told = config_compatibility.described(changed)
-            why = "as the checkpoint lacks what this optimizer keeps of each parameter"
-            raise RunError(f"run={str(self.path)!r}: {told}; that cannot be overridden, {why}")
+            why = "since the checkpoint lacks this optimizer's state"
+            raise RunError(f"run={str(self.path)!r}: {told}; cannot be overridden, {why}")
         entry = {"step": record["step"], "changes": changed}
         overrides = [*record.get("overrides", []), entry]
         of_data = {"stamp": stamp} if stamp else {}
@@ -254,7 +254,7 @@ class RunDirectory:
             step = best.step
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"
-            known = f"has the steps {listed}" + (", and records no best (training.keep_best)" if step == "best" else "")
+            known = f"has steps {listed}" + (" but no best step (training.keep_best)" if step == "best" else "")
             raise CheckpointError(f"step={step!r}: not in {self.checkpoints}, which {known}")
         return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
 
@@ -264,8 +264,8 @@ def _other_rates(where: str, config: Config, before: int, same: int, steps: list
     name, now = config.schedule.name, config.training.total
     listed = ", ".join(map(str, steps))
     why = (
-        f"the schedule {name!r} with {now} steps has the same rates as with {before} for the first {same} steps only, "
-        f"and the checkpoints are of the steps {listed}"
+        f"the schedule {name!r} with {now} steps has the same rates as with {before} only for the first {same} steps, "
+        f"but the checkpoints are at steps {listed}"
     )
-    advice = "" if name == "rsqrt" else "; rsqrt is the schedule whose runs can go on for longer"
+    advice = "" if name == "rsqrt" else "; use the rsqrt schedule for runs that you may extend"
     return f"{where}: training.steps={now}: {why}{advice}. {ADVICE}"

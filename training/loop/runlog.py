@@ -33,7 +33,7 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
     path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
     lines, damaged = _read(read_file(path) if path.exists() else b"")
     if damaged:
-        raise RunError(f"{path}, {damaged[0]}; to go on without the line, remove it")
+        raise RunError(f"{path}, {damaged[0]}; remove the line to continue without it")
     with suppress(CheckpointError):  # readers of its arrays report the damage
         record = {"step": 0} if newest is None else checkpoint.read_record(newest)
         there = sum(at["step"] <= record["step"] for _, at in lines)
@@ -41,7 +41,7 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
             warnings.warn(f"{path}: {few}", stacklevel=1)
     records = [record for _, record in lines if record["kind"] == kind]
     if some and not records:
-        raise RunError(f"{path}: there is no line of the kind {kind!r}")
+        raise RunError(f"{path}: no line of kind {kind!r}")
     return records
 
 
@@ -96,7 +96,7 @@ class RunLog:
 
 def _fewer(there: int, logged: int, step: int) -> str:
     """What is wrong with a log of so many lines up to a step at which it had `logged`, if anything is."""
-    return f"has {there} of the {logged} lines that were there at step {step}" if there < logged else ""
+    return f"has {there} of the {logged} lines written up to step {step}" if there < logged else ""
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
@@ -117,9 +117,9 @@ def _record(line: bytes) -> dict[str, Any]:
     record = unsigned(line, always=False)
     kind = record.get("kind")
     if not isinstance(kind, str) or kind.partition("/")[0] not in KINDS or type(record.get("step")) is not int:
-        raise ValueError('damaged, not the "kind" and the "step" of a record')
+        raise ValueError('damaged: expected a record with "kind" and "step"')
     if missing := sorted(KINDS.get(kind, set()) - record.keys()):
-        raise ValueError(f"damaged, {kind} without {missing[0]!r}")
+        raise ValueError(f"damaged: {kind} without {missing[0]!r}")
     scalars({**record, "kind": 0}, kind)
     return record
 
@@ -157,5 +157,5 @@ def scalars(values: Any, name: str) -> list[tuple[str, float]]:
     if isinstance(values, list):
         return [pair for index, value in enumerate(values) for pair in scalars(value, f"{name}/{index}")]
     if not isinstance(values, int | float):
-        raise ValueError(f"damaged, {name}={values!r} is not a number")
+        raise ValueError(f"damaged: {name}={values!r}, expected a number")
     return [(name, float(values))]

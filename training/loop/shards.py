@@ -38,7 +38,7 @@ class ArrayFile:
         """All of it. Raises ValueError if it is damaged."""
         content = read_file(self.path)
         if hashlib.sha256(content).hexdigest() != self.sha256:
-            raise ValueError("damaged, its checksum is not that of state.json")
+            raise ValueError("damaged: its checksum does not match state.json")
         return content
 
     @cached_property
@@ -46,7 +46,7 @@ class ArrayFile:
         """Raises ValueError if the file is damaged; reads all of it the first time."""
         with open(self.path, "rb", opener=regular) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
-                raise ValueError("damaged, its checksum is not that of state.json")
+                raise ValueError("damaged: its checksum does not match state.json")
         return True
 
 
@@ -70,7 +70,7 @@ class Stored:
         self.stored_as = parts[0].dtype
         self.dtype = np.dtype(np.float64 if self.stored_as == "F64" else np.float32)
         if sum(math.prod(part.shape) for part in parts) != math.prod(self.shape):
-            raise ValueError(f"its pieces do not make an array of {self.shape}")
+            raise ValueError(f"its parts do not add up to shape {self.shape}")
 
     def __getitem__(self, index: Index) -> NDArray[Any]:
         bounds = [part.indices(size)[:2] for part, size in zip(index, self.shape, strict=False)]
@@ -86,7 +86,7 @@ class Stored:
                 here = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(overlap, bounds, strict=True))
                 result[here] = part.read(there)
         if not np.isfinite(result).all():
-            raise ValueError("has NaN or infinity")
+            raise ValueError("contains NaN or infinity")
         return result
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

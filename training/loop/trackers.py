@@ -62,7 +62,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
             elif name not in TRACKERS:
                 hooks[name] = hook = _told(name, own_function("log", name, load=True), config, run)
                 if not callable(hook):
-                    raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, a function of each step")
+                    raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook to call after each step")
         return ids
 
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
@@ -86,9 +86,9 @@ def _known(file: Path) -> dict[str, str]:
     try:
         ids: dict[str, str] = read_record(file, always=False) if file.exists() else {}
         if wrong := [name for name, each in ids.items() if not isinstance(each, str) or not each]:
-            raise ValueError(f"damaged, {wrong[0]}={ids[wrong[0]]!r:.40} is not the name of a run")
+            raise ValueError(f"damaged: {wrong[0]}={ids[wrong[0]]!r:.40} is not a run name")
     except (OSError, ValueError) as error:
-        warnings.warn(f"{file}: {error}; the trackers begin new runs", stacklevel=1)
+        warnings.warn(f"{file}: {error}; the trackers start new runs", stacklevel=1)
         return {}
     return ids
 

@@ -140,13 +140,13 @@ def train(
                     save(after)
                     saver.wait()
                 newest = latest(directory.checkpoints)
-                how = " once the file can be read; leaving it out takes a new run" * isinstance(error, DataError)
-                error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}{how}",)
+                how = " once the file is readable; to leave it out, start a new run" * isinstance(error, DataError)
+                error.args = (f"{error}; --resume continues from step {int(newest.name) if newest else 0}{how}",)
                 raise
             state, metrics = update(state, batch, rate(step))
             if is_own(config.objective) and (name := objective.measure[0]) not in metrics:
                 what = f"objective={config.objective!r}: its measure is {name!r}"
-                raise ConfigError(f"{what}; the loss returns the metrics {', '.join(metrics)}")
+                raise ConfigError(f"{what}, but the loss returns only {', '.join(metrics)}")
             pending = evaluate.pending(step + 1)
             after = AfterStep(B, config, state, step + 1, rate(step), metrics, pending, best=after.best)
             for hook in each:

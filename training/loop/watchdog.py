@@ -57,14 +57,14 @@ class _Contact:
     def read(self) -> list[dict[str, Any]]:
         """The messages received. Raises OSError at the end of the connection, and for invalid messages."""
         if not (received := self.connection.recv(MOST)):
-            raise ConnectionError("its connection has ended")
+            raise ConnectionError("its connection was closed")
         *lines, self._rest = (self._rest + received).split(b"\n")
         try:
             messages = [dict(json.loads(line)) for line in lines]
         except (ValueError, TypeError, RecursionError) as error:
-            raise ConnectionError("it sent what is no message") from error
+            raise ConnectionError("it sent an invalid message") from error
         if len(self._rest) > MOST:
-            raise ConnectionError("it sent too long a message")
+            raise ConnectionError("its message was too long")
         self.heard = time.monotonic()
         return messages
 
@@ -80,7 +80,7 @@ class Watchdog:
         host, _, port = process.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port) + 1
         if self._port == 2**16:
-            raise ConfigError(f"MASTER_PORT={port}: expected less, the processes need the next port too")
+            raise ConfigError(f"MASTER_PORT={port}: expected a smaller port, since the next one is also needed")
         self.step: int | None = None
         self._index, self._count = process.index, process.count
         self._timeout, self._beat = timeout, min(2.0, timeout / 10)
@@ -125,7 +125,7 @@ class Watchdog:
         try:
             return socket.create_server(("127.0.0.1" if near else "", self._port), family=family, dualstack_ipv6=both)
         except OSError as error:
-            raise RunError(f"port {self._port}, the next after MASTER_PORT, is not free: {error.strerror}") from error
+            raise RunError(f"port {self._port} (MASTER_PORT + 1) is not available: {error.strerror}") from error
 
     def _is_missing(self, new: _Contact, missing: Collection[int]) -> bool:
         try:
@@ -135,7 +135,7 @@ class Watchdog:
             return False  # another program
         if new.index in missing and count == self._count:
             return True
-        new.send(refused=f"process {new.index} of {count}: there is one already, or they are {self._count} processes")
+        new.send(refused=f"process {new.index} of {count}: already connected, or the job has {self._count} processes")
         return False
 
     def _follow(self) -> str:
@@ -163,7 +163,7 @@ class Watchdog:
         """Reports missing processes now and then. Raises RunError after `START` timeouts."""
         where, now = f"{missing} of {self._count} at {self._host}:{self._port}{why}", time.monotonic()
         if now > self._until:
-            text = f"{where}: not there after {START * self._timeout:.0f} s"
+            text = f"{where}: not connected after {START * self._timeout:.0f} s"
             for each in self._contacts:
                 each.send(refused=text)
             raise RunError(text)
@@ -205,7 +205,7 @@ class Watchdog:
                 self._contacts.remove(contact)
                 self._leaving.append(contact)  # what ends the connection is the end of this process
         elif "left" in message:
-            text = f"process {contact.index} of {self._count} on {contact.host} ended with an error: {message['left']}"
+            text = f"process {contact.index} of {self._count} on {contact.host} failed: {message['left']}"
             self._failed = self._failed or (time.monotonic() + GRACE, text)
 
     def _lose(self, contact: _Contact, why: str) -> None:

@@ -134,7 +134,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The vocabulary of the tokenizer, features as wide as the image tower's, and rates of 0 for a locked tower."""
     config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
-        need = "objective='lit' is for images with captions, as of --data pairs"
+        need = "objective='lit' needs images with captions, as in --data pairs"
         raise ConfigError(f"data.name={config.data.name!r}: {need}")
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     width = getattr(model, "representation", 0) or model.width
@@ -144,7 +144,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     with named("text.", ("vocabulary",)):
         check_vocabulary(tokenizer, tower.vocabulary)
     if tower.projection != width:
-        raise ConfigError(f"text.projection={tower.projection!r}: the features of the image tower are {width} wide")
+        raise ConfigError(f"text.projection={tower.projection!r}: expected {width}, the image tower's width")
     for name in ("batch", "evaluation_batch"):
         try:
             text.moe_layers(tower, getattr(config.training, name))
@@ -157,16 +157,16 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 def _locked(config: Config, model: Model) -> Config:
     """With rates of 0 for the image tower. Raises ConfigError for a tower that would be trained, or never was."""
     if config.init is None:
-        raise ConfigError("lit.locked=True without init: an image tower that was never trained would stay as it is")
+        raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
         if getattr(model, name, 0.0):
-            raise ConfigError(f"model.{name}={getattr(model, name)!r}: a locked tower is not trained (lit.locked)")
+            raise ConfigError(f"model.{name}={getattr(model, name)!r}: expected 0 for a locked tower (lit.locked)")
     rates = config.optimizer.rates
     own = f"^({'|'.join(sorted(family(model).parameter_shapes(model)))})($|/)=0"
     if rates and not rates.startswith(own):
         paths = [(name, "x") for name in family(model).parameter_shapes(model)]
         if wrong := [path[0] for path in paths if config.optimizer.rate_of(path) not in (0.0, 1.0)]:
-            raise ConfigError(f"optimizer.rates={rates!r}: {wrong[0]} is of the locked image tower (lit.locked)")
+            raise ConfigError(f"optimizer.rates={rates!r}: {wrong[0]} belongs to the locked image tower (lit.locked)")
     joined = rates if rates.startswith(own) else ", ".join(filter(None, [own, rates]))
     return replace(config, optimizer=replace(config.optimizer, rates=joined))
 
@@ -212,19 +212,19 @@ def _features(
         if B.process == 0:
             write_atomically(path, sealed(arrays))
         return arrays
-    advice = "without the file they are computed anew"
+    advice = "delete the file to recompute them"
     try:
         tensors, _ = unsealed(read_file(path))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; {advice}") from error
     arrays = {name: tensor.array for name, tensor in tensors.items() if name != "sha256"}  # of an earlier 0.2
     if arrays.keys() != splits.keys():
-        raise CheckpointError(f"{path}: not features of {' and '.join(splits)} images; {advice}")
+        raise CheckpointError(f"{path}: expected features of {' and '.join(splits)} images; {advice}")
     few = np.arange(min(COMPARED, len(dataset.validation)))
     some = Split(lambda indices: dataset.validation.read(few[indices]), dataset.validation.labels[few])
     counts = all(len(arrays[name]) == len(split) for name, split in splits.items())
     if not counts or not np.allclose(computed(some), arrays["validation"][few], rtol=1e-2, atol=1e-3):
-        raise CheckpointError(f"{path}: features of another tower, or of other images; {advice}")
+        raise CheckpointError(f"{path}: the image tower or the images have changed; {advice}")
     return arrays
 
 

@@ -131,7 +131,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The optimiser keeps the average that makes keys."""
     config = as_it_is(contrasted(config, dataset), model, dataset)
     if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
-        raise ConfigError("data: without augmentation both views of an image are equal; see --data.crop, --data.flip")
+        raise ConfigError("data: without augmentation both views of an image are equal; set --data.crop or --data.flip")
     momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
     rising: Any = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
     return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))

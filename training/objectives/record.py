@@ -36,7 +36,7 @@ class Passes(NamedTuple):
 def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The configuration as it is. Raises ConfigError for data without classes."""
     if dataset is not None and not dataset.classes:
-        raise ConfigError(f"data.name={config.data.name!r}: its images have captions, and no classes to be told apart")
+        raise ConfigError(f"data.name={config.data.name!r}: its images have captions but no classes")
     return config
 
 
@@ -61,7 +61,7 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
     if training.loss != "softmax":
         raise ConfigError(f"training.loss={training.loss!r} has no effect: objective={config.objective!r} has its own")
     if dataset is not None and training.batch > len(dataset.train):
-        raise ConfigError(f"training.batch={training.batch!r}: there are {len(dataset.train)} training images")
+        raise ConfigError(f"training.batch={training.batch!r}: expected at most {len(dataset.train)} training images")
     if training.batch < 2 or training.accumulate > 1:
         given = f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}"
         why = "the others of a batch are the negatives: expected at least 2 images in 1 part"

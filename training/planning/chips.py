@@ -98,7 +98,7 @@ def chip_of(text: str) -> Chip:
     figures: dict[str, Any] = {}
     for name, _, value in (figure.strip().partition("=") for figure in text.split(",")):
         if name not in Chip._fields or name in figures:
-            once = f"expected each of {', '.join(Chip._fields)} at most once, commas between"
+            once = f"expected each of {', '.join(Chip._fields)} at most once, comma-separated"
             raise ConfigError(f"chip.{name}={value!r}: {once}{near_it(name, Chip._fields)}")
         with suppress(ValueError):
             figures[name] = int(value) if name == "torus" else float(value)

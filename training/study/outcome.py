@@ -103,21 +103,21 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
         outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
             if not isinstance(outcome.get(name), kind):
-                raise ValueError(f"damaged, {name}={outcome.get(name)!r}")
+                raise ValueError(f"damaged: {name}={outcome.get(name)!r}")
         pairs = outcome.get("quartiles", {}).values()
         if any([isinstance(one, int | float) for one in pair] != [True, True] for pair in pairs):
-            raise ValueError(f"damaged, quartiles={outcome['quartiles']!r}")
+            raise ValueError(f"damaged: quartiles={outcome['quartiles']!r}")
         if measure and measure not in outcome.get("evaluations", {}):
             raise ValueError(f"without {measure}")
         bits = outcome["right"]
         if bits is not None and len(base64.b64decode(bits, validate=True)) != -(-outcome["images"] // 8):
-            raise ValueError(f"damaged, 'right' is not of {outcome['images']} images")
+            raise ValueError(f"damaged: 'right' does not match {outcome['images']} images")
         if "training_operations" not in outcome:  # version 0.1 did not write them
             training = outcome["config"]["training"]
             images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
             outcome["training_operations"] = images * outcome["operations"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: {error}. Remove it: the same command makes it anew from its run") from error
+        raise RunError(f"{path}: {error}. Delete it; the same command rebuilds it from the run") from error
     return outcome
 
 

@@ -42,7 +42,7 @@ def read_npz(path: Path) -> Arrays:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: not an npz file of arrays ({error})") from error
+        raise CheckpointError(f"{path}: not a readable .npz file of arrays ({error})") from error
     bfloat16 = {name: array for name, array in arrays.items() if array.dtype == np.dtype("V2")}
     return arrays | {name: (array.view("<u2").astype("<u4") << 16).view("<f4") for name, array in bfloat16.items()}
 

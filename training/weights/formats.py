@@ -72,7 +72,7 @@ def write(path: Path, weights: Weights, name: str) -> None:
     """Writes the weights to `path` in the format `name`. Raises ConfigError where that has no such model."""
     chosen = FORMATS[name]
     if chosen.write is None:
-        raise ConfigError(f"to={name!r}: is only read")
+        raise ConfigError(f"to={name!r}: this format can only be read")
     chosen.write(path, weights)
 
 
@@ -82,14 +82,14 @@ def format_of(path: Path) -> str:
         if (path / "config.toml").is_file():
             return "run"
         if not (path / "config.json").is_file():
-            raise CheckpointError(f"{path}: neither a run (config.toml) nor a folder of the hub (config.json)")
+            raise CheckpointError(f"{path}: expected a run (config.toml) or a hub folder (config.json)")
         description = read_json(path / "config.json")
         kind = description.get("model_type")
         if kind in ("moespec", "vit"):
             return {"moespec": "hub", "vit": "huggingface"}[kind]
         if "architecture" in description:
             return "timm"
-        raise CheckpointError(f"{path / 'config.json'}: model_type={kind!r}: expected 'moespec' or 'vit', or timm's")
+        raise CheckpointError(f"{path / 'config.json'}: model_type={kind!r}: expected 'moespec', 'vit' or timm's")
     if is_vmoe_checkpoint(path):
         return "vmoe"
     if path.suffix == ".npz":
@@ -97,7 +97,7 @@ def format_of(path: Path) -> str:
     try:
         arrays, metadata = read_safetensors(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; expected a run, a folder of the hub, .safetensors or .npz") from error
+        raise CheckpointError(f"{error}; expected a run, a hub folder, .safetensors or .npz") from error
     return "moespec" if own.MODEL in metadata else _told(path, arrays)
 
 
@@ -118,7 +118,7 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
     for mark, name in MARKS.items():
         if mark in names:
             return name
-    raise CheckpointError(f"{path}: of no known format; it has {', '.join(sorted(names)[:3]) or 'nothing'}, ...")
+    raise CheckpointError(f"{path}: unknown format; it contains {', '.join(sorted(names)[:3]) or 'nothing'}, ...")
 
 
 def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
@@ -129,11 +129,11 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
         wrong = {name: value for name, value in sizes.items() if name in _SHOWN and getattr(named, name) != value}
         if wrong:
             name, value = next(iter(wrong.items()))
-            raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the parameters {value!r}")
+            raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the weights {value!r}")
         return with_fields(named, {**sizes, **given.fields}, "set")
     if project is interop.TIMM and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
-        default = "timm's defaults are used (1e-6, 'erf'); models of CLIP have others, see --model"
-        warnings.warn(f"{' and '.join(assumed)}: they cannot be inferred from the weights, so {default}", stacklevel=2)
+        default = "timm's defaults are used (1e-6, 'erf'); CLIP models use others, see --model"
+        warnings.warn(f"{' and '.join(assumed)}: cannot be inferred from the weights; {default}", stacklevel=2)
     values = {**sizes, **given.fields}
     for name, advice in _ASKED.items():
         if name not in values:
@@ -150,8 +150,8 @@ def _of_model(timm: bool, name: str) -> VitConfig:
     except ConfigError as error:
         if not timm:
             raise
-        advice = "describe other models by timm's arguments, a JSON file: --arguments FILE"
-        raise ConfigError(f"model={name!r}: neither a name of moespec nor of timm's ViTs; {advice}") from error
+        advice = "for other models, pass timm's arguments as JSON: --arguments FILE"
+        raise ConfigError(f"model={name!r}: not a model of moespec or a ViT of timm; {advice}") from error
     if not isinstance(named, VitConfig):
         raise ConfigError(f"model={name!r}: expected a ViT")
     return named
@@ -159,9 +159,9 @@ def _of_model(timm: bool, name: str) -> VitConfig:
 
 _SHOWN = ("width", "depth", "hidden", "patch_size", "heads")
 _ASKED = {
-    "heads": "give --set heads=6, or --model vit_s16",
-    "image_size": "give --set image_size=224",
-    "positions": "give --set positions=sincos2d, or what VitConfig has beside it",
+    "heads": "pass --set heads=6 or --model vit_s16",
+    "image_size": "pass --set image_size=224",
+    "positions": "pass --set positions=sincos2d, or another value of VitConfig.positions",
 }
 
 
@@ -224,7 +224,7 @@ def _read_vmoe(path: Path, given: Given) -> Weights:
             raise ConfigError(f"image_size: cannot be inferred from the weights; {_ASKED['image_size']}")
         config = _with(interop.config_from_vmoe(given.arguments, image_size=size), given)
     elif any("/Moe/" in name for name in arrays) and "router" not in given.fields:
-        advice = "give --arguments FILE, the JSON of vmoe's config.model, or --set for moe, router, experts, ..."
+        advice = "pass --arguments FILE, the JSON of vmoe's config.model, or --set for moe, router, experts, ..."
         raise ConfigError(f"the routers of the MoE blocks cannot be inferred from the weights: {advice}")
     else:
         config = _vit(interop.VMOE, arrays, given)
@@ -267,7 +267,7 @@ def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with(config: Any, given: Given) -> Any:
     if given.model is not None:
-        raise ConfigError(f"model={given.model!r}: the file or --arguments say which model it is")
+        raise ConfigError(f"model={given.model!r}: the file or --arguments define the model; leave it out")
     return with_fields(config, given.fields, "set")
 
 

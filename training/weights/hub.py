@@ -34,10 +34,10 @@ def read(path: Path, given: Any) -> Weights:
         raise CheckpointError(f"{path / CONFIG}: model={model!r}: expected a table")
     config = of_description(model, f"{path / CONFIG}: model")
     if config != weights.config:
-        raise CheckpointError(f"{path / CONFIG}: describes another model than {WEIGHTS} holds")
+        raise CheckpointError(f"{path / CONFIG}: its model differs from the one in {WEIGHTS}")
     names = labels(weights.classes)
     if any(key in description and description[key] != names.get(key) for key in ("id2label", "label2id")):
-        raise CheckpointError(f"{path / CONFIG}: names other classes than {WEIGHTS} does")
+        raise CheckpointError(f"{path / CONFIG}: its classes differ from those in {WEIGHTS}")
     return weights
 
 
@@ -90,9 +90,9 @@ def write_folder(
 def check_folder(path: Path) -> None:
     """RunError for a folder with other files than `write_folder` writes, or that is or has the working directory."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
-        raise RunError(f"target={str(path)!r}: is the working directory, and would be replaced; name a folder in it")
+        raise RunError(f"target={str(path)!r}: is the working directory; choose a folder inside it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
-        raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
+        raise RunError(f"target={str(path)!r}: contains {others[0]!r}; choose another folder")
 
 
 OWN = (WEIGHTS, CONFIG, CARD)

@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
         """
         B = self.model.backend
         if B.name != "torch":
-            raise ConfigError(f"backend={B.name!r}: a module is one of torch; load(..., backend='torch')")
+            raise ConfigError(f"backend={B.name!r}: torch modules need load(..., backend='torch')")
         pretrained: Any = importlib.import_module("moespec.training.weights.pretrained")
         about = {"Source": self.model.name}
         known = self.model.classes, self.model.images

@@ -57,7 +57,7 @@ def read_file(path: Path, given: Any) -> Weights:
     _nothing_given(given, "a moespec file")
     arrays, metadata = read_safetensors(path)
     if MODEL not in metadata:
-        raise CheckpointError(f"{path}: no {MODEL} in the metadata: not a file of moespec")
+        raise CheckpointError(f"{path}: not a moespec file (no {MODEL} in its metadata)")
     where = f"{path}: metadata"
     config = of_description(parsed(metadata[MODEL], where), f"{path}: {MODEL}")
     about = {str(title): str(text) for title, text in parsed(metadata.get(ABOUT, "{}"), where).items()}
@@ -84,6 +84,6 @@ def metadata_of(weights: Weights) -> dict[str, str]:
 def _nothing_given(given: Any, what: str) -> None:
     """ConfigError for a description of a model that describes itself."""
     if given.model is not None or given.arguments is not None or given.fields:
-        raise ConfigError(f"model, arguments, set: {what} says itself which model it is")
+        raise ConfigError(f"model, arguments, set: {what} describes its own model; leave them out")
     if given.step is not None and what != "a run":
         raise ConfigError(f"step={given.step!r}: {what} has no steps")

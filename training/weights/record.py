@@ -39,7 +39,7 @@ def described(config: Config) -> dict[str, Any]:
 def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
     """The names of the classes that a file lists. Raises CheckpointError unless there is one for each class, or none."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{where}: expected a list of the names of the classes")
+        raise CheckpointError(f"{where}: expected a list of class names")
     if names and len(names) != config.classes:
         raise CheckpointError(f"{where}: {len(names)} names for {config.classes} classes")
     return tuple(names)
@@ -75,7 +75,7 @@ def _made(kind: type, make: Callable[..., Any], values: Mapping[str, Any], where
     known = [field.name for field in fields(kind)]
     for name in values:
         if name not in known:
-            raise ConfigError(f"{where}: {name}={values[name]!r} is not a field of {kind.__name__}: {', '.join(known)}")
+            raise ConfigError(f"{where}: {name}={values[name]!r}: {kind.__name__} has only {', '.join(known)}")
     try:
         return make(**values)
     except TypeError as error:  # a field without a default is missing

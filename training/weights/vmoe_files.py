@@ -66,7 +66,7 @@ def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
         file = _shard(prefix, shard, shards)
         parts = _unpacked(file)
         if not isinstance(parts, dict) or CHUNKS not in parts:
-            raise CheckpointError(f"{file}: not a shard of a checkpoint")
+            raise CheckpointError(f"{file}: not a checkpoint shard")
         for name, leaf in wanted.items():
             try:
                 for part, slices in parts.get(numbers[id(leaf)], ()):
@@ -86,24 +86,24 @@ def _read_index(path: Path) -> tuple[dict[str, Any], int]:
     index = _unpacked(path)
     tree = index.get("index") if isinstance(index, dict) else None
     if not isinstance(tree, dict):
-        raise CheckpointError(f"{path}: not the index of a checkpoint")
+        raise CheckpointError(f"{path}: not a checkpoint index")
     version, shards = index.get("version"), index.get("shard_count")
     if version not in (None, VERSION):
         raise CheckpointError(f"{path}: version {version!r}, expected {VERSION!r}")
     if version is None and (training := {"step", "opt_state", "optimizer"} & tree.keys()):
-        raise CheckpointError(f"{path}: older than version {VERSION}, with {min(training)!r}: only vmoe can read it")
+        raise CheckpointError(f"{path}: older than version {VERSION} and has {min(training)!r}; only vmoe can read it")
     if not isinstance(shards, int) or not 0 < shards < 100_000:
-        raise CheckpointError(f"{path}: shard_count={shards!r}")
+        raise CheckpointError(f"{path}: shard_count={shards!r}: expected an integer from 1 to 99999")
     return tree, shards
 
 
 def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], slices: Any) -> None:
     """Puts a part of an array, flat, in its place. Raises ValueError if it does not fit there."""
     if not isinstance(slices, tuple) or len(slices) != array.ndim:
-        raise ValueError(f"slices {slices!r} of an array with {array.ndim} axes")
+        raise ValueError(f"slices {slices!r} do not fit an array with {array.ndim} axes")
     for (start, stop), size in zip(slices, array.shape, strict=True):
         if not 0 <= start <= stop <= size:
-            raise ValueError(f"numbers {start} to {stop} of an axis of {size}")
+            raise ValueError(f"{start} to {stop} do not fit an axis of {size}")
     if part.dtype != array.dtype:
         raise ValueError(f"{part.dtype}, expected {array.dtype}")
     where = tuple(slice(start, stop) for start, stop in slices)
@@ -160,7 +160,7 @@ def _unpacked(path: Path) -> Any:
     try:
         return msgpack.unpackb(content_of(path), ext_hook=_decoded)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, msgpack.exceptions.UnpackException) as error:
-        raise CheckpointError(f"{path}: not a file of a checkpoint ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"{path}: not a checkpoint file ({type(error).__name__}: {error})") from error
 
 
 def _decoded(code: int, data: bytes) -> Any:

@@ -124,7 +124,7 @@ class MoE(Reporting, HubMixin):
         """
         copied = perceptron("mlp", mlp)
         if fixed := sorted(OF_MLP & options.keys()):
-            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the mlp")
+            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: set by mlp; leave it out")
         noise, weight = check_non_negative("noise", noise), copied.weights["w1"]
         width, hidden = weight.shape
         biases = copied.expert_activation not in GATED or any(name.startswith("b") for name in copied.weights)
@@ -206,7 +206,7 @@ class MoE(Reporting, HubMixin):
         if mask is None:
             y, output = self._routed(tokens, ids, options)
         elif self.experts.group is not None:
-            raise ConfigError("mask: experts that are split over processes need as many tokens on each, so no padding")
+            raise ConfigError("mask: expected None, since expert parallelism needs equally many tokens in each process")
         else:
             y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
         return self.report(y.reshape(x.shape), output.losses, output.metrics)

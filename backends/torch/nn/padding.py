@@ -33,7 +33,7 @@ def without_padding(layer: Layer, tokens: Tensor, ids: Tensor | None, mask: Tens
             parts.append(output)
             weights.append(len(rows))
     if not parts:
-        raise ContractError(f"mask: none of the {groups * count} tokens is there")
+        raise ContractError(f"mask: expected at least one token, but all {groups * count} are masked")
 
     def mean(of: Callable[[RouterOutput], dict[str, Tensor]]) -> dict[str, Tensor]:
         weighted = [

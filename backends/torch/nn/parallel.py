@@ -31,11 +31,11 @@ class ExpertParallel(ParallelStyle):
         if not isinstance(module, Experts):
             raise ConfigError(f"ExpertParallel: expected the `experts` of an MoE, got {type(module).__name__}")
         if device_mesh.ndim != 1:
-            raise ConfigError(f"ExpertParallel: expected one axis of a mesh, got {device_mesh.ndim}")
+            raise ConfigError(f"ExpertParallel: expected a mesh with one axis, got {device_mesh.ndim}")
         group = device_mesh.get_group()
         experts = module.fc1.weight.shape[0]
         if experts % group.size():
-            raise ConfigError(f"experts: {experts} do not divide among {group.size()} processes")
+            raise ConfigError(f"experts: {experts} experts cannot be split evenly among {group.size()} processes")
         for linear in module.children():
             for name, parameter in list(linear.named_parameters()):
                 whole: Any = distribute_tensor(parameter.detach(), device_mesh, [Shard(0)])

@@ -41,7 +41,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
         raise ConfigError(f"{name}: expected a module, got {mlp!r}")
     layers, of = linears(mlp), f"{name}: {type(mlp).__name__}"
     if len(layers) not in (2, 3):
-        raise ConfigError(f"{of} has {len(layers)} torch.nn.Linear, expected 2, or 3 of a gated one")
+        raise ConfigError(f"{of} has {len(layers)} torch.nn.Linear, expected 2, or 3 if gated")
     trial = copy.deepcopy(mlp).to_empty(device="cpu").double().eval()
     draws: Any = {"device": "cpu", "generator": torch.Generator("cpu").manual_seed(0)}
     with torch.no_grad():
@@ -54,7 +54,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
         except Exception as error:
             raise ConfigError(f"{of} cannot be run on (1, tokens, width): {error}") from error
         if isinstance(y, Tensor) and y.shape != x.shape:
-            raise ConfigError(f"{of} goes from width {x.shape[-1]} to {y.shape[-1]}, expected the same")
+            raise ConfigError(f"{of} maps width {x.shape[-1]} to {y.shape[-1]}, expected equal widths")
         for weights, tried in zip(_readings(layers), _readings(linears(trial)), strict=True):
             experts = {key: value[None] for key, value in tried.items()}
             for kind, gelu, activation in ACTIVATIONS:
@@ -67,7 +67,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
                 if isinstance(y, Tensor) and (y - expected).abs().max() < ALLOWED:
                     return Perceptron(weights, kind, gelu)
     raise ConfigError(
-        f"{of} computes something else than fc2(gelu(fc1(x))) and fc2(f(fc1(x)) * fc3(x)), f the GELU, quick GELU or SiLU"
+        f"{of} computes neither fc2(gelu(fc1(x))) nor fc2(f(fc1(x)) * fc3(x)) with GELU, quick GELU or SiLU as f"
     )
 
 

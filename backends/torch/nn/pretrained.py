@@ -25,14 +25,14 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
     does not fit the model, and parameters of moespec layers that the files lack.
     """
     if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, "from_pretrained")):
-        raise ConfigError(f"cls: expected a class of a model of transformers (no Auto class), got {cls!r}")
+        raise ConfigError(f"cls: expected a model class of transformers (no Auto class), got {cls!r}")
 
     def init(self: Any, config: Any, *arguments: Any, **more: Any) -> None:
         cls.__init__(self, config, *arguments, **more)
         entry = getattr(config, CONFIG, None)
         if not isinstance(entry, dict) or not isinstance(calls := entry.get("replaced"), list) or not calls:
             raise ConfigError(
-                f"folder={str(folder)!r}: no layers in its configuration ({CONFIG}={entry!r}); {cls.__name__}.from_pretrained reads it"
+                f"folder={str(folder)!r}: its configuration has no MoE layers ({CONFIG}={entry!r}); use {cls.__name__}.from_pretrained"
             )
         delattr(config, CONFIG)  # each call adds it again
         for call in calls:
@@ -48,7 +48,7 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
     layers = tuple(f"{name}." for name, layer in model.named_modules() if isinstance(layer, MoE))
     missing = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
     if lost := sorted(key for key in missing if key.startswith(layers)):
-        raise ConfigError(f"folder={str(folder)!r}: no {lost[0]} of the shape that the configuration says in its files")
+        raise ConfigError(f"folder={str(folder)!r}: its files have no {lost[0]} of the configured shape")
     model.__class__ = cls
     result: Class = model
     return result

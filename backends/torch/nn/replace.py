@@ -50,7 +50,7 @@ def replace_mlps(
     count = len(places)
     chosen = list(range(count // 2, count) if blocks is None else blocks)
     if isinstance(blocks, str) or any(type(number) is not int for number in chosen):
-        raise ConfigError(f"blocks={blocks!r}: expected the numbers of blocks, such as [-2, -1]")
+        raise ConfigError(f"blocks={blocks!r}: expected block numbers, such as [-2, -1]")
     if wrong := [number for number in chosen if not -count <= number < count]:
         raise ConfigError(f"blocks={chosen}: the model has {count} blocks, and no block {wrong[0]}")
     # Create all layers before inserting any, so that an error leaves the model unchanged.

@@ -13,9 +13,7 @@ from moespec.spec.errors import ConfigError
 
 PASSES = 256
 """The most forward passes of a layer before their backward pass, with reentrant checkpoints."""
-TORCHSCRIPT = (
-    "TorchScript (torch.jit.script, torch.jit.trace) cannot hold a router: expected torch.export or export_pt2"
-)
+TORCHSCRIPT = "TorchScript (torch.jit.script, torch.jit.trace) does not support routers: use torch.export or export_pt2"
 KERNELS = re.compile(r"(^|\.)(experts|shared)\.fc[123]\.weight$")
 
 

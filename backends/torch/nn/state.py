@@ -65,7 +65,7 @@ class RouterState(nn.Module):
         if "vmap" not in str(error):
             raise error
         self._sums = {}
-        message = "the load of a forward pass inside torch.func.vmap cannot be counted: expected module.eval() there"
+        message = "the load cannot be counted inside torch.func.vmap: call module.eval() first"
         raise ConfigError(message) from error
 
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> "RouterState":

@@ -89,10 +89,10 @@ def test_modules(results):
 def test_errors(results):
     messages = results["errors"]
     assert messages["group"] == (
-        "ShapeError: tokens: the 64 tokens of a group are split over data, expert of the mesh: a group is routed on one device"
+        "ShapeError: tokens: the 64 tokens of a group are split over data, expert of the mesh; expected them all on one device"
     )
     assert (
         messages["groups"]
-        == "ShapeError: inputs: 2 groups do not divide among the 4 devices along data, expert of the mesh"
+        == "ShapeError: inputs: 2 groups cannot be split evenly among the 4 devices along data, expert of the mesh"
     )
-    assert messages["multi_hash"].startswith("ConfigError: params: experts that are split over a mesh; MultiHash")
+    assert messages["multi_hash"].startswith("ConfigError: params: experts split over a mesh; MultiHash needs all of")

@@ -155,9 +155,9 @@ def test_gated_experts_and_a_shared_one(x, kind, activation):
 def test_evaluation_needs_no_key(x):
     """In training a router with noise does; another key gives another result, and the same key the same."""
     moe, other = nnx_moe(), equinox_moe()
-    with pytest.raises(ConfigError, match=r"rngs: softmax_token_choice needs one for its gating noise in training"):
+    with pytest.raises(ConfigError, match=r"rngs: softmax_token_choice needs one of them for its gating noise in"):
         moe(x)
-    with pytest.raises(ConfigError, match="key, or rngs"):
+    with pytest.raises(ConfigError, match="key or rngs"):
         other(x)
     moe.eval()
     y = moe(x)
@@ -189,7 +189,7 @@ def test_ids_of_a_hash_layer(x):
     assert not eqx.is_inexact_array(other.router["tables"])
     ids = jnp.arange(4 * TOKENS).reshape(4, HEIGHT, -1) % 3
     np.testing.assert_array_equal(moe(x, ids), other(x, ids).y)
-    with pytest.raises(ShapeError, match="x: 8 tokens have more places than the 3 ids of the tables"):
+    with pytest.raises(ShapeError, match="x: 8 tokens, but the hash tables have only 3 ids"):
         moe(x)
 
 
@@ -232,7 +232,7 @@ def test_what_training_code_does_to_modules(router, x, tmp_path):
         assert eqx.tree_equal(moe.update(state, whole), moe.update(state, jax.tree.map(lambda *a: sum(a), *parts)))
         rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), state)
         with pytest.raises(
-            DtypeError, match=r"^state: .* is bfloat16, expected float32 or float64; cast the parameters"
+            DtypeError, match=r"^state: .* is bfloat16, expected float32 or float64; cast only the parameters, in Flax"
         ):
             moe(x, state=rounded, key=key)
 
@@ -270,7 +270,7 @@ def test_arguments_are_checked(x):
         with pytest.raises(ConfigError, match=r"hashes: .* got 2"):
             make("hash", hashes=2)
     moe = equinox_moe(group_images=3, inference=True)
-    with pytest.raises(ShapeError, match="x: 4 images do not split into groups of group_images=3"):
+    with pytest.raises(ShapeError, match="x: 4 images cannot be split into groups of group_images=3"):
         moe(x)
     with pytest.raises(ShapeError, match=r"x: axis 2 has 4 entries, expected 8 \(the width of the layer\)"):
         moe(x[0][..., :4])

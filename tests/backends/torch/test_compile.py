@@ -168,7 +168,7 @@ def test_a_cuda_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     of_pass = training.set_gradients
     monkeypatch.setattr(training, "set_gradients", lambda *of: made.append(of_pass(*of)) or made[-1])
     step, state = B.make_step(loss, optimizer, cuda_graph=True), B.init_state(params, optimizer)
-    with pytest.warns(UserWarning, match="no CUDA graph of the step"):
+    with pytest.warns(UserWarning, match="the step has no CUDA graph; set TORCH_LOGS=perf_hints to see why"):
         state, first = step(state, batch, 0.1)
     state, second = step(state, batch, 0.1)
     assert not {value.data_ptr() for value in first.values()} & {value.data_ptr() for value in made[0][0].values()}

@@ -70,7 +70,7 @@ def test_pt2_of_a_module(vit):
 @pytest.mark.parametrize(
     ("example", "options", "message"),
     [
-        ([1, 6, 6], {}, r"example: expected a tensor \(images, ...\) or a tuple of such, got \['list'\]"),
+        ([1, 6, 6], {}, r"example: expected a tensor \(images, ...\) or a tuple of such tensors, got \['list'\]"),
         ((EXAMPLE[0][:0], EXAMPLE[1]), {}, "example: expected a tensor"),
         (EXAMPLE[0], {}, r"example: Vit cannot be run on \(6, 1, 6, 6\) float32: .* 'factor'"),
         (EXAMPLE, {"multiple": 0}, "multiple=0: expected an integer >= 1"),
@@ -88,7 +88,7 @@ def test_modules_that_cannot_be_exported(vit, monkeypatch):
     with pytest.raises(spec.ConfigError, match=r"^module: parameters in bfloat16.*module\.float\(\) has float32"):
         B.export_onnx(Vit().eval().bfloat16(), EXAMPLE)
     monkeypatch.setattr("moespec.backends.torch.export.LARGEST", 1000)
-    with pytest.raises(spec.ConfigError, match=r"^module: [\d,]+ bytes of parameters, more than the 2 GB"):
+    with pytest.raises(spec.ConfigError, match=r"^module: [\d,]+ bytes of parameters exceed the 2 GB limit of ONNX"):
         B.export_onnx(vit, EXAMPLE)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(spec.ConfigError, match=r"^export_onnx: onnx is not installed.*moespec\[export,torch\]"):

@@ -233,7 +233,7 @@ SLOTS, WEIGHTS = (value.array for value in BY_ID["token_choice/tied"].stages[0].
     [
         (
             {"slot": SLOTS},
-            "first at token_choice/slot\n    a tensor that is not expected; expected are token_choice/slots, ",
+            "first at token_choice/slot\n    unexpected tensor; expected token_choice/slots, ",
         ),
         ({"slots": SLOTS[:1]}, "shape (1, 3, 2), expected (2, 3, 2)"),
         ({"slots": SLOTS.astype(bool)}, "dtype bool, expected integers"),
@@ -257,12 +257,12 @@ def test_a_stage_of_another_name_fails(check, folder):
     change(folder / TIED, "choice", slots=SLOTS)
     status, printed, _ = check(folder)
     assert status == 1
-    assert "first at choice/slots\n    a tensor that is not expected" in printed
+    assert "first at choice/slots\n    unexpected tensor; expected" in printed
 
 
 NOT_READ = {
     "nothing": (Path.touch, "not a safetensors file: "),
-    "holes": (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "has 1,099,511,627,776 bytes, too many"),
+    "holes": (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "1,099,511,627,776 bytes exceed the limit"),
     **{"a folder": (Path.mkdir, ""), "a pipe": (os.mkfifo, "")},
     **{f"a link to {target}": (lambda path, target=target: path.symlink_to(target), "") for target in ("nowhere", "/dev/zero")},
 }  # fmt: skip
@@ -287,7 +287,7 @@ def test_a_file_of_no_case(check, folder, name):
     path.touch()
     status, printed, said = check(folder)
     assert (status, printed) == (2, "")
-    assert said == f"{path}: there is no case {name!r}; `list` prints them all\n"
+    assert said == f"{path}: unknown case {name!r}; `list` prints all cases\n"
 
 
 def test_a_folder_that_is_not_there_or_empty(check, tmp_path):

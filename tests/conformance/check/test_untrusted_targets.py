@@ -68,8 +68,8 @@ def test_compiled_code_that_exits_fails(run, over_numpy):
 
 
 ENDED = [
-    ("os._exit(0)", "the process ended with exit status 0", {}),
-    ("os.kill(os.getpid(), 9)", "the process was ended by SIGKILL", {}),
+    ("os._exit(0)", "the process exited with status 0", {}),
+    ("os.kill(os.getpid(), 9)", "the process was killed by SIGKILL", {}),
     ("os.closerange(3, 99), os.kill(os.getpid(), 19)", "the process closed its socket", {}),
     ("while True: pass", "no answer within 3 s", {"limit": 3}),
     ("return np.ones(3 << 30, np.uint8)", "MemoryError", {"memory": 2}),
@@ -219,7 +219,7 @@ def test_a_forged_answer_passes_nothing(over_numpy, forged):
 def test_an_answer_that_is_too_large_is_not_read(over_numpy):
     text = "import numpy as np\ndef z_loss(logits):\n    return np.zeros(1 << 25, np.uint8)\n"
     results = run_alone(over_numpy("wordy", text), of("z_loss", kinds=["value"]))
-    assert all("bytes, where the most is" in result.first.message for result in results)
+    assert all("bytes, expected at most" in result.first.message for result in results)
 
 
 # Arrays that are changed.
@@ -259,7 +259,7 @@ def test_a_target_that_changes_its_arguments_fails_and_changes_no_vector(over_nu
     assert same
     by_id = {result.id: result for result in results}
     assert by_id["softmax_affinity/values"].state == "error"
-    assert by_id["softmax_affinity/values"].first.message == "ChangedError: logits is not as it was before the call"
+    assert by_id["softmax_affinity/values"].first.message == "ChangedError: the call changed its argument logits"
     assert by_id["token_choice/order"].state == "error"
 
 
@@ -277,7 +277,7 @@ def test_compiled_code_that_changes_its_arguments_fails(over_numpy):
     text = IN_PLACE + "def compile(function):\n    return function\nz_loss = spoiling(numpy.z_loss)\n"
     opened = Target(over_numpy("in_place_compiled", text), DTYPES["float64"])
     for result in run_cases(opened, [BY_ID["z_loss/values"], BY_ID["z_loss/large"]], "compiled"):
-        assert "ChangedError: logits" in result.first.message
+        assert "ChangedError: the call changed its argument logits" in result.first.message
 
 
 # Computing in another dtype.
@@ -295,9 +295,9 @@ def test_a_module_that_computes_in_float64_fails_in_other_dtypes(over_numpy, dty
     value, routing, gradient = run_cases(opened, cases, "eager")
     for result, name in ((value, "scores"), (routing, "routing.dispatch")):
         assert result.state == "error"
-        assert f"TypeError: {name} has dtype float64 in a run in {dtype}" in result.first.message
+        assert f"TypeError: {name} has dtype float64, expected {dtype}" in result.first.message
     assert {o.message for o in gradient.outcomes if o.stage == "gradient"} == {
-        f"TypeError: logits has dtype float64 in a run in {dtype}"
+        f"TypeError: logits has dtype float64, expected {dtype}"
     }
 
 
@@ -306,17 +306,17 @@ def test_numpy_may_widen_what_an_adapter_computes(target):
     assert run_cases(Adapter(target("widening", FORWARD), DTYPES["float32"]), [case], "eager")[0].state == "pass"
     text = FORWARD + "def from_numpy(tree, dtype):\n    return tree\n"
     (result,) = run_cases(Adapter(target("claiming", text), DTYPES["float32"]), [case], "eager")
-    assert "output has dtype float64 in a run in float32" in result.first.message
+    assert "output has dtype float64, expected float32" in result.first.message
 
 
 # Declining.
 
 
 WRONG = {
-    "['z_loss/*']": "expected patterns of ids, or options of calls, with reasons",
-    "{'z_loss/*': ''}": "expected patterns of ids, or options of calls, with reasons",
-    "{'z_los/*': 'x'}": "no case matches 'z_los/*'; `list` prints them all; near it: z_loss/",
-    "{'token_choices(tries=)': 'x'}": "there is no function or router 'token_choices'; expected router_logits, ",
+    "['z_loss/*']": "expected patterns of ids or options of calls, with reasons",
+    "{'z_loss/*': ''}": "expected patterns of ids or options of calls, with reasons",
+    "{'z_los/*': 'x'}": "no case matches 'z_los/*'; `list` prints all cases; did you mean z_loss/",
+    "{'token_choices(tries=)': 'x'}": "unknown function or router 'token_choices'; expected one of router_logits, ",
     "{'token_choice(scores=)': 'x'}": "token_choice has no option 'scores'; expected combine_scores, order, keep, hold, tries",
     "{'switch(tri=)': 'x'}": "switch has no option 'tri'; expected noise, train, ",
 }

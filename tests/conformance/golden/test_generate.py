@@ -140,7 +140,7 @@ def test_a_missing_vector_is_stale_or_made(folder):
     whole = texts(folder)
     (folder / "z_loss/equal.json").unlink()
     commit(folder)
-    with pytest.raises(StaleError, match="z_loss/equal: no such vector"):
+    with pytest.raises(StaleError, match="z_loss/equal: missing vector; create it with `golden`"):
         generate(folder, check=True)
     generate(folder)
     assert texts(folder) == whole
@@ -160,7 +160,7 @@ def test_a_case_that_cannot_be_made_loses_no_other(folder, monkeypatch):
 
 def test_a_vector_without_a_definition_is_stale(folder):
     change(folder, "z_loss/values", lambda case: replace(case, id="z_loss/undefined"))
-    stale(folder, "z_loss/undefined: a vector without a definition")
+    stale(folder, "z_loss/undefined: vector without a definition")
     generate(folder, check=True, only=lambda id: id != "z_loss/undefined")
 
 

@@ -248,23 +248,23 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
     [
         ("model --module *.gates --data own_model:data", "there are, with gate or router in the name: *.gate\n"),
         ("blocks --module rotary --data own_model:data", "there are, none with gate or router in the name, but: *\n"),
-        ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class that takes arguments"),
-        ("a_class --module *.gate --data own_model:data", "expected a module of torch, neither its class nor"),
+        ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class with arguments; pass a"),
+        ("a_class --module *.gate --data own_model:data", "expected an instance of torch.nn.Module"),
         ("alike --module *.gate --data own_model:data", "Alike object at"),
-        ("meta --module *.gate --data own_model:empty", "0.gate: it is on the device meta, which has no numbers"),
+        ("meta --module *.gate --data own_model:empty", "0.gate: it is on the meta device: load the model's weights"),
         ("meta --module *.gate --data own_model:data", "raised in batch 0 RuntimeError: Tensor on device meta"),
         ("model --module *.gate --data own_model:nothing", "data='own_model:nothing': returned None, expected a batch"),
         ("model --module *.gate --data own_model:number", "data='own_model:number': returned 3, expected a batch"),
         ("model --module *.gate --data own_model:text", "data='own_model:text': returned 'abc', expected a batch"),
         ("model --module *.gate --data own_model:late", "own_model:late: raised OSError: no such disk"),
         ("model --module *.gate --data own_model:data --outputs own_model:listed", "0.gate: outputs returned [tensor("),
-        ("model --module 0 --data own_model:data", "its input: a block, and not its gate; say by outputs="),
-        ("model --module *.gate", "data=None: a torch model needs both"),
-        ("model --module *.gate --data own_model:nan", "0.gate: logits are not finite, the first at [0, 0]"),
+        ("model --module 0 --data own_model:data", "the shape of its input; record the block's gate instead; name its"),
+        ("model --module *.gate", "data=None: a torch model needs --module and --data"),
+        ("model --module *.gate --data own_model:nan", "0.gate: logits: expected finite numbers, got others, first at"),
         ("raising --data own_model:data", "raised in batch 0 KeyError: 'no such expert'"),
-        ("raising --module x --data absent.npz", "absent.npz: cannot be read as an npz file"),
+        ("raising --module x --data absent.npz", "absent.npz: not a readable .npz file of arrays"),
         ("model --module *.gate --data own_model:data --outputs own_model:raising", "raising() takes 1"),
-        ("data --module *.gate", "nothing was recorded: no tap was reached"),
+        ("data --module *.gate", "nothing was recorded: the model reached no tap"),
     ],
 )
 def test_what_cannot_be_recorded(record, tmp_path, arguments, words):
@@ -297,24 +297,24 @@ def changed(path, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda arrays, record: record.update(version=2), "version 2, this moespec reads"),
+        (lambda arrays, record: record.update(version=2), "got 'moespec recording' version 2"),
         (lambda arrays, record: record.update(gates=[]), "no gates"),
-        (lambda arrays, record: record["gates"][1].update(name="gate.0"), "two gates have one name"),
+        (lambda arrays, record: record["gates"][1].update(name="gate.0"), "duplicate gate names"),
         (lambda arrays, record: record["gates"][0].update(name="\x1b[2J"), "printable"),
         (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected (255 tokens"),
         (lambda arrays, record: arrays["0/choices"].__setitem__((0, 0), 16), "integers from -1 to 15"),
         (lambda arrays, record: record["gates"][0].pop("dtypes"), "damaged (KeyError"),
         (forged(np.full((1, 1), 2**31 - 1, np.int32)), "2147483648 experts of 1 tokens, expected at most 65536"),
         (forged(np.full((2**13, 1), 2**16 - 1)), "and 268435456 pairs"),
-        (forged(np.full((9, 1), 0.5)), "choices are not integers"),
+        (forged(np.full((9, 1), 0.5)), "choices: expected integers"),
         (forged(np.zeros((9, 2**40, 0), np.int32)), "expected (9 tokens"),
         (lambda arrays, record: arrays.update({"0/bias": np.ones(2**20, np.float32)}), "expected (16 experts,)"),
-        (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "not finite, the first at [3, 2]"),
+        (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "expected finite numbers, got others"),
         (lambda arrays, record: arrays["0/choices"].__setitem__(0, 1), "chooses an expert twice"),
-        (lambda arrays, record: arrays.update({"0/other": np.ones(1)}), "not an array of a recording"),
+        (lambda arrays, record: arrays.update({"0/other": np.ones(1)}), "is not an array name of a recording"),
         (
             lambda arrays, record: arrays.update({"0/weights": np.ones((256, 3), np.float32)}),
-            "those of as many choices",
+            "expected the shape of choices",
         ),
     ],
 )
@@ -338,7 +338,7 @@ def test_a_damaged_file(tmp_path, run):
         assert str(path) in error
     save_file({"x": np.ones(1)}, path)
     assert "not a recording" in run("explain", path)[2]
-    assert "expected one, or two" in run("explain", path, path, path)[2]
+    assert "expected one recording, or two to compare, got 3" in run("explain", path, path, path)[2]
 
 
 def test_recordings_of_other_shapes(tmp_path):

@@ -79,19 +79,19 @@ def test_the_citation_counts_each_dtype_and_mode_and_names_what_was_run():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"target": "x; import os"}, "is not a name for the interface 'target'"),
+        ({"target": "x; import os"}, "is not a valid name for the interface 'target'"),
         ({"suite": "0" * 64}, "made with other vectors"),
-        ({"cases": []}, "passed is 1, and its cases make 0"),
-        ({"passed": 2}, "passed is 2, and its cases make 1"),
-        ({"citation": "my.router passes 2 of 2 cases"}, "and its cases make 'my.router passes 1 of 2 cases"),
-        ({"problems": ["x"]}, "failed is 1, and its cases make 2"),
+        ({"cases": []}, "passed is 1, but its cases give 0"),
+        ({"passed": 2}, "passed is 2, but its cases give 1"),
+        ({"citation": "my.router passes 2 of 2 cases"}, "but its cases give 'my.router passes 1 of 2 cases"),
+        ({"problems": ["x"]}, "failed is 1, but its cases give 2"),
         (
             {"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]},
-            "a variant of an unknown algorithm 'hashing'",
+            "unknown algorithm 'hashing'",
         ),
-        ({"left_out": {"z_loss/none": "values"}}, "left_out: 'z_loss/none' is no case"),
+        ({"left_out": {"z_loss/none": "values"}}, "left_out: 'z_loss/none' is an unknown case"),
         ({"left_out": {"z_loss/large": "values"}}, "left_out: 'z_loss/large'"),
-        ({"left_out": {}}, "cases_in_all is 3, and its cases make 2"),
+        ({"left_out": {}}, "cases_in_all is 3, but its cases give 2"),
         ({"seed": -1}, "$.seed: -1 is less than the minimum of 0"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_report_that_was_edited_is_refused(run, written, edit):
     content, path = written
     edit(content)
     path.write_text(json.dumps(content))
-    said = f"{path}: changed after it was written: its digest is not that of what it says\n"
+    said = f"{path}: modified: its digest does not match its content\n"
     assert run("report", path) == (2, "", said)
 
 
@@ -130,11 +130,11 @@ def table(text, *, got="1", rows=1):
     [
         ({"id": "z_loss/<script>"}, "unknown case 'z_loss/<script>'"),
         ({"id": "z_loss/large"}, "case z_loss/large: twice in float64 eager"),
-        ({"state": "fail"}, "case z_loss/values: state 'fail', and its outcomes make 'pass'"),
+        ({"state": "fail"}, "case z_loss/values: state 'fail', but its outcomes give 'pass'"),
         (outcome(state="fail", fraction=10**400), "int too large"),
         (table("\ud800"), "does not match"),
         (table("1", rows=9), "is too long"),
-        (table("1", rows=2), "its parts have different shapes"),
+        (table("1", rows=2), "the parts of its table differ in shape"),
     ],
 )
 def test_a_wrong_case(written, change, said):
@@ -177,7 +177,7 @@ def test_nothing_that_is_damaged_is_read(tmp_path, written):
 def test_a_number_that_is_not_finite(written, number):
     path = written[1]
     path.write_text(path.read_text().replace('"fraction": 0.25', f'"fraction": {number}', 1))
-    with pytest.raises(ReportError, match=rf"^{re.escape(str(path))}: {number} is not a finite number$"):
+    with pytest.raises(ReportError, match=rf"^{re.escape(str(path))}: expected a finite number, got {number}$"):
         report.read(path, CASES, SUITE)
 
 
@@ -287,13 +287,13 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
 @pytest.mark.parametrize("option", ["--html", "--badge"])
 def test_no_place_to_write(run, tmp_path, option):
     os.mkfifo(tmp_path / "pipe")
-    places = {tmp_path / "none/x": "there is no folder", tmp_path: "is a folder", tmp_path / "pipe": "is not a file"}
+    places = {tmp_path / "none/x": "there is no folder", tmp_path: "expected a", tmp_path / "pipe": "is not a file"}
     for path, why in places.items():
         status, _, said = run("report", "x.json", option, path)
         assert status == 2
         assert f"{str(path)!r}: {why}" in said
     status, _, said = run("report", tmp_path / "x.json", option, tmp_path / "x.json")
-    assert (status, "x.json': output path given twice" in said) == (2, True)
+    assert (status, "x.json': duplicate output path" in said) == (2, True)
     assert run("run", "--target", "moespec.backends.numpy", "--report", tmp_path / "none/x")[0] == 2
 
 

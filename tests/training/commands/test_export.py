@@ -159,9 +159,9 @@ def export(source: Path, format: str, out: Path) -> None:
 
 def test_wrong_arguments_are_told_before_anything_is_read(tmp_path, monkeypatch):
     nothing = tmp_path / "nothing"
-    with pytest.raises(RunError, match="is a folder"):
+    with pytest.raises(RunError, match="expected a file, got a folder"):
         export(nothing, "pt2", tmp_path)
-    for out, message in (("x.jpg", r"ends in \.pt2"), ("nothing.pt2", "is read, and")):
+    for out, message in (("x.jpg", r"ends in \.pt2"), ("nothing.pt2", "is an input and would be overwritten; choose")):
         with pytest.raises(RunError, match=message):
             export(tmp_path / "nothing.pt2", "pt2", tmp_path / out)
     find = importlib.util.find_spec
@@ -173,7 +173,7 @@ def test_wrong_arguments_are_told_before_anything_is_read(tmp_path, monkeypatch)
 def test_parameters_of_2_gb_are_an_error_before_there_is_a_file(tmp_path, monkeypatch):
     source = written(tmp_path / "x.safetensors", "soft_moe")
     monkeypatch.setattr(command, "LARGEST", 1000)
-    with pytest.raises(ConfigError, match="parameters are more than its files of 2 GB hold"):
+    with pytest.raises(ConfigError, match="parameters exceed the 2 GB limit of its files; use pt2"):
         export(source, "stablehlo", tmp_path / "x.stablehlo")
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
@@ -185,7 +185,7 @@ def test_a_model_that_routes_a_whole_batch_together(tmp_path):
     whole = sparse_mlp.named("sparse_mlp_tiny", **sizes, experts=2, sparse_hidden=4)
     source = tmp_path / "x.safetensors"
     write_file(source, Weights(whole, sparse_mlp.init(whole), {}))
-    with pytest.raises(ConfigError, match="format='stablehlo': the model routes all images of a batch together"):
+    with pytest.raises(ConfigError, match="format='stablehlo': the model routes each batch as one group, but a"):
         export(source, "stablehlo", tmp_path / "y.stablehlo")
     grouped = replace(whole, group_size=2 * whole.sparse_width, group_images=3)
     write_file(source, Weights(grouped, drawn(sparse_mlp.init(grouped)), {}))

@@ -152,11 +152,11 @@ def test_an_owner_or_a_file_that_no_repository_is_called_by_is_all_of_it():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--by", "e"], "by='e' could be any of the paper, google-research/vmoe, tensorflow/mesh"),
-        (["--by", "nobody"], "by='nobody': the ledger knows nothing of it; it knows the paper, google-research/vmoe"),
-        (["XX-9"], "'XX-9' is not in the ledger, which has XX-1, XX-2, XX-3"),
-        (["XX-1z"], "'XX-1z': the readings of XX-1 are XX-1a, XX-1b"),
-        (["transport"], "'transport' is neither an entry of the ledger"),
+        (["--by", "e"], "by='e' is ambiguous: the paper, google-research/vmoe, tensorflow/mesh"),
+        (["--by", "nobody"], "by='nobody': not in the ledger; expected one of the paper, google-research/vmoe"),
+        (["XX-9"], "'XX-9' is not in the ledger; expected one of XX-1, XX-2, XX-3"),
+        (["XX-1z"], "'XX-1z': XX-1 has only the readings XX-1a, XX-1b"),
+        (["transport"], "'transport' is neither a ledger entry, such as GS-3 or GS-3b, nor an algorithm"),
     ],
 )
 def test_a_name_that_means_nothing_is_an_error(few, said, arguments, message):
@@ -165,7 +165,7 @@ def test_a_name_that_means_nothing_is_an_error(few, said, arguments, message):
 
 def test_the_spelling_of_a_name_is_forgiven_and_what_is_close_to_a_wrong_one_named():
     assert [algorithm_of(name) for name in ("Soft-MoE", "soft moe", "SoftMoE")] == ["soft_moe"] * 3
-    with pytest.raises(ConfigError, match=r"near it: normalize_selected$"):
+    with pytest.raises(ConfigError, match=r"did you mean normalize_selected\?$"):
         algorithm_of("normalize")
 
 

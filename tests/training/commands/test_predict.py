@@ -164,11 +164,11 @@ def test_mistakes_of_a_labelled_folder(run: Path, folder: Path, tmp_path: Path, 
         "moespec.training.commands.evaluate.predictions.table", lambda _: [f"written before: {out.is_file()}"]
     )
     assert "written before: True" in said(words), "so that `| head` does not lose it"
-    assert "expected a name that ends in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
+    assert "expected a name ending in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
     (taken := folder / "photos/=dark/x.csv").touch()
-    assert "is read, and would be replaced" in said(["evaluate", str(run), "--csv", str(taken)], 2)
+    assert "is an input and would be overwritten; choose" in said(["evaluate", str(run), "--csv", str(taken)], 2)
     taken.unlink()
-    with pytest.raises(ConfigError, match="no head, so no classes"):
+    with pytest.raises(ConfigError, match="no classification head"):
         check_model(run, "moco", vit.named("vit_tiny", classes=0))
 
 
@@ -186,11 +186,11 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
     shutil.copy(run / "config.toml", bare)
     monkeypatch.setattr("moespec.training.commands.predict.GALLERY", 4)
     for words, message in (
-        ([str(tmp_path), new], "there is no run, no config.toml in it"),
-        ([str(bare), str(tmp_path / "absent")], "absent': there is no such file or folder"),
+        ([str(tmp_path), new], "not a run (no config.toml)"),
+        ([str(bare), str(tmp_path / "absent")], "absent': no such file or folder"),
         ([str(bare), new, "--csv", str(tmp_path / "absent" / "x.csv")], "csv='"),
-        ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name that ends in .html"),
-        ([str(bare), new, "--html", f"{run}/report.html"], f"is a file of the run '{run}'"),
+        ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name ending in .html"),
+        ([str(bare), new, "--html", f"{run}/report.html"], f"belongs to the run '{run}'"),
         ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 images, a page has at most 4"),
     ):
         assert message in (error := said(["predict", *words], 2))

@@ -168,7 +168,7 @@ def test_fields_that_are_gone_are_left_out_of_a_run_with_a_warning(tmp_path: Pat
     (file := tmp_path / "config.toml").write_text(
         "format = 2\nlog = 'mlflow,a:b'\n[hash]\npath = 'x'\n[data]\ncache = ''"
     )
-    with pytest.warns(UserWarning, match="has no effect any more") as warned:
+    with pytest.warns(UserWarning, match="no longer has any effect; remove it") as warned:
         assert read(file).log == "a:b"
     assert [str(each.message).split()[1] for each in warned] == ["log='mlflow'", "hash.path='x'"]
 

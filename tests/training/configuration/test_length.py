@@ -52,7 +52,7 @@ def test_what_is_given_takes_the_place_of_what_was(tmp_path: Path) -> None:
     assert chosen("--training.epochs 3", base).training == TrainingConfig(epochs=3.0)
     assert chosen("--training.examples=9", base).training == TrainingConfig(examples=9)
     assert chosen("--training.batch 8", base).training.steps == 12
-    with pytest.raises(ConfigError, match="expected only one of them"):
+    with pytest.raises(ConfigError, match="set only one of them"):
         chosen("--training.examples=9 --training.steps 4", base)
     sgd = chosen("--optimizer.name sgd", base).optimizer
     assert (sgd.b2, sgd.momentum, sgd.weight_decay, sgd.clip) == (None, 0.9, 0.3, 1.0)
@@ -71,7 +71,7 @@ def test_a_run_shorter_than_its_warm_up() -> None:
     assert (config.training.steps, config.schedule.warmup) == (3, 1)
     assert length.notes(given, config) == [
         "training.epochs=0.1: 3 steps",
-        "schedule.warmup=50: not shorter than the 3 steps of the run, shortened to 1",
+        "schedule.warmup=50: must be shorter than the 3 steps of the run, shortened to 1",
     ]
     assert length.notes(config, config) == []
     long = replace(Config(), schedule=ScheduleConfig("rsqrt", warmup=10, cooldown=50))
@@ -138,7 +138,7 @@ def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Pat
         files = runs.files(run)
         error = said(["train", "--run", str(run), "--resume", "--training.steps", "16"], 2)
         assert message in error
-        assert ("rsqrt is the schedule whose runs can go on for longer" in error) == (run == cosine)
+        assert ("use the rsqrt schedule for runs that you may extend" in error) == (run == cosine)
         assert files.items() <= runs.files(run).items()
     assert cli.main(["train", "--run", str(cosine), "--resume", "--override", "--training.steps", "9"]) == 0
 
@@ -149,7 +149,7 @@ def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
     run, epochs = tmp_path / "run", ["--training.epochs", "0.04", "--optimizer.name", "sgd"]
     shown = said(["train", "--backend", "torch", "--run", str(run), *flags, *epochs])
     assert "training.epochs=0.04: 4 steps" in shown
-    assert "schedule.warmup=50: not shorter than the 4 steps of the run, shortened to 2" in shown
+    assert "schedule.warmup=50: must be shorter than the 4 steps of the run, shortened to 2" in shown
     assert "finished already" in said(["train", "--run", str(run), *flags, *epochs])
 
 
@@ -158,7 +158,7 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
     train = ["train", "--run", run := str(tmp_path / "run"), *runs.flags, "--training.evaluate-every", "1"]
     train += ["--schedule.peak", "10"]
     alone, odd = (said([*train, f"--training.{wrong}"], 2) for wrong in ("patience=1", "keep-best=f1"))
-    assert "patience=1 has no effect here: there is no training.keep_best" in alone
+    assert "patience=1 has no effect here: training.keep_best is not set" in alone
     assert "='f1': expected one of accuracy, balanced_accuracy, loss, top5" in odd
     train += ["--backend=torch", "--data.balance=1", "--training.keep-best=loss", "--training.patience=1"]
     early = "stopped early: 1 evaluation without a better loss"
@@ -167,7 +167,7 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
     assert re.search(f"drawn by n\\^-1<(?s:.*){early}; best loss 2.3026", Path(run, "report.html").read_text())
     assert ": step 1 of 12" in said(["evaluate", run, "--step", "best"])
     assert "finished, 12 steps" in said(["train", "--run", run, "--resume", "--training.patience", "12"])
-    assert "records no best (training.keep_best)" in said(["evaluate", str(runs.whole("torch")), "--step", "best"], 2)
+    assert "but no best step (training.keep_best)" in said(["evaluate", str(runs.whole("torch")), "--step", "best"], 2)
 
 
 DROPPED = ("--training.steps", "--schedule.warmup")

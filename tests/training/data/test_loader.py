@@ -202,7 +202,7 @@ def test_an_error_surfaces_in_its_place(workers: int) -> None:
 def test_a_worker_that_ends_is_named(end: str | int) -> None:
     with (
         Prefetcher(functools.partial(ended_at_3, end), 0, 9, ahead=2, workers=2) as results,
-        pytest.raises(RunError, match=f"a process that reads images .*{end}"),
+        pytest.raises(RunError, match=f"a data worker .*{end}"),
     ):
         list(results)
 

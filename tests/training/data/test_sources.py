@@ -112,9 +112,9 @@ def test_shards_of_the_library_itself(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ([("a\n.png", b"x")], r"a\\n\.png: no label, no a\\n\.cls"),
-        ([("a.png", b"x"), ("a.cls", b"cat")], r"a\.cls: expected a label, a whole number .*b'cat'"),
+        ([("a.png", b"x"), ("a.cls", b"cat")], r"a\.cls: expected a label, an integer >= 0 .*b'cat'"),
         ([("a.png", b"x"), ("a.json", b'{"label": true}')], r"a\.json: expected a label"),
-        ([("a.txt", b"x")], "no pictures in its shards"),
+        ([("a.txt", b"x")], "no images in its shards (endings"),
         ([("a.png", b"x"), ("a.cls", b"0")], "no class has enough images to hold out 0.2"),
         ([*members(range(10)), ("z.png", b"x"), ("z.cls", b"1")], r"data\.tar:z\.png: not a readable image"),
     ],
@@ -130,7 +130,7 @@ def test_wrong_shards(tmp_path: Path, content: list[tuple[str, bytes]], message:
 def test_a_shard_that_is_no_tar_file(tmp_path: Path) -> None:
     for content in (b"\x1f\x8b compressed, it says", b"x" * 600):
         (tmp_path / "data.tar").write_bytes(content)
-        with pytest.raises(DataError, match=r"data\.tar: not a tar file, or a compressed one"):
+        with pytest.raises(DataError, match=r"data\.tar: expected an uncompressed tar file"):
             load("webdataset", str(tmp_path), image_size=4)
     (tmp_path / "data.tar").unlink()
     with pytest.raises(DataError, match=r"no \.tar files in it"):
@@ -255,11 +255,11 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
     ("table", "message"),
     [
         ("id,label\n0,7\n1.png,10\ndeep/2,7\n3,10\n", None),
-        ("id,label,Label\n0,7,8\n", "line 1: two columns of one name among id, label, Label"),
-        ("id,text\n0,7\n", "line 1: none of the columns label, .* among id, text"),
+        ("id,label,Label\n0,7,8\n", "line 1: duplicate column names among id, label, Label"),
+        ("id,text\n0,7\n", "line 1: no column label, .* among id, text"),
         ("id,label\n0,7\n\n9,7\n", "line 4, column 'id': '9' stands for no picture in"),
-        ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' is the picture of line 2"),
-        ("id,label\n0,7,8\n", "line 2, column 'label': empty, or other columns"),
+        ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' repeats the image of line 2"),
+        ("id,label\n0,7,8\n", "line 2, column 'label': empty, or its columns differ from line 1"),
         ("id,label\n../out,7\n", "stands for no picture"),
         ("id,label\n\xff,7\n", "line 1: cannot be read"),
     ],
@@ -281,7 +281,7 @@ def test_transparency_has_the_background_and_one_note(photos: Path) -> None:
     for name in ("ant/00.png", "ant/02.png"):
         clear.save(photos / name)
     white = load("folder", str(photos), image_size=4)
-    assert white.notes == ("2 pictures may be transparent in places; white is behind them (data.background)",)
+    assert white.notes == ("2 pictures may be partly transparent; white fills the background (data.background)",)
     red = load("folder", str(photos), image_size=4, background="#ff0000")
     for data, expected in ((white, (255, 255, 255)), (red, (255, 0, 0))):
         assert (data.train.read(np.array([0])) == expected).all()
@@ -428,7 +428,7 @@ def test_a_tiff_of_any_bits_is_scaled_or_named(tmp_path: Path, bits: int, photom
     if bits in (4, 8, 16) or (bits, photometric) == (12, 1):
         np.testing.assert_array_equal(grey(tmp_path / "x.tif"), EIGHT if photometric else 255 - EIGHT)
     else:
-        with pytest.raises(DataError, match=r"x\.tif: not a readable image .* of grey TIFF 8, 12, 16 bits"):
+        with pytest.raises(DataError, match=r"x\.tif: not a readable image .* grey TIFF needs 8, 12 or 16 bits"):
             grey(tmp_path / "x.tif")
 
 
@@ -466,5 +466,5 @@ def test_damage_beside_the_pixels_of_a_png_is_passed_over(tmp_path: Path, kind: 
 def test_pixels_whose_white_is_not_known(tmp_path: Path) -> None:
     """Floating-point numbers, of which `inspect` is refused one in test_nonsense, and large integers."""
     Image.fromarray(np.full((4, 4), 70000, np.int32)).save(tmp_path / "x.tif")
-    with pytest.raises(DataError, match=r"x\.tif: its pixels are integers with a sign or of 32 bits"):
+    with pytest.raises(DataError, match=r"x\.tif: its pixels are signed or 32-bit integers"):
         read_image(tmp_path / "x.tif", 4)

@@ -20,7 +20,7 @@ def test_bytes_are_filled_with_ends():
 
 def test_a_text_that_is_too_long():
     tokenizer, texts = tokens.tokenizer_of(), ["ab", "abcd", "abcdef"]
-    message = r"row 1: 'abcd'\.\.\. and its end are more than text.length=4 tokens, as are 2 of 3, the longest 7; lit.long='cut'"
+    message = r"row 1: 'abcd'\.\.\.: longer with its end than text.length=4 tokens, as are 2 of 3 texts \(longest: 7\); set lit.long='cut'"
     with pytest.raises(DataError, match=message):
         tokens.encode(tokenizer, texts, 4, name="row {}".format)
     ids = tokens.encode(tokenizer, texts, 4, long="cut")
@@ -62,5 +62,5 @@ def test_a_file_of_the_library(file):
 def test_files_that_are_no_tokenizer(file):
     for content in ("", "{}", json.dumps({"model": {"type": "Unheard"}})):
         file.write_text(content)
-        with pytest.raises(DataError, match=r"tokenizer\.json': not a file of a tokenizer"):
+        with pytest.raises(DataError, match=r"tokenizer\.json': not a tokenizer file"):
             tokens.tokenizer_of(str(file))

@@ -178,14 +178,14 @@ def test_other_images(trained: Path, digits, tmp_path: Path, said: Any) -> None:
     path = str(tmp_path / "new.npz")
     for own, expected in (
         (replace(digits, classes=digits.classes[::-1]), 9 - labels),
-        (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not one of the run's: 0, 1, 2"),
+        (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not in the run: 0, 1, 2"),
         (replace(digits, shape=(8, 8, 3)), r"images of \(8, 8, 1\) .*, but the run has images of \(8, 8, 3\)"),
     ):
         with pytest.raises(SpecError, match=expected) if isinstance(expected, str) else nullcontext():
             found = load_others(DataConfig(), own, name="npz", path=path, broken="error")
             np.testing.assert_array_equal(found.validation.labels, expected)
             assert found.train is digits.train
-    for wrong, message in (("--data=digits", "the data of the run"), ("--data.broken=skip", "data.path=''")):
+    for wrong, message in (("--data=digits", "the run's own data; omit"), ("--data.broken=skip", "data.path=''")):
         assert message in said(["evaluate", str(trained), wrong], 2)
     out = said(["evaluate", str(trained), "--data", "npz", "--data.path", path])
     right = int((logits_of(digits, *loaded(trained))[:90].argmax(axis=1) == labels).sum())
@@ -206,12 +206,12 @@ def test_what_is_evaluated_may_change_between_sittings(trained: Path, tmp_path: 
 
 WRONG = [
     ("every = 0", r"evaluation\.one\.every=0: expected integers >= 1"),
-    ("evry = 5", r"unknown key 'evaluation\.one\.evry'; near it: evaluation\.one\.every"),
-    ('kind = "few_shot"\nlabels = "x"', r"evaluation\.one\.labels='x' concerns kind='head'"),
+    ("evry = 5", r"unknown key 'evaluation\.one\.evry'; did you mean evaluation\.one\.every\?"),
+    ('kind = "few_shot"\nlabels = "x"', r"evaluation\.one\.labels='x' has no effect unless kind='head'"),
     ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': `data` is required with `path`"),
     ('data = "npz"', r"data\.path is not set"),
-    ('kind = "retrieval"', "the run has no tower of texts"),
-    ('labels = "short.json"', r"short\.json: a list of 1, expected a list of labels for each of 355 images"),
+    ('kind = "retrieval"', "the run has no text tower (objective="),
+    ('labels = "short.json"', r"short\.json: expected 355 lists of labels, one for each image, got a list of 1"),
     ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),
     ("capacity_factor = 2.0", r"evaluation\.one\.capacity_factor=2\.0: .*soft_moe does not have this option"),
     ('data = "npz"\npath = "colour.npz"', r"evaluation\.one: images of \(8, 8, 3\).*the model's are \(8, 8, 1\)"),

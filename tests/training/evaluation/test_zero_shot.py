@@ -42,7 +42,7 @@ def test_zero_shot_averages_the_directions_of_prompts():
     assert zero_shot((images, np.array([1, 0, 0])), 9 * embeddings) == {"accuracy": pytest.approx(2 / 3)}
     with pytest.raises(ConfigError, match="labels: 2, but there are 2 classes"):
         zero_shot((images, np.array([1, 0, 2])), embeddings)
-    with pytest.raises(ConfigError, match="width 4, but the images' features have 3"):
+    with pytest.raises(ConfigError, match="expected the images' width 3, got 4"):
         zero_shot((images[:, :3], np.array([1, 0, 1])), embeddings)
 
 
@@ -51,9 +51,9 @@ def test_files_of_prompts(tmp_path):
     file.write_text(json.dumps({"classes": ["cat", "dog"], "prompts": ["a {}", "the {}\n"]}))
     assert read_prompts(file) == Prompts(("cat", "dog"), ("a {}", "the {}"))
     for table, message in (
-        ({"classes": ["cat"], "prompts": ["a {}", "a cat"]}, r"the prompt 'a cat' has no \{\} for the name"),
-        ({"classes": ["cat", "dog", "cat"], "prompts": ["{}"]}, "the class 'cat' is there twice"),
-        ({"classes": ["cat", " "], "prompts": ["{}"]}, r"classes\[1\]: an empty caption"),
+        ({"classes": ["cat"], "prompts": ["a {}", "a cat"]}, r"the prompt 'a cat' has no \{\} for the class name"),
+        ({"classes": ["cat", "dog", "cat"], "prompts": ["{}"]}, "duplicate class 'cat'"),
+        ({"classes": ["cat", " "], "prompts": ["{}"]}, r"classes\[1\]: empty caption"),
         (["cat"], 'expected {"classes"'),
     ):
         file.write_text(json.dumps(table))

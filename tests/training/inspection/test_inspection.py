@@ -90,7 +90,7 @@ def test_chosen_panels() -> None:
         with pytest.raises(ConfigError, match=f"panels='{name}': block 3 has slots 0.0 to 11.1 or experts 0 to 11"):
             panels(soft, [name])
     many = soft_block(np.zeros((1, 1, 65, 1)))
-    with pytest.raises(ConfigError, match="65 panels in a row, expected at most 64"):
+    with pytest.raises(ConfigError, match="expected at most 64 panels, got 65"):
         panels(many, [str(expert) for expert in range(65)])
 
 

@@ -99,17 +99,17 @@ def amended_arrays(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: (path / "arrays.safetensors").unlink(), r"arrays\.safetensors: cannot be read.*To go on from step 3, remove"),
-        (lambda path: (path / "state.json").unlink(), r"state\.json: cannot be read.*To go on from step 3, remove"),
+        (lambda path: (path / "arrays.safetensors").unlink(), r"arrays\.safetensors: cannot be read.*To resume from step 3"),
+        (lambda path: (path / "state.json").unlink(), r"state\.json: cannot be read.*To resume from step 3, remove"),
         (shutil.rmtree, r"00000007/state\.json: cannot be read"),
         (partial(amended_arrays, **{"mu/head/bias": ...}), "no array 'mu/head/bias'"),
         (partial(amended_arrays, **{"params/head/kernel": np.zeros((2, 3), np.float32)}), r"kernel is F32 \(2, 3\)"),
-        (partial(amended_arrays, **{"params/x": np.zeros(1, np.float32)}), "'params/x' is not a parameter of the model"),
+        (partial(amended_arrays, **{"params/x": np.zeros(1, np.float32)}), "'params/x' is not an array of this model's"),
         (partial(amended, format=4, version="7.1"), r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         (partial(amended, format=3, files={"../x": "0"}), "files: '../x': invalid"),
         (partial(amended, step=True), r"state\.json: step=True: invalid"),
         (partial(amended, config={"optimizer": {"name": "shampoo"}}), "config.optimizer: name='shampoo': expected one of adamw"),
-        (partial(amended, step=8), r"state\.json: step=8, in the folder of step 00000007"),
+        (partial(amended, step=8), r"state\.json: step=8, but its folder is 00000007"),
     ],
 )  # fmt: skip
 def test_checkpoints_that_cannot_be_used(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -233,7 +233,7 @@ LIES = {
 }
 FILES = {
     **{name: (of(name, size, [4]), rf"'tables' has dtype {name}, expected one of BF16, F32, ") for name, size in UNKNOWN.items()},
-    **{name: (file, "'tables' has a shape that no array can have") for name, file in LONG.items()},
+    **{name: (file, "'tables' has an impossible shape") for name, file in LONG.items()},
     **{name: (file, "not a safetensors file") for name, file in LIES.items()},
 }  # fmt: skip
 

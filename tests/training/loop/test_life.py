@@ -39,7 +39,7 @@ from moespec.training.objectives import classification
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and forks of POSIX")
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 LAST = Path("checkpoints", "00000012", "arrays.safetensors")
-ADVICE = "a smaller schedule.peak may help"
+ADVICE = "try a smaller schedule.peak"
 
 
 def log(run: Path) -> list[dict[str, Any]]:
@@ -190,10 +190,10 @@ CASES = {
         for tree in ("params", "nu")
     },
     "an image that cannot be read": Case(
-        BATCH(unreadable), "from step 6 once the file can be read; leaving it out takes a new run", [4, 6]
+        BATCH(unreadable), "from step 6 once the file is readable; to leave it out, start a new run", [4, 6]
     ),
     "a parameter of NaN": Case(
-        changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias has NaN or infinity", []
+        changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias contains NaN or infinity", []
     ),
 }
 
@@ -233,7 +233,7 @@ def test_a_router_of_one_s_own_goes_on_as_the_message_says(  # type: ignore[no-u
     with monkeypatch.context() as patch:
         signaled("SIGTERM")(patch, load_backend(backend))
         cli.main([*command, str(tmp_path / "run")])
-    words = shlex.split(capsys.readouterr().err.partition("To go on: moespec ")[2])
+    words = shlex.split(capsys.readouterr().err.partition("To resume: moespec ")[2])
     assert words[-2:] == ["--trust", "my_routers.averaged:ROUTER"]
     assert cli.main(words) == 0
     assert (tmp_path / "run" / LAST).read_bytes() == (tmp_path / "whole" / LAST).read_bytes()
@@ -254,7 +254,7 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
     for command, message in (
         (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),
         (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),  # in the same evaluation, which is pending
-        (evaluate, "moespec: the evaluation was stopped by SIGTERM"),
+        (evaluate, "moespec: evaluation stopped by SIGTERM"),
     ):
         batches = count(1)
         assert cli.main(command) == 128 + signal.SIGTERM
@@ -380,10 +380,10 @@ OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
     (edited("peak = 0.01", "peak = 0.02"), RESUME, r"schedule\.peak is 0\.01 there, 0\.02 here"),
     (edited('norm_form = "paper"', 'norm_form = "rsqrt"'), RESUME, r"router_options\.norm_form is 'paper' there, 'rsqrt' here"),
     (edited("steps = 12", ""), RESUME, r"training\.steps is 12 there, 1500 here"),
-    (truncated, RESUME, "training.batch missing, which the run wrote"),
-    (as_begun, f"{RESUME} --schedule.peak 0.02", "change this one on purpose with moespec train --resume --override"),
-    (as_begun, f"{RESUME} --override --training.seed 1", r"training\.seed is 0 there, 1 here; that cannot be overridden"),
-    (as_begun, f"{RESUME} --override --training.batch 8", r"training\.batch is 16 there, 8 here; that cannot be overridden"),
+    (truncated, RESUME, "training.batch missing from the run"),
+    (as_begun, f"{RESUME} --schedule.peak 0.02", "Choose another --run, or change this run with moespec train"),
+    (as_begun, f"{RESUME} --override --training.seed 1", r"training\.seed is 0 there, 1 here; cannot be overridden"),
+    (as_begun, f"{RESUME} --override --training.batch 8", r"training\.batch is 16 there, 8 here; cannot be overridden"),
     (as_begun, f"{RESUME} --override --model.width 32", "expected F32"),
     (other_classes, RESUME, OTHER_CLASS),
     (edited("peak = 0.01", "peak = 0.02"), "evaluate {}", ""),  # no evaluation looks at it
@@ -411,8 +411,8 @@ def test_an_override_is_recorded(runs, tmp_path: Path, said) -> None:  # type: i
     run, names = runs.broken("torch", tmp_path / "run", step=4), runs.whole("torch") / "classes.json"
     resume = ["train", "--run", str(run), "--resume"]
     begin = ["train", "--run", str(run), *runs.flags, "--backend", "torch"]
-    assert "begun but not finished; go on with --resume" in said(begin, 2)
-    assert "--override changes a run that goes on; it needs --resume" in said([*begin, "--override"], 2)
+    assert "unfinished; resume it with --resume, or choose another --run" in said(begin, 2)
+    assert "--override requires --resume" in said([*begin, "--override"], 2)
     (run / "classes.json").write_text(SEVEN)
     assert cli.main([*resume, "--override", "--schedule.peak", "0.02"]) == 0
     ((entry, *more), first) = record(run)["overrides"], checkpoint.read_record(run / "checkpoints" / "00000004")
@@ -446,7 +446,7 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, said) -> None:  
     assert checkpoint.steps(run / "checkpoints") == [8, 14]
     assert record(run)["config"]["training"]["steps"] == 14
     shorter = said(["train", "--run", str(run), "--resume", "--training.steps", "13"], 2)
-    assert "training.steps=13: 14 steps are done already" in shorter
+    assert "training.steps=13: the run already has 14 steps" in shorter
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])

@@ -121,9 +121,9 @@ def test_a_run_of_four_goes_on_in_another_number_and_framework(backend, of_one, 
 @pytest.mark.parametrize(
     ("backend", "harm", "told"),
     [
-        ("torch", signal.SIGKILL, "was ended by SIGKILL"),
-        pytest.param("torch", signal.SIGSTOP, "no longer answered", marks=pytest.mark.full),
-        pytest.param("jax", signal.SIGSTOP, "no longer answered", marks=pytest.mark.full),
+        ("torch", signal.SIGKILL, "was killed by SIGKILL"),
+        pytest.param("torch", signal.SIGSTOP, "stopped responding", marks=pytest.mark.full),
+        pytest.param("jax", signal.SIGSTOP, "stopped responding", marks=pytest.mark.full),
     ],
 )
 def test_processes_are_started_again_after_one_is_lost(backend, harm, told, of_one, tmp_path):
@@ -136,7 +136,7 @@ def test_processes_are_started_again_after_one_is_lost(backend, harm, told, of_o
     os.kill(int(children.split()[1]), harm)
     _, errors = launcher.communicate(timeout=180)
     assert launcher.returncode == 0, errors[-2000:]
-    assert f"process 1 of 2 {told}; the others were ended; start 2 of 2" in errors
+    assert f"process 1 of 2 {told}; the other processes were stopped; start 2 of 2" in errors
     np.testing.assert_allclose(losses(run), losses(of_one), rtol=2e-4 if backend == "jax" else 2e-5)
 
 
@@ -157,11 +157,11 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
 @pytest.mark.parametrize(
     ("processes", "options", "message"),
     [
-        (3, (), "training.batch=64 does not divide among 3 devices (data 3)"),
-        (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1: a mesh of 4 devices, there are 2"),
+        (3, (), "training.batch=64 cannot be split evenly among 3 devices (data 3)"),
+        (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1: a mesh of 4 devices, but there are 2"),
         (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
-        (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span the devices"),
-        (2, ("--model.group-images", "64"), "32 images at a time on each device (data 2). images: 32 images"),
+        (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span several devices"),
+        (2, ("--model.group-images", "64"), "32 images per device (data 2). images: 32 images"),
         (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_damaged_part_is_named_when_it_is_read(tmp_path):
     state.pop("sha256")
     del state["files"][PARTS[0]]
     checkpoint.amend(path, state)
-    with pytest.raises(CheckpointError, match=r"w: its pieces do not make an array of \(4, 3\)"):
+    with pytest.raises(CheckpointError, match=r"w: its parts do not add up to shape \(4, 3\)"):
         checkpoint.read(path, SHAPES)
 
 
@@ -268,7 +268,7 @@ def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, 
     first, second = saving(tmp_path)
     with pytest.raises(OSError, match="No space left"):
         second.wait()
-    with pytest.raises(RunError, match=r"process 1 could not save its part: .*No space left"):
+    with pytest.raises(RunError, match=r"process 1 failed to save its part: .*No space left"):
         first.wait()
     assert checkpoint.steps(tmp_path) == []
 
@@ -276,6 +276,6 @@ def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, 
 def test_process_0_does_not_wait_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "PATIENCE", 0.2)
     (first,) = saving(tmp_path, processes=(0,))
-    with pytest.raises(RunError, match="process 1 has not saved its part"):
+    with pytest.raises(RunError, match="process 1 did not save its part within"):
         first.wait()
     assert checkpoint.steps(tmp_path) == []

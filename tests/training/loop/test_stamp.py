@@ -73,7 +73,7 @@ def test_a_run_does_not_go_on_with_other_data(runs, tmp_path: Path) -> None:  # 
     how: Any = {"config": directory.config(), "resume": True}
     other = replace(data, train=replace(data.train, labels=data.train.labels[::-1]))
     with pytest.raises(
-        RunError, match=r"data have changed since step 4: labels of the training images changed\. .*override$"
+        RunError, match=r"the data has changed since step 4: labels of the training images changed\. .*override$"
     ):
         directory.claim(**how, dataset=other)
     directory.claim(**how, dataset=other, override=True)

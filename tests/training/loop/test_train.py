@@ -81,7 +81,7 @@ def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"metrics\.jsonl: removed or replaced while the run wrote to it"):
         log.sync()
     log.close()
-    with pytest.raises(RunError, match="no line of the kind 'evaluation'"):
+    with pytest.raises(RunError, match="no line of kind 'evaluation'"):
         read_log(tmp_path, "evaluation", some=True)
 
 
@@ -91,10 +91,10 @@ LOGGED = {"loss": 0.5, "images_per_second": 9.0}
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b"0.5", b"0.7", "its checksum is not"),
+        (b"0.5", b"0.7", "damaged or edited: its checksum does not match its content"),
         (b"\n", b"\x0b", "not JSON"),  # line 3 is then a part of line 2
         (b".+", b'{"kind": "train", "step": 2, "loss": 1}', "train without 'images_per_second'"),
-        (b".+", b'{"kind": "train", "step": "2"}', 'not the "kind" and the "step"'),
+        (b".+", b'{"kind": "train", "step": "2"}', 'expected a record with "kind" and "step"'),
     ],
 )
 def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, message: str, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
@@ -113,7 +113,7 @@ def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, mes
     assert {1, 4} <= {record["step"] for record in read_log(tmp_path, "train")} <= {1, 3, 4}
     path.write_bytes(first + b"[1, 2]")
     RunLog(tmp_path, 4, logged=4).close()
-    assert "metrics.jsonl: has 1 of the 4 lines that were there at step 4" in capsys.readouterr().out
+    assert "metrics.jsonl: has 1 of the 4 lines written up to step 4" in capsys.readouterr().out
 
 
 def test_tensorboard_when_installed(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_hooks_evaluations_and_checkpoints_are_of_the_parameters_after_their_ste
 BEST = {  # measure, patience, its values after each step; the steps that are kept at the end, the best and the last
     "the earlier of equal ones": ("accuracy", 0, [0.1, 0.5, 0.4, 0.5, 0.3, 0.2], [2, 6]),
     "the smallest loss": ("loss", 2, [0.5, 0.1, 0.4, 0.5, 0.0, 0.0], [2, 4]),
-    "not a number": ("accuracy", 3, [math.nan, 0.2, math.nan, 0.3, 0.2, math.nan], [4, 6]),
+    "expected a number": ("accuracy", 3, [math.nan, 0.2, math.nan, 0.3, 0.2, math.nan], [4, 6]),
     "the run's own is made at the end, too": ("other/accuracy", 2, [0.3, 0.2, 0.2, 0.9, 0.9, 0.9], [1, 3]),
 }
 
@@ -325,10 +325,10 @@ def first_of(B: Any, bad: dict[int, dict[str, float]], **options: Any) -> str:
 def test_the_first_is_named(backend: str) -> None:
     """And no rate is blamed for what came before it: the first step has the rate 0, the second the initial parameters."""
     B, nan = load_backend(backend), float("nan")
-    for step, advice in ((0, ""), (1, ""), (3, "; a smaller schedule.peak may help")):
+    for step, advice in ((0, ""), (1, ""), (3, "; try a smaller schedule.peak")):
         first = first_of(B, {step: {"loss": nan}, 4: {"a": nan}})
         assert first == f"training diverged at step {step + 1}: the loss is nan{advice}"
     for clip in (1.0, None):
         first = first_of(B, {2: {"b": 0.0}, 3: {"loss": nan}}, clip=clip)
         assert "at step 3: the gradient of b/kernel is not finite (the loss is " in first
-    assert "between step 1 and 6, but not when these were done once more" in first_of(B, {})
+    assert "between step 1 and 6, but not when these steps were repeated" in first_of(B, {})

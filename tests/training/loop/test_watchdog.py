@@ -93,7 +93,7 @@ def test_who_does_not_come_is_named(index, missing):
     waiting, *_, last = errors.splitlines()
     assert waiting.startswith(f"moespec (process {index}): waiting for {where}")
     assert last.startswith(where)
-    assert last.endswith(": not there after 5 s")
+    assert last.endswith(": not connected after 5 s")
 
 
 def test_strangers_at_the_port_do_no_harm():
@@ -116,4 +116,4 @@ def test_strangers_at_the_port_do_no_harm():
 def test_a_port_that_is_taken_is_named():
     port = _free_port()
     with socket.create_server(("127.0.0.1", port + 1)):
-        assert f"port {port + 1}, the next after MASTER_PORT, is not free: " in ended(start(0, port), 3)
+        assert f"port {port + 1} (MASTER_PORT + 1) is not available: " in ended(start(0, port), 3)

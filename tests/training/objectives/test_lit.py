@@ -79,11 +79,11 @@ def test_features_of_a_locked_tower_are_kept_and_checked(locked: Path, tmp_path:
     content = bytearray((locked / FEATURES).read_bytes())
     content[-3] ^= 1
     (other / FEATURES).write_bytes(content)
-    assert f"{FEATURES}: damaged or edited, its checksum" in said(["train", "--run", str(other), "--resume"], 2)
+    assert f"{FEATURES}: damaged or edited: its checksum does" in said(["train", "--run", str(other), "--resume"], 2)
     arrays = load_file(locked / FEATURES) | {"validation": 2 * load_file(locked / FEATURES)["validation"]}
     save_file(arrays, other / FEATURES)
     wrong = said(["train", "--run", str(other), "--resume"], 2)
-    assert f"{FEATURES}: features of another tower, or of other images" in wrong
+    assert f"{FEATURES}: the image tower or the images have changed" in wrong
     (other / FEATURES).unlink()
     assert cli.main(["train", "--run", str(other), "--resume"]) == 0
     assert (other / FEATURES).read_bytes() == (locked / FEATURES).read_bytes()
@@ -135,14 +135,14 @@ def test_the_loss_by_hand(kind: Any) -> None:
 
 
 REFUSED = [
-    ("", "lit.locked=True without init: an image tower that was never trained"),
-    ("--init {tower} --model.stochastic-depth 0.1", "model.stochastic_depth=0.1: a locked tower is not trained"),
-    ("--init {tower} --optimizer.rates norm/=0.5", "norm is of the locked image tower"),
-    ("--lit.no-locked --text.length 4", "and its end are more than text.length=4 tokens, as are 24 of 24"),
+    ("", "lit.locked=True requires init, since a locked image tower is not trained"),
+    ("--init {tower} --model.stochastic-depth 0.1", "model.stochastic_depth=0.1: expected 0 for a locked tower"),
+    ("--init {tower} --optimizer.rates norm/=0.5", "norm belongs to the locked image tower (lit.locked)"),
+    ("--lit.no-locked --text.length 4", "...: longer with its end than text.length=4 tokens, as are 24 of 24"),
     ("--lit.no-locked --text.vocabulary 256", "text.vocabulary=256: the tokenizer has 257 ids"),
-    ("--lit.no-locked --text.projection 5", "text.projection=5: the features of the image tower are 16 wide"),
-    ("--lit.no-locked --lit.tokenizer no.json", "lit.tokenizer='no.json': not a file of a tokenizer"),
-    ("--lit.no-locked --text.name vit_tiny", "text.name='vit_tiny': expected a model of texts, one of text_tiny"),
+    ("--lit.no-locked --text.projection 5", "text.projection=5: expected 16, the image tower's width"),
+    ("--lit.no-locked --lit.tokenizer no.json", "lit.tokenizer='no.json': not a tokenizer file"),
+    ("--lit.no-locked --text.name vit_tiny", "text.name='vit_tiny': expected a text model, one of text_tiny"),
     ("--lit.no-locked --training.batch 25", "training.batch=25: there are 24 training images"),
 ]
 

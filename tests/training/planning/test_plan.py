@@ -205,7 +205,7 @@ def test_a_dense_model_has_no_axis_of_experts() -> None:
 
 def test_a_group_of_the_whole_batch_does_not_span_devices() -> None:
     model = ModelConfig("sparse_mlp_tiny")
-    with pytest.raises(ConfigError, match="would span the devices"):
+    with pytest.raises(ConfigError, match="would span several devices"):
         plans(config(model=model), 4, CHIPS["v5e"])
     grouped = replace(model, group_size=32, group_images=1)
     assert best(plans(config(model=grouped), 4, CHIPS["v5e"]))

@@ -54,17 +54,17 @@ def test_a_grid(tmp_path: Path) -> None:
 
 
 GRIDS = {
-    "schedule.peek = [1.0]": "grid: peek=1.0: --schedule.peek=1.0: there is no such option; near it: --schedule.peak",
+    "schedule.peek = [1.0]": "grid: peek=1.0: --schedule.peek=1.0: unknown option; did you mean --schedule.peak?",
     "schedule.peak = []": "grid.toml: schedule.peak=[]: expected a list of values, as in schedule.peak = [1, 2]",
     "training.steps = [[1, 2]]": "grid.toml: training.steps=[[1, 2]]: expected a list of values",
     "training.steps = [5, 'many']": "grid: steps=many: training.steps='many': expected an integer",
     "model.router_options.hashes = [2]": "grid: hashes=2: model.router_options.hashes=2",
-    "training.seed = [1, 2]": "grid: seed=1: training.seed=1: a study has seeds of its own",
-    "training.steps = [5, 5]": "grid: steps=5: there is another entry 'steps=5'",
+    "training.seed = [1, 2]": "grid: seed=1: training.seed=1: a study sets its own seeds; use --seeds N",
+    "training.steps = [5, 5]": "grid: steps=5: duplicate entry 'steps=5'",
     f"data.path = ['{'x' * 200}']": "grid: path=xxx",
     f"training = {{steps = {[*range(1, 1000)]}, batch = {[*range(1, 1000)]}}}": "998001 combinations, expected 1 to 100",
     "": "grid.toml: 0 combinations",
-    "experts = [2, 4]\nmodel.experts = [2, 4]": "grid.toml: experts: the same option is there under another name",
+    "experts = [2, 4]\nmodel.experts = [2, 4]": "grid.toml: experts: option given twice under different names",
 }
 
 
@@ -72,8 +72,8 @@ GRIDS = {
 def test_a_wrong_grid_is_an_error_before_anything_trains(tmp_path: Path, grid: str, said) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "grid.toml").write_text(grid)
     assert GRIDS[grid] in said(f"study --grid {tmp_path / 'grid.toml'} --out {tmp_path / 'out'}".split(), 2)
-    assert "grid='nope.toml': there is no such file" in said(["study", "--grid", "nope.toml", "--out", "x"], 2)
-    assert "no entries; give --routers NAME ..., or --grid" in said(["study", "--out", str(tmp_path / "out")], 2)
+    assert "grid='nope.toml': no such file, expected a TOML" in said(["study", "--grid", "nope.toml", "--out", "x"], 2)
+    assert "study: no entries; set --routers NAME ..., or --grid" in said(["study", "--out", str(tmp_path / "out")], 2)
     assert not (tmp_path / "out").exists()
 
 
@@ -316,16 +316,16 @@ def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Pat
     for wrong in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"}, {"quartiles": [1]}, *pairs):
         path.write_text(json.dumps({**older, **wrong}))
         message = said([*flags, "--out", str(tmp_path / "out")], 2)
-        assert re.search(r"=2\.0-seed0\.json: .*\. Remove it: the same command makes it anew", message)
+        assert re.search(r"=2\.0-seed0\.json: .*\. Delete it; the same command rebuilds it", message)
 
 
 def test_what_cannot_be_trained_is_said_first(whole: Path, flags: list[str], tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     """A folder keeps its study, and entries are checked before the first is trained."""
     longer, out = [*flags, "--out", str(whole), "--training.steps", "24"], tmp_path / "out"
-    assert "of another study: training.steps is 12 there, 24 here" in said(longer, 2)
+    assert "belongs to another study: training.steps is 12 there, 24 here" in said(longer, 2)
     wrong = [*flags, "--out", str(out)]
     wrong.insert(3, "odd: --router base --model.group-images 3")
-    assert "entry odd: training.batch gives parts of 16 images" in said(wrong, 2)
+    assert "entry odd: training.batch gives 16 images at a time" in said(wrong, 2)
     said([*flags, "--out", str(out), "--seeds", "0"], 2)
     assert not out.exists()
 

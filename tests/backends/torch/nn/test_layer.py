@@ -98,7 +98,7 @@ def test_a_mask_that_is_none(x):
     for mask, error, message in (
         (all_there[:, 1:], ShapeError, rf"mask: expected the shape \(4, {TOKENS}\) of the tokens"),
         (all_there.float(), DtypeError, "mask: expected booleans, got float32"),
-        (~all_there, ContractError, f"mask: none of the {4 * TOKENS} tokens is there"),
+        (~all_there, ContractError, f"mask: expected at least one token, but all {4 * TOKENS} are masked"),
     ):
         with pytest.raises(error, match=message):
             module(x, mask=mask)

@@ -54,6 +54,6 @@ def test_initial_values_of_parts(results):
 def test_what_cannot_be_split(results):
     for result in results:
         assert result["errors"] == [
-            "experts: 3 do not divide among 2 processes",
+            "experts: 3 experts cannot be split evenly among 2 processes",
             "ExpertParallel: expected the `experts` of an MoE, got Linear",
         ]

@@ -141,7 +141,7 @@ def test_noise_makes_experts_differ():
 
 
 def test_what_is_that_of_the_mlp():
-    with pytest.raises(ConfigError, match=r"^gelu='tanh': it is that of the mlp"):
+    with pytest.raises(ConfigError, match=r"^gelu='tanh': set by mlp; leave it out"):
         modules.MoE.from_mlp(Mlp(), 2, tokens=TOKENS, gelu="tanh")
 
 
@@ -187,7 +187,7 @@ def test_a_model_that_cannot_be_changed_stays_as_it_is():
     with pytest.raises(ConfigError, match=r"^model: Sequential has no block"):
         modules.replace_mlps(nn.Sequential(nn.Linear(2, 2)), 2, tokens=TOKENS)
     model = nn.Sequential(Block(), Block(Gated()))
-    with pytest.raises(ConfigError, match=r"^blocks=\[2\]: the model has 2 blocks, and no block 2"):
+    with pytest.raises(ConfigError, match=r"^blocks=\[2\]: there is no block 2; the model has 2 blocks"):
         modules.replace_mlps(model, 2, tokens=TOKENS, blocks=[2])
     with pytest.raises(ConfigError, match=r"^mlp: Gated computes"):
         modules.replace_mlps(model, 2, tokens=TOKENS, blocks=[0, 1])
