@@ -35,7 +35,7 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
         if path.exists():
             raise ConfigError(f"name={name!r}: {path} already exists; choose another name")
     if kind != "c" and (name in sys.stdlib_module_names or find_spec(name) is not None):
-        raise ConfigError(f"name={name!r}: the file would hide an installed module; choose another name")
+        raise ConfigError(f"name={name!r}: the file would hide an existing module; choose another name")
     test = kind if kind in ("c", "dropless") else "module"
     templates = (f"{kind}{KINDS[kind]}", f"test_{test}.py")
     dtypes = json.dumps({"numpy": ["float64"], "dropless": [*ALL_DTYPES]}.get(kind, [*DTYPES]))
