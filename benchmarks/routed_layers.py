@@ -36,7 +36,7 @@ def routed(
     """The router `name` with these options. Random are its noise and initial values."""
     shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE deals the tokens of all groups evenly
     router = B.ROUTERS[name]
-    ids = router.needs == "ids"
+    ids = router.requires == "ids"
     more = {"ids": shape[1]} if ids else {}
     settings = router.options(width=width, experts=experts, tokens=shape[1], **more, **options)
     weights = {"router": router.init(random, settings)}

@@ -162,7 +162,7 @@ class OnMesh(SplitOverGroup):
         return read_state(self.devices, exported, optimizer)
 
     def export_state(self, state: SpreadState) -> dict[str, Any]:
-        """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
+        """As of one device, with `Shards` in place of arrays: those that this process is to save."""
         return pieces_of(state)
 
     def state_params(self, state: SpreadState) -> Params:

@@ -92,7 +92,7 @@ ROUTER = Router(
     Options,
     init,
     route,
-    needs="ids",
+    requires="ids",
     decays=(),
     frozen=("tables", "codebook"),  # the codebook of a model that makes ids of its patches
     balances="what its table balances: the frequencies of the ids",

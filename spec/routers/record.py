@@ -10,8 +10,9 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.names import warn_renamed
 from moespec.spec.options import RouterOptions
-from moespec.spec.routing import Kept, Noise, Params, RouterOutput, State
+from moespec.spec.routing import Noise, Params, RouterOutput, State, StateSpec
 
 __all__ = ["Router"]
 
@@ -22,7 +23,7 @@ def _no_noise(options: Any) -> None:
     """The router takes no noise."""
 
 
-def _stateless(options: Any) -> dict[str, Kept]:
+def _stateless(options: Any) -> dict[str, StateSpec]:
     """The router keeps nothing."""
     return {}
 
@@ -44,7 +45,7 @@ class Router(Generic[OptionsOf]):
     name: the last part of the name of its module. source: where the literature defines it. Options: the class of its options.
     init: `init(generator, options)` returns NumPy parameters (float32).
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its metrics,
-        and the statistics that `update` takes; with `state` for a router that keeps one, and what `needs` names. tokens:
+        and the statistics that `update` takes; with `state` for a router that keeps one, and what `requires` names. tokens:
         (tokens, width), in a backend (groups, tokens, width). params: as `init` returns them. options: of the class `Options`,
         or of another class with the same fields. noise: of the shape that `noise(options)` says, or None for none. train:
         whether it is training. It raises ConfigError for the options of another router, a parameter that is missing, or a
@@ -54,7 +55,7 @@ class Router(Generic[OptionsOf]):
     state: `state(options)` says what the router keeps from step to step, by name: what no optimiser touches, which `route` reads.
     update: `update(options, state, statistics)` returns the state after a step: of that before it, and the statistics of all
         tokens of the step, summed. It raises ConfigError for a router that keeps no state, and for a state with other names.
-    needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
+    requires: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
     decays, frozen: names of parameters: of those that weight decay applies to, and of what is kept among the parameters but not
         trained, which no gradient reaches.
     models: published models that route with it, some with options of it.
@@ -73,9 +74,9 @@ class Router(Generic[OptionsOf]):
     init: Callable[[np.random.Generator, Any], Params]
     route: Callable[..., RouterOutput]
     noise: Callable[[Any], Noise | None] = _no_noise
-    state: Callable[[Any], dict[str, Kept]] = _stateless
+    state: Callable[[Any], dict[str, StateSpec]] = _stateless
     update: Callable[..., State] = _no_update
-    needs: str = ""
+    requires: str = ""
     decays: tuple[str, ...] = ("kernel",)
     frozen: tuple[str, ...] = ()
     compose: Callable[..., RouterOutput] | None = field(kw_only=True, default=None)
@@ -97,13 +98,19 @@ class Router(Generic[OptionsOf]):
     def __repr__(self) -> str:
         return f"Router({self.name!r})"
 
+    @property
+    def needs(self) -> str:
+        """The old name of `requires`."""
+        warn_renamed("Router.needs", "requires")
+        return self.requires
+
     def _check_functions(self) -> None:
         """ConfigError for a class of options that is none, or a function that cannot be called as it will be."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
         counts = {"init": 2, "noise": 1, "state": 1, "route": 3, "update": 3, "compose": 4, "compose_update": 4}
         named: dict[str, Any] = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
-        named |= {self.needs: None} if self.needs else {}
+        named |= {self.requires: None} if self.requires else {}
         for name, count in counts.items():
             given = named if name in ("route", "compose") else {}
             try:
