@@ -148,7 +148,7 @@ def layer_of(
         raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
     known = {each.name for each in fields(ROUTERS[chosen].Options)}
     decided = (
-        {"ids": tokens} if ROUTERS[chosen].needs == "ids" else {"images": group_images} if "images" in known else {}
+        {"ids": tokens} if ROUTERS[chosen].requires == "ids" else {"images": group_images} if "images" in known else {}
     )
     options = {**decided, **router_options}
     of_router = ROUTERS[chosen].options(width=width, experts=experts, tokens=group_images * tokens, **options)

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,13 @@ from moespec.backends.optimizer import is_fixed
 from moespec.backends.optimizer_options import factored_axes
 from moespec.backends.pytrees import Path, leaves
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import renamed, warn_renamed
 from moespec.spec.values import present
 
 __all__ = [
     "AXES",
     "MeshSizes",
-    "Pieces",
+    "Shards",
     "Split",
     "axes_of_slot",
     "check_experts",
@@ -164,12 +165,22 @@ def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: i
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Shards:
     """The pieces of an array of `shape` that one process has, each with its start."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    pieces: tuple[tuple[tuple[int, ...], NDArray[Any]], ...]
+    shards: tuple[tuple[tuple[int, ...], NDArray[Any]], ...]
+
+    @property
+    def pieces(self) -> tuple[tuple[tuple[int, ...], NDArray[Any]], ...]:
+        """The old name of `shards`."""
+        warn_renamed("Pieces.pieces", "Shards.shards")
+        return self.shards
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__, {"Pieces": "Shards"})
 
 
 def start_of(index: Sequence[slice]) -> tuple[int, ...]:

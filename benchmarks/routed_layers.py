@@ -36,7 +36,7 @@ def routed(
     """The router `name` with these options, random noise and random initial values."""
     shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE balances over the tokens of all groups
     router = B.ROUTERS[name]
-    ids = router.needs == "ids"
+    ids = router.requires == "ids"
     more = {"ids": shape[1]} if ids else {}
     settings = router.options(width=width, experts=experts, tokens=shape[1], **more, **options)
     weights = {"router": router.init(random, settings)}

@@ -342,7 +342,7 @@ class Forward:
         B, layer = self.B, self.moe_layers[name]
         grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
         experts, shared = self.compute(p["experts"]), self.compute(p["shared"]) if "shared" in p else None
-        needed = {"ids": regrouped(ids, grouped.shape[:2])} if ROUTERS[layer.router].needs == "ids" else {}
+        needed = {"ids": regrouped(ids, grouped.shape[:2])} if ROUTERS[layer.router].requires == "ids" else {}
         if multi_hash.chosen(layer.settings):
             y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
             return regrouped(y, items.shape), output

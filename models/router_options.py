@@ -70,7 +70,7 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
     router does not have, or values that it cannot have.
     """
     check_options(router, options, tuple(decided))
-    needs = ROUTERS[router].needs
+    needs = ROUTERS[router].requires
     if needs and not decided.get(needs):
         raise ConfigError(f"router={router!r} needs {needs} of the tokens, which this model does not have")
     has = options_of(router)

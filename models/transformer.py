@@ -180,7 +180,7 @@ def router_config(config: TransformerConfig) -> RouterOptions:
 
 def id_blocks(config: TransformerConfig) -> list[int]:
     """The blocks whose routers take token ids."""
-    return [block for block in moe_blocks(config) if ROUTERS[of_block(config, block).router].needs == "ids"]
+    return [block for block in moe_blocks(config) if ROUTERS[of_block(config, block).router].requires == "ids"]
 
 
 def takes_ids(config: TransformerConfig) -> bool:

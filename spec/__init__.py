@@ -16,8 +16,11 @@ ledger.
 
 # ruff: noqa: I001 (the sections are a table of contents)
 
+import typing as _typing
+
 from moespec.spec import namespace as _namespace
 from moespec.spec.names import public_names as _public_names
+from moespec.spec.names import renamed as _renamed
 
 # Errors.
 from moespec.spec.errors import SpecError as SpecError
@@ -32,13 +35,13 @@ from moespec.spec.registry import LEDGER as LEDGER
 from moespec.spec.algorithm import Algorithm as Algorithm
 from moespec.spec.ledger import LedgerEntry as LedgerEntry
 from moespec.spec.ledger import Reading as Reading
-from moespec.spec.ledger import Taker as Taker
+from moespec.spec.ledger import Implementation as Implementation
 
 # Routers and routings.
 from moespec.spec.routers import ROUTERS as ROUTERS
 from moespec.spec.options import RouterOptions as RouterOptions
 from moespec.spec.routing import RouterOutput as RouterOutput
-from moespec.spec.routing import Kept as Kept
+from moespec.spec.routing import StateSpec as StateSpec
 from moespec.spec.routing import Noise as Noise
 from moespec.spec.routing import Routing as Routing
 from moespec.spec.routing import slot_tokens as slot_tokens
@@ -187,6 +190,9 @@ from moespec.spec.algorithms.threefry import box_muller as box_muller
 # Numerics.
 from moespec.spec.numerics import mean as mean
 from moespec.spec.numerics import stop_gradient as stop_gradient
+
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _renamed(__name__, {"Kept": "StateSpec", "Taker": "Implementation"})
 
 xp = _namespace
 """The array namespace: `xp.exp`, `xp.where` and so on; the `xp` of each backend has them as well."""

@@ -17,18 +17,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["LedgerEntry", "Reading", "Taker"]
+from moespec.spec.names import warn_renamed
+
+__all__ = ["Implementation", "LedgerEntry", "Reading"]
 
 PITFALLS = "Often done differently"
 _ENTRY = re.compile(r"^(?P<id>[A-Z]{2}-\d+): (?P<question>.+\?)\n(?P<readings>(?: {4}.+\n)+)", re.MULTILINE)
 _READING = re.compile(
-    r"^ {4}(?:Reading|Alternative (?P<letter>[b-z])): (?P<text>.+\n(?: {8}(?!By: ).+\n)*)(?: {8}By: (?P<takers>.+\n(?: {8}.+\n)*))?",
+    r"^ {4}(?:Reading|Alternative (?P<letter>[b-z])): (?P<text>.+\n(?: {8}(?!By: ).+\n)*)(?: {8}By: (?P<by>.+\n(?: {8}.+\n)*))?",
     re.MULTILINE,
 )
 
 
 @dataclass(frozen=True)
-class Taker:
+class Implementation:
     """Who takes a reading ("the paper", another paper as "Name (arXiv number)", or the repository of public code) and where."""
 
     who: str
@@ -41,12 +43,18 @@ class Reading:
 
     id: the id of the entry and a letter, as in "GS-3b"; the letter a is the answer of this specification.
     text: the answer.
-    takers: who is known to give this answer.
+    implementations: who is known to give this answer.
     """
 
     id: str
     text: str
-    takers: tuple[Taker, ...] = ()
+    implementations: tuple[Implementation, ...] = ()
+
+    @property
+    def takers(self) -> tuple[Implementation, ...]:
+        """The old name of `implementations`."""
+        warn_renamed("Reading.takers", "implementations")
+        return self.implementations
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,9 @@ def entries(documentation: str, module: str = "") -> Iterator[LedgerEntry]:
 
 def _readings(id: str, text: str) -> Iterator[Reading]:
     for reading in _READING.finditer(text):
-        takers = (taker.split(", ", 1) for taker in _line(reading["takers"] or "").rstrip(".").split("; ") if taker)
+        lines = (line.split(", ", 1) for line in _line(reading["by"] or "").rstrip(".").split("; ") if line)
         letter = reading["letter"] or "a"
-        yield Reading(f"{id}{letter}", _line(reading["text"]), tuple(Taker(*taker) for taker in takers))
+        yield Reading(f"{id}{letter}", _line(reading["text"]), tuple(Implementation(*line) for line in lines))
 
 
 def _line(text: str) -> str:

@@ -1,6 +1,8 @@
 """Suggestions for unknown names in errors, read-only tables with such a `KeyError`, and the public names of a module."""
 
-from collections.abc import Iterable, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
@@ -31,6 +33,25 @@ class Names(dict[str, Value]):
         raise TypeError("this table is read-only; select a custom object by name, 'package.module:object'")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _changed
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warns the code that uses a public name that has changed."""
+    warnings.warn(
+        f"{old} is deprecated and will be removed in moespec 0.3; use {new}", DeprecationWarning, stacklevel=3
+    )
+
+
+def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module for old public names: each warns and returns the object of its new name."""
+
+    def get(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warn_renamed(f"{module}.{name}", names[name])
+        return getattr(sys.modules[module], names[name])
+
+    return get
 
 
 def public_names(module: Mapping[str, object]) -> list[str]:

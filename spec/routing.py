@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array as Array
 
-__all__ = ["Kept", "Noise", "RouterOutput", "Routing", "slot_tokens"]
+__all__ = ["Noise", "RouterOutput", "Routing", "StateSpec", "slot_tokens"]
 
 Params = dict[str, Any]
 State = dict[str, Any]
@@ -88,7 +88,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateSpec:
     """One array of a router's initial state: its shape, and the value of all entries."""
 
     shape: tuple[int, ...]

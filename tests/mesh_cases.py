@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moespec.backends import mesh
-from moespec.backends.mesh import MeshSizes, Pieces
+from moespec.backends.mesh import MeshSizes, Shards
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import Optimizer
 from moespec.backends.pytrees import leaves
@@ -268,12 +268,12 @@ def _together(parts: list[Any]) -> Any:
     return _joined(parts)
 
 
-def _joined(all_pieces: list[Pieces]) -> np.ndarray:
+def _joined(all_pieces: list[Shards]) -> np.ndarray:
     first = all_pieces[0]
     array, times = np.zeros(first.shape, first.dtype), np.zeros(first.shape, int)
     for pieces in all_pieces:
         assert (pieces.shape, pieces.dtype) == (first.shape, first.dtype)
-        for start, piece in pieces.pieces:
+        for start, piece in pieces.shards:
             assert piece.dtype == first.dtype
             index = tuple(slice(begin, begin + size) for begin, size in zip(start, piece.shape, strict=True))
             array[index], times[index] = piece, times[index] + 1

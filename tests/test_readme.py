@@ -26,7 +26,9 @@ def test_the_readme_is_short_and_links():
 
 
 RAN = {id for package in measured() for id in package.readings}
-DIFFER = sum(sum(bool(each.takers) or each.id in RAN for each in entry.readings) > 1 for entry in LEDGER.values())
+DIFFER = sum(
+    sum(bool(each.implementations) or each.id in RAN for each in entry.readings) > 1 for entry in LEDGER.values()
+)
 STUDY = json.loads((ROOT / "benchmarks/study/results.json").read_text())
 RUN = json.loads((ROOT / "benchmarks/runs/digits-jax-0/metrics.jsonl").read_text().splitlines()[-1])
 COUNTED = {"routers": len(ROUTERS), "questions": len(LEDGER), "recipes": len(recipes()), "cases": len(suite.ids())}
@@ -86,8 +88,8 @@ def test_the_example_of_the_ledger():
     for answer, reading in zip(("no", "yes"), LEDGER["TC-4"].readings, strict=True):
         (row,) = re.findall(rf"^\| {answer} \| (.*) \|$", README, re.MULTILINE)
         said = [label or text for text, label in re.findall(r"\[(.+?)](?:\[(.+?)])?", row)]
-        takers = {f"https://github.com/{taker.who}" for taker in reading.takers}
-        assert {re.search(rf"^\[{label}]: (\S+)$", README, re.MULTILINE)[1] for label in said} <= takers
+        implementations = {f"https://github.com/{each.who}" for each in reading.implementations}
+        assert {re.search(rf"^\[{label}]: (\S+)$", README, re.MULTILINE)[1] for label in said} <= implementations
 
 
 def test_every_link_to_a_file_leads_somewhere():

@@ -37,7 +37,7 @@ from moespec.backends.jax.training import (
     gradients_of,
     split_params,
 )
-from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, Transport, axes_of_slot, split_axes, start_of
+from moespec.backends.mesh import AXES, MeshSizes, Shards, Split, Transport, axes_of_slot, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.backends.pytrees import Path, flatten, leaves, unflatten
@@ -239,7 +239,7 @@ class OnMesh(SplitExperts):
         return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
-        """As on one device, with `Pieces` instead of arrays: the pieces that this process must save."""
+        """As on one device, with `Shards` instead of arrays: the pieces that this process must save."""
         return export_leaves(state, _pieces)
 
     def make_step(
@@ -341,7 +341,7 @@ def _like(source: Any, like: Any) -> Array:
     return jax.make_array_from_callback(tuple(source.shape), like.sharding, part)
 
 
-def _pieces(leaf: Array) -> Pieces:
+def _pieces(leaf: Array) -> Shards:
     """The parts of an array that this process saves: the first device that has a part saves it."""
     shards = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
-    return Pieces(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))
+    return Shards(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))

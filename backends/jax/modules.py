@@ -44,7 +44,7 @@ def routed(
     of_image = x.reshape(x.shape[0], -1, x.shape[-1])
     tokens = regrouped(of_image, (groups, options.tokens, x.shape[-1]))
     needed = {}
-    if router.needs == "ids":
+    if router.requires == "ids":
         if ids is None:
             layer.check_places(of_image.shape[1])
             ids = jnp.broadcast_to(jnp.arange(of_image.shape[1], dtype=jnp.int32), of_image.shape[:2])

@@ -19,11 +19,11 @@ from moespec.backends.numpy.arrays import round_to_bfloat16
 from moespec.backends.optimizer_options import factored_axes
 
 Array = NDArray[Any]
-Kept = dict[str, Array]
-Update = Callable[[Array, Array, Mapping[str, Array], int, float, Any], tuple[Array, Kept]]
+Slots = dict[str, Array]
+Update = Callable[[Array, Array, Mapping[str, Array], int, float, Any], tuple[Array, Slots]]
 
 
-def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
     """AdamW: the decay is not scaled by the moments.
 
         mu <- b1 mu + (1 - b1) g
@@ -40,7 +40,7 @@ def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, optio
     return u + d * p, moments
 
 
-def adam(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+def adam(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
     """Adam with the decay in the gradient: `adamw` without decay, applied to the gradient `g + d p`.
 
     The global norm is clipped before, without the decay. Source: Kingma and Ba 2015, Algorithm 1; the decay as in
@@ -49,7 +49,7 @@ def adam(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, option
     return _adam(g + d * p, kept, n, options)
 
 
-def _adam(g: Array, kept: Mapping[str, Array], n: int, options: Any) -> tuple[Array, Kept]:
+def _adam(g: Array, kept: Mapping[str, Array], n: int, options: Any) -> tuple[Array, Slots]:
     mu = options.b1 * kept["mu"] + (1 - options.b1) * g
     nu = options.b2 * kept["nu"] + (1 - options.b2) * g * g
     u = mu / (1 - options.b1**n) / (np.sqrt(nu / (1 - options.b2**n)) + options.epsilon)
@@ -61,7 +61,7 @@ def _rounded(momentum: Array, options: Any) -> Array:
     return round_to_bfloat16(momentum) if options.momentum_dtype == "bfloat16" else momentum
 
 
-def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
     """Stochastic gradient descent with momentum `b`. The decay bypasses the momentum.
 
         trace <- b trace + g
@@ -77,7 +77,7 @@ def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options
     return u + d * p, {"trace": trace}
 
 
-def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
     """LAMB: the update of `adamw`, including its decay, scaled to the norm of the parameter.
 
         v = the update of adamw
@@ -90,7 +90,7 @@ def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, option
     return (v * (size / length) if size > 0 and length > 0 else v), moments
 
 
-def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
+def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
     """Adafactor without relative step sizes and without bias correction, then momentum `b`, then decoupled decay.
 
         c       = min(decay_cap, 1 - n^-decay_rate)
@@ -111,7 +111,7 @@ def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, o
     c = min(options.decay_cap, 1 - n**-options.decay_rate)
     s = g * g + options.epsilon
     axes = factored_axes(p.shape, options.factored_from)
-    new: Kept = {}
+    new: Slots = {}
     if axes is None:
         new["nu"] = c * kept["nu"] + (1 - c) * s
         scaled = g / np.sqrt(new["nu"])

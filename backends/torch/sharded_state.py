@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from moespec.backends.mesh import AXES, Pieces, Split, axes_of_slot, split_axes, start_of
+from moespec.backends.mesh import AXES, Shards, Split, axes_of_slot, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.pytrees import Path, flatten, leaves, unflatten
 from moespec.backends.torch import optimizers
@@ -133,17 +133,17 @@ def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: Optimiz
 
 
 def pieces_of(state: SpreadState) -> dict[str, Any]:
-    """A state as nested dicts of `Pieces`, and its step. Where several processes have the same part, only the first has the piece."""
+    """A state as nested dicts of `Shards`, and its step. Where several processes have the same part, only the first has the piece."""
     devices = state.devices
 
-    def pieces(leaf: Tensor, slot: str, path: Path) -> Pieces:
+    def pieces(leaf: Tensor, slot: str, path: Path) -> Shards:
         extent = state.extents[path]
         split = axes_of_slot(slot, extent.shape, extent.split, state.config.factored_from)
         parts = [getattr(devices.sizes, axis) if axis else 1 for axis in split]
         shape = tuple(length * count for length, count in zip(leaf.shape, parts, strict=True))
         first = not any(devices.place[axis] for axis in AXES if axis not in split)
         found = ((start_of(devices.index(shape, split)), to_numpy(leaf)),) if first else ()
-        return Pieces(shape, to_numpy(leaf.new_empty(0)).dtype, found)
+        return Shards(shape, to_numpy(leaf.new_empty(0)).dtype, found)
 
     trees: dict[str, Any] = {
         slot: unflatten({path: pieces(leaf, slot, path) for path, leaf in found.items()})

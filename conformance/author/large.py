@@ -121,7 +121,7 @@ def definition(id: str) -> Definition:
     sizes |= {name: value for name, value in wanted.items() if name in known}
     shape = (layer.groups, layer.tokens)
     inputs = {"tokens": tensor(scaled(f"{key}/tokens", (*shape, layer.width), 1.0), "groups tokens width")}
-    if ROUTERS[router].needs == "ids":
+    if ROUTERS[router].requires == "ids":
         inputs["ids"] = tensor(integers(f"{key}/ids", shape, 0, IDS - 1), "groups tokens")
     options = ROUTERS[router].options(**sizes)
     params, kept = ROUTERS[router].init(np.random.default_rng(0), options), ROUTERS[router].initial_state(options)

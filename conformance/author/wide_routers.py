@@ -163,7 +163,7 @@ def wide(router: str) -> Definition:
     sizes = {"tokens": TOKENS, "experts": EXPERTS, "width": WIDTH}
     if router in NINE:
         sizes |= {"experts": 11, "choices": 9}
-    if row.needs == "ids":
+    if row.requires == "ids":
         sizes["ids"] = IDS
     options = {name: value for name, value in EVERYWHERE.items() if name in known} | sizes | own
     made = row.options(**options)
@@ -171,7 +171,7 @@ def wide(router: str) -> Definition:
     inputs = {}
     if router in ("hash", "soft_moe"):  # these do not choose by their tokens
         inputs["tokens"] = tensor(grid(f"{key}/tokens", (3, TOKENS, WIDTH), step=STEP), "groups tokens width")
-    if row.needs == "ids":
+    if row.requires == "ids":
         inputs["ids"] = tensor(integers(f"{key}/ids", (3, sizes["tokens"]), 0, IDS - 1), "groups tokens")
     sizes = {name: options.pop(name) for name in ("tokens", "experts", "width")}
     drawn_noise = NOISE.get(router, GATING if "noise_multiplier" in known else None)

@@ -19,7 +19,7 @@ from generator.revisions import git
 from moespec.models.files import write_atomically
 from moespec.spec import LEDGER
 from moespec.spec.implementations.places import code, places
-from moespec.spec.ledger import Taker
+from moespec.spec.ledger import Implementation
 
 PLACES = ROOT / "spec" / "implementations" / "places.json"
 REPOSITORY = r"(?<![\w./-])[\w.-]+/[\w-]+(?:@[0-9a-f]{40})?(?=, )"
@@ -34,9 +34,9 @@ def sources() -> list[str]:
     return [" ".join(source.split()) for source in found]
 
 
-def cited(source: str) -> list[Taker]:
+def cited(source: str) -> list[Implementation]:
     """The code locations that a "Source:" names. Raises ValueError if it names a repository without a file path."""
-    found = [Taker(*place) for place in PLACE.findall(source)]
+    found = [Implementation(*place) for place in PLACE.findall(source)]
     if len(re.findall(REPOSITORY, source)) != len(found):
         raise ValueError(
             f"Source: {source!r}: expected a file after each repository, as in owner/name, path/file.py, gate"
@@ -47,12 +47,12 @@ def cited(source: str) -> list[Taker]:
 def named() -> dict[str, dict[str, set[str]]]:
     """The functions and classes named by the ledger and the sources, by repository and path."""
     found: dict[str, dict[str, set[str]]] = {}
-    takers = [taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
-    takers += [taker for source in sources() for taker in cited(source)]
-    for taker in sorted(takers, key=lambda taker: (taker.who.casefold(), taker.where)):
-        if "/" in taker.who:
-            place = code(taker.where)
-            found.setdefault(taker.who, {}).setdefault(place.path, set()).update(place.names)
+    cited_code = [each for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations]
+    cited_code += [each for source in sources() for each in cited(source)]
+    for implementation in sorted(cited_code, key=lambda each: (each.who.casefold(), each.where)):
+        if "/" in implementation.who:
+            place = code(implementation.where)
+            found.setdefault(implementation.who, {}).setdefault(place.path, set()).update(place.names)
     return found
 
 

@@ -27,7 +27,7 @@ from moespec.spec import LEDGER
 from moespec.spec.implementations.places import link_papers
 from moespec.spec.implementations.positions import implementations
 from moespec.spec.implementations.positions import measured as packages
-from moespec.spec.implementations.table import groups, takers
+from moespec.spec.implementations.table import answered_by, groups
 
 DOCS = ROOT / "docs"
 TEMPLATES = Environment(
@@ -35,7 +35,7 @@ TEMPLATES = Environment(
 )
 TEMPLATES.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())  # of a Markdown table
 TEMPLATES.filters["with_issues"] = with_issues
-TEMPLATES.globals["takers"] = lambda entry, reading: takers(entry, reading, packages())
+TEMPLATES.globals["answered_by"] = lambda entry, reading: answered_by(entry, reading, packages())
 
 
 def write(folder: Path, found: Sequence[Report]) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from moespec.spec.ledger import Taker
+from moespec.spec.ledger import Implementation
 
 __all__ = ["Code", "addresses", "code", "link", "link_papers", "of_package", "places"]
 
@@ -44,18 +44,18 @@ def places() -> dict[str, Any]:
     return dict(json.loads(files(__package__).joinpath("places.json").read_text()))
 
 
-def addresses(taker: Taker, module: str) -> list[str]:
-    """The addresses of the answer that `taker` gives to an entry of `module`; empty if unknown.
+def addresses(implementation: Implementation, module: str) -> list[str]:
+    """The addresses of the answer that `implementation` gives to an entry of `module`; empty if unknown.
 
     The result has one address per function or class, one for a file without names, or one for a paper.
     """
-    if "/" not in taker.who:
-        text = _own_paper(module) if taker.who == "the paper" else taker.who
+    if "/" not in implementation.who:
+        text = _own_paper(module) if implementation.who == "the paper" else implementation.who
         return [_of_paper(number) for number in _ARXIV.findall(text)[:1]]
-    place, known = code(taker.where), places().get(taker.who)
+    place, known = code(implementation.where), places().get(implementation.who)
     if not known or not known["lines"].get(place.path, {}).keys() >= set(place.names):
         return []
-    file = f"https://github.com/{taker.who}/blob/{known['commit']}/{place.path}"
+    file = f"https://github.com/{implementation.who}/blob/{known['commit']}/{place.path}"
     return [f"{file}#L{known['lines'][place.path][name]}" for name in place.names] or [file]
 
 
@@ -65,15 +65,15 @@ def _own_paper(module: str) -> str:
     return table[1] if table else str(sys.modules[module].ALGORITHMS[0].cites)
 
 
-def link(taker: Taker, module: str) -> str:
+def link(implementation: Implementation, module: str) -> str:
     """Markdown that says who takes a reading and where, with links on the name of a paper or on path and names in code."""
-    found, where = addresses(taker, module), f", {taker.where}" if taker.where else ""
-    if "/" not in taker.who or not found:
-        return (f"[{taker.who}]({found[0]})" if found else taker.who) + where
-    path, names, rest = code(taker.where)
+    found, where = addresses(implementation, module), f", {implementation.where}" if implementation.where else ""
+    if "/" not in implementation.who or not found:
+        return (f"[{implementation.who}]({found[0]})" if found else implementation.who) + where
+    path, names, rest = code(implementation.where)
     titles = [f"{path}, {names[0]}", *names[1:]] if names else [path]
     links = (f"[{title}]({address})" for title, address in zip(titles, found, strict=True))
-    return f"{taker.who}, {' and '.join(links)}{rest}"
+    return f"{implementation.who}, {' and '.join(links)}{rest}"
 
 
 def link_papers(markdown: str) -> str:

@@ -1,6 +1,6 @@
 """How implementations answer the questions of the ledger, according to the ledger and to measurements.
 
-A taker in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another paper. `measured.json`
+An implementation in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another paper. `measured.json`
 has the results of suite runs on packages (`nox -s peers`); each package belongs to a repository.
 """
 
@@ -72,9 +72,9 @@ def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, lis
 
 def _said(entry: LedgerEntry, name: str) -> Iterator[Seen]:
     for reading in entry.readings:
-        for taker in reading.takers:
-            if is_of(taker.who, taker.where, name):
-                yield Seen(reading.id, taker.where, False, addresses(taker, entry.module))
+        for implementation in reading.implementations:
+            if is_of(implementation.who, implementation.where, name):
+                yield Seen(reading.id, implementation.where, False, addresses(implementation, entry.module))
 
 
 def _measured(entry: LedgerEntry, packages: Sequence[Measured]) -> Iterator[Seen]:
@@ -87,7 +87,7 @@ def _measured(entry: LedgerEntry, packages: Sequence[Measured]) -> Iterator[Seen
 
 def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
     """The names of all implementations with known answers: papers first, then code, by name."""
-    said = [taker.who for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+    said = [each.who for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations]
     ran = [each.repository for each in (measured() if packages is None else packages) if each.readings]
     names = {spelled(name): name for name in (*ran, *said)}
     return sorted(names.values(), key=lambda name: (name != PAPER, "/" in name, name.casefold()))
@@ -102,9 +102,9 @@ def find(name: str) -> str:
     found = exactly or about
     if len(found) == 1:
         return found[0]
-    takers = [taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+    everybody = [each for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations]
     owned = any(_same(known.partition("/")[0], name) for known in names if "/" in known)
-    if owned or (not found and any(is_of(taker.who, taker.where, name) for taker in takers)):
+    if owned or (not found and any(is_of(each.who, each.where, name) for each in everybody)):
         return name
     if not found:
         raise ConfigError(f"by={name!r}: not in the ledger; expected one of {', '.join(names)}")
@@ -116,7 +116,7 @@ def _packages(name: str) -> list[str]:
 
 
 def is_of(who: str, where: str, name: str) -> bool:
-    """Whether a name means a taker: its repository, the owner, or a word in the path of the file."""
+    """Whether a name means an implementation: its repository, the owner, or a word in the path of the file."""
     if _same(who, name):
         return True
     if "/" not in who or "/" in name:

@@ -7,7 +7,7 @@ from moespec.spec.implementations.places import link, link_papers
 from moespec.spec.implementations.positions import Measured, Seen, implementations, seen
 from moespec.spec.ledger import LedgerEntry, Reading
 
-__all__ = ["groups", "page", "takers"]
+__all__ = ["answered_by", "groups", "page"]
 
 HEAD = """# What implementations do
 
@@ -78,15 +78,15 @@ def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
     lines = [f"- **{entry.id}** {entry.question}{settled}"]
     for reading in entry.readings:
         lines.append(f"  - {reading.id[-1]}: {reading.text}")
-        lines += [f"    - {taker}" for taker in takers(entry, reading, packages)]
+        lines += [f"    - {each}" for each in answered_by(entry, reading, packages)]
     return lines
 
 
-def takers(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
+def answered_by(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
     """Who takes a reading and where, as Markdown with links: first papers and code, then measured packages."""
     ran = [each for each in packages if reading.id in each.readings]
     return [
-        *(link(taker, entry.module) for taker in reading.takers),
+        *(link(each, entry.module) for each in reading.implementations),
         *(
             f"{run.repository}, measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"
             for run in ran

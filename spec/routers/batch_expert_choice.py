@@ -50,7 +50,7 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Range, Weight
 from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Array, Kept, Params, RouterOutput, State
+from moespec.spec.routing import Array, Params, RouterOutput, State, StateSpec
 
 __all__ = ["ROUTER", "Options", "init", "route", "state", "update"]
 
@@ -89,9 +89,9 @@ def init(generator: np.random.Generator, options: Options) -> Params:
     return params
 
 
-def state(options: Options) -> dict[str, Kept]:
+def state(options: Options) -> dict[str, StateSpec]:
     """`thresholds` (experts,), initially 0."""
-    return {"thresholds": Kept((options.experts,))}
+    return {"thresholds": StateSpec((options.experts,))}
 
 
 def route(

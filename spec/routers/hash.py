@@ -92,7 +92,7 @@ ROUTER = Router(
     Options,
     init,
     route,
-    needs="ids",
+    requires="ids",
     decays=(),
     frozen=("tables", "codebook"),  # a model that computes ids from patches has a codebook
     balances="the id frequencies, if the table balances them",

@@ -10,8 +10,9 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.names import warn_renamed
 from moespec.spec.options import RouterOptions
-from moespec.spec.routing import Kept, Noise, Params, RouterOutput, State
+from moespec.spec.routing import Noise, Params, RouterOutput, State, StateSpec
 
 __all__ = ["Router"]
 
@@ -22,7 +23,7 @@ def _no_noise(options: Any) -> None:
     """The router takes no noise."""
 
 
-def _stateless(options: Any) -> dict[str, Kept]:
+def _stateless(options: Any) -> dict[str, StateSpec]:
     """The router has no state."""
     return {}
 
@@ -45,7 +46,7 @@ class Router(Generic[OptionsOf]):
     init: `init(generator, options)` returns NumPy parameters (float32).
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its
         metrics, and the statistics for `update`. It also takes `state` if the router has one, and the input that
-        `needs` names. tokens: (tokens, width), in a backend (groups, tokens, width). params: as returned by `init`.
+        `requires` names. tokens: (tokens, width), in a backend (groups, tokens, width). params: as returned by `init`.
         options: of the class `Options`, or of another class with the same fields. noise: with the shape of
         `noise(options)`, or None for no noise. train: whether it is training. It raises ConfigError for the options of
         another router, a missing parameter, or a state with other names. Like the public functions that it calls, it
@@ -55,7 +56,7 @@ class Router(Generic[OptionsOf]):
     update: `update(options, state, statistics)` returns the state after a step, given the state before it and the
         statistics summed over all tokens of the step. It raises ConfigError for a router without state, and for a state
         with other names.
-    needs: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
+    requires: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
     decays, frozen: names of parameters: `decays` get weight decay; `frozen` are not trained and get no gradient.
     models: published models that use this router, some with non-default options.
     balances, cost, drops: in words, what it balances and how; the cost of routing a group, in multiply-adds unless
@@ -73,9 +74,9 @@ class Router(Generic[OptionsOf]):
     init: Callable[[np.random.Generator, Any], Params]
     route: Callable[..., RouterOutput]
     noise: Callable[[Any], Noise | None] = _no_noise
-    state: Callable[[Any], dict[str, Kept]] = _stateless
+    state: Callable[[Any], dict[str, StateSpec]] = _stateless
     update: Callable[..., State] = _no_update
-    needs: str = ""
+    requires: str = ""
     decays: tuple[str, ...] = ("kernel",)
     frozen: tuple[str, ...] = ()
     compose: Callable[..., RouterOutput] | None = field(kw_only=True, default=None)
@@ -97,13 +98,19 @@ class Router(Generic[OptionsOf]):
     def __repr__(self) -> str:
         return f"Router({self.name!r})"
 
+    @property
+    def needs(self) -> str:
+        """The old name of `requires`."""
+        warn_renamed("Router.needs", "requires")
+        return self.requires
+
     def _check_functions(self) -> None:
         """ConfigError unless `Options` is a class of options and each function accepts the arguments that it will get."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
         counts = {"init": 2, "noise": 1, "state": 1, "route": 3, "update": 3, "compose": 4, "compose_update": 4}
         named: dict[str, Any] = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
-        named |= {self.needs: None} if self.needs else {}
+        named |= {self.requires: None} if self.requires else {}
         for name, count in counts.items():
             given = named if name in ("route", "compose") else {}
             try:

@@ -37,7 +37,7 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive
 from moespec.spec.routers.common import check_logits, init_kernel
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Array, Kept, Params, RouterOutput, State
+from moespec.spec.routing import Array, Params, RouterOutput, State, StateSpec
 
 __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
@@ -63,9 +63,9 @@ class Options(RouterOptions):
         return min(super().capacity(train=train), self.tokens)
 
 
-def state(options: Options) -> dict[str, Kept]:
+def state(options: Options) -> dict[str, StateSpec]:
     """`penalty`, a scalar."""
-    return {"penalty": Kept((), options.initial_penalty)}
+    return {"penalty": StateSpec((), options.initial_penalty)}
 
 
 def route(

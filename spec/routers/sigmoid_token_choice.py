@@ -53,7 +53,7 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
 from moespec.spec.routers.common import check_logits, init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Array, Kept, Params, RouterOutput, State
+from moespec.spec.routing import Array, Params, RouterOutput, State, StateSpec
 
 __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
@@ -122,9 +122,9 @@ class Options(RouterOptions):
         return {"top_2": 2, "top_k_over_m": self.choices // self.chosen_groups, "max": 1}[self.group_score]
 
 
-def state(options: Options) -> dict[str, Kept]:
+def state(options: Options) -> dict[str, StateSpec]:
     """`bias` (experts,), initially 0."""
-    return {"bias": Kept((options.experts,))}
+    return {"bias": StateSpec((options.experts,))}
 
 
 def route(

@@ -6,9 +6,11 @@ import pkgutil
 from types import ModuleType
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from moespec import spec
+from moespec.backends import mesh
 from moespec.spec.routers.names import RouterName
 
 # Package -> the packages with the modules whose `__all__` it lists, and the modules that are imported by their own path.
@@ -104,3 +106,21 @@ def test_routers_have_their_names_as_a_type():
         signature = inspect.signature(router.options)
         assert signature == inspect.signature(router.Options)
         assert {"width", "experts", "tokens"} <= set(signature.parameters)
+
+
+def test_an_old_name_warns_and_returns_what_the_new_one_means():
+    reading = spec.LEDGER["TC-4"].readings[0]
+    shards = mesh.Shards((1,), np.dtype("float32"), ())
+    for old, parent, name, new in (
+        ("Kept", spec, "moespec.spec.Kept", spec.StateSpec),
+        ("Taker", spec, "moespec.spec.Taker", spec.Implementation),
+        ("Pieces", mesh, "moespec.backends.mesh.Pieces", mesh.Shards),
+        ("takers", reading, "Reading.takers", reading.implementations),
+        ("needs", spec.ROUTERS["hash"], "Router.needs", "ids"),
+        ("pieces", shards, "Pieces.pieces", shards.shards),
+    ):
+        with pytest.warns(DeprecationWarning, match=f"^{name} is deprecated .* use ") as caught:
+            assert getattr(parent, old) is new
+        assert caught[0].filename == __file__
+    with pytest.raises(AttributeError, match=r"module 'moespec\.spec' has no attribute 'Keep'"):
+        _ = spec.Keep

@@ -39,17 +39,17 @@ def test_ledger_entries_are_whole():
         assert len(entry.readings) > 1, name
         for reading in entry.readings:
             assert reading.text.endswith((".", ")")), reading.id
-            assert all(taker.who for taker in reading.takers), reading.id
-        assert not entry.pitfall or any(PAPER.fullmatch(taker.who) for taker in entry.readings[0].takers), name
+            assert all(each.who for each in reading.implementations), reading.id
+        assert not entry.pitfall or any(PAPER.fullmatch(each.who) for each in entry.readings[0].implementations), name
 
 
 def test_papers_and_code_are_named_in_one_way():
     """Papers besides that of the module by name and number, one name for each; code by its repository."""
     names = {}
-    for taker in (taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers):
-        paper = PAPER.fullmatch(taker.who)
-        assert paper or re.fullmatch(r"[\w.-]+/[\w.-]+", taker.who), taker.who
-        assert taker.who != "the paper" or re.match(PLACE, taker.where), f"not a place in the paper: {taker.where}"
+    for each in (each for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations):
+        paper = PAPER.fullmatch(each.who)
+        assert paper or re.fullmatch(r"[\w.-]+/[\w.-]+", each.who), each.who
+        assert each.who != "the paper" or re.match(PLACE, each.where), f"not a place in the paper: {each.where}"
         if paper and paper["number"]:
             names.setdefault(paper["number"], set()).add(paper["name"])
     assert all(len(used) == 1 for used in names.values()), names
@@ -65,7 +65,7 @@ def test_ledger_has_every_line_of_the_docstrings():
             for label in written:
                 written[label] += line.startswith(label)
     readings = [reading for entry in LEDGER.values() for reading in entry.readings]
-    taken = sum(bool(reading.takers) for reading in readings)
+    taken = sum(bool(reading.implementations) for reading in readings)
     assert list(written.values()) == [len(LEDGER), len(readings) - len(LEDGER), taken]
 
 

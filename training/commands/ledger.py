@@ -82,8 +82,8 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
     for reading in entry.readings:
         label = "Reading" if reading.id.endswith("a") else f"Alternative {reading.id[-1]}"
         yield from _wrapped(f"{label}: {reading.text}", 4)
-        said = [f"{taker.who}, {taker.where}" if taker.where else taker.who for taker in reading.takers]
-        read_at = [address for taker in reading.takers for address in addresses(taker, entry.module)]
+        said = [f"{each.who}, {each.where}" if each.where else each.who for each in reading.implementations]
+        read_at = [address for each in reading.implementations for address in addresses(each, entry.module)]
         runs = _measured_to(reading)
         ran = [f"{each.package} {each.version}, {each.readings[reading.id]}" for each in runs]
         for title, who, where in (("By", said, read_at), ("Measured", ran, [each.address for each in runs])):
@@ -169,23 +169,23 @@ def _json(entry: LedgerEntry, names: Sequence[str]) -> dict[str, Any]:
     readings = []
     for reading in entry.readings:
         said = [
-            {"who": taker.who, "where": taker.where, "addresses": addresses(taker, entry.module)}
-            for taker in reading.takers
+            {"who": each.who, "where": each.where, "addresses": addresses(each, entry.module)}
+            for each in reading.implementations
         ]
         ran = [
             {"who": run.repository, "where": run.readings[reading.id], "addresses": [run.address]}
             | {"package": run.package, "version": run.version}
             for run in _measured_to(reading)
         ]
-        takers = {"by": said, "measured": ran}
+        answers = {"by": said, "measured": ran}
         if names:
-            takers = {
+            answers = {
                 title: [
                     each for each in all if any(is_of(str(each["who"]), str(each["where"]), name) for name in names)
                 ]
-                for title, all in takers.items()
+                for title, all in answers.items()
             }
-        readings.append({"id": reading.id, "text": reading.text, **takers})
+        readings.append({"id": reading.id, "text": reading.text, **answers})
     return {
         "id": entry.id,
         "question": entry.question,

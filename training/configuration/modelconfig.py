@@ -85,7 +85,7 @@ class ModelConfig:
         """Whether the model has MoE blocks with a router that needs token ids."""
         routers = [getattr(self, "router", None) or self.default_of("router")]
         routers += [own.get("router") for own in getattr(self, "block", {}).values()]
-        return any(ROUTERS[name].needs == "ids" for name in routers if name in ROUTERS or is_own(name))
+        return any(ROUTERS[name].requires == "ids" for name in routers if name in ROUTERS or is_own(name))
 
     def set(self) -> dict[str, Any]:
         """The fields that are not None, and of the router's options those that are not its defaults."""

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from moespec.backends.contract import Backend, Step
-from moespec.backends.mesh import Pieces
+from moespec.backends.mesh import Shards
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import SLOTS
 from moespec.models.errors import Interrupted, RunError
@@ -86,7 +86,7 @@ class AfterStep:
 
     @cached_property
     def exported(self) -> dict[str, Any]:
-        """The state as it is saved: on one device NumPy arrays, on several `Pieces`, those of this process."""
+        """The state as it is saved: on one device NumPy arrays, on several `Shards`, those of this process."""
         return self.B.export_state(self.state)
 
     def every(self, steps: int) -> bool:
@@ -203,7 +203,7 @@ def _not_finite(exported: dict[str, Any]) -> str | None:
     """The first parameter, or moment of one, with NaN or infinity, in words; None if there is none."""
     for tree, kind in TREES.items():
         for name, value in flatten(exported.get(tree, {})).items():
-            for part in [piece for _, piece in value.pieces] if isinstance(value, Pieces) else [value]:
+            for part in [piece for _, piece in value.shards] if isinstance(value, Shards) else [value]:
                 if not np.isfinite(part).all():
                     return f"{kind} {name} has {'NaN' if np.isnan(part).any() else 'infinity'}"
     return None

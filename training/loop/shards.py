@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from moespec.backends.mesh import Pieces
+from moespec.backends.mesh import Shards
 from moespec.models.files import read_file, regular
 from moespec.models.tensors import decoded, reason
 
@@ -146,14 +146,14 @@ def _in_file(file: ArrayFile) -> dict[str, Part]:
         raise ValueError(f"not a safetensors file: {reason(error)}") from error
 
 
-def named_pieces(arrays: Mapping[str, NDArray[Any] | Pieces]) -> dict[str, NDArray[Any]]:
+def named_pieces(arrays: Mapping[str, NDArray[Any] | Shards]) -> dict[str, NDArray[Any]]:
     """The arrays or shards that a process saves, by the names of tensors."""
     named: dict[str, NDArray[Any]] = {}
     for name, value in arrays.items():
-        if not isinstance(value, Pieces):
+        if not isinstance(value, Shards):
             named[name] = np.asarray(value, order="C")
             continue
-        for start, piece in value.pieces:
+        for start, piece in value.shards:
             complete = piece.shape == value.shape
             named[name if complete else f"{name}{AT}{','.join(map(str, start))}"] = np.asarray(piece, order="C")
     return named

@@ -195,7 +195,7 @@ class MoE(Reporting, HubMixin):
         tokens = x.reshape(groups, options.tokens, x.shape[-1])
         if mask is not None:
             _check_tokens("mask", mask, x)
-        if B.ROUTERS[layer.router].needs == "ids":
+        if B.ROUTERS[layer.router].requires == "ids":
             if ids is None:
                 ids = self._places(x, mask, options.tokens // layer.group_images)
             else:

@@ -75,7 +75,7 @@ def test_equals_the_numpy_backend(router, x):
             noise = np.array(modules._draw(replace(noise, shape=shape), key))
     params = jax.tree.map(np.asarray, {"router": moe.router, "experts": moe.experts})
     tokens = np.asarray(x).reshape(2, 2 * TOKENS, WIDTH)
-    ids = {"ids": np.tile(np.arange(TOKENS), (2, 2))} if reference.ROUTERS[router].needs == "ids" else {}
+    ids = {"ids": np.tile(np.arange(TOKENS), (2, 2))} if reference.ROUTERS[router].requires == "ids" else {}
     state = reference.ROUTERS[router].initial_state(options)
     output = reference.ROUTERS[router].route(
         params["router"], tokens, options, state=state, noise=noise, train=True, **ids

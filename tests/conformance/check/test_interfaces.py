@@ -118,7 +118,7 @@ STATEFUL = [case for case in CASES if any(name.startswith("state/") for name in 
 def test_the_state_is_among_the_parameters_of_the_router(target):
     """Under no name that a parameter has, too, and without a gradient by it."""
     for router in spec.ROUTERS.values():
-        options = router.options(tokens=2, experts=2, width=2, **({"ids": 2} if router.needs == "ids" else {}))
+        options = router.options(tokens=2, experts=2, width=2, **({"ids": 2} if router.requires == "ids" else {}))
         assert not router.init(np.random.default_rng(0), options).keys() & router.state(options).keys()
     smooth = [case for case in STATEFUL if case.gradients and not case.gradients.losses]
     results = adapted(target("stateful", NUMPY.replace("FACTOR", "1")), cases=smooth)

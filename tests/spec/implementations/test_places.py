@@ -8,9 +8,9 @@ from generator.find_places import cited, line_of, named
 
 from moespec.spec import LEDGER
 from moespec.spec.implementations.places import addresses, code, link, link_papers, of_package, places
-from moespec.spec.ledger import Taker
+from moespec.spec.ledger import Implementation
 
-TAKERS = [(taker, entry) for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+CITED = [(each, entry) for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations]
 CODE = r"https://github\.com/[\w.-]+/[\w.-]+/blob/([0-9a-f]{40}|v[\d.]+)/[\w./-]+(#L[1-9]\d*)?"
 
 
@@ -21,21 +21,23 @@ def test_what_the_ledger_names_is_what_the_places_have():
 
 
 def test_every_taker_has_an_address_for_each_name():
-    for taker, entry in TAKERS:
-        found = addresses(taker, entry.module)
-        if "/" in taker.who:
-            assert len(found) == max(1, len(code(taker.where).names)), taker
+    for implementation, entry in CITED:
+        found = addresses(implementation, entry.module)
+        if "/" in implementation.who:
+            assert len(found) == max(1, len(code(implementation.where).names)), implementation
             assert all(re.fullmatch(CODE, each) for each in found), found
         else:
-            assert len(found) == 1, taker
+            assert len(found) == 1, implementation
             assert re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{4,5}", found[0]), found
 
 
 def test_a_link_has_the_words_of_the_ledger():
-    for taker, entry in TAKERS:
-        words = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", link(taker, entry.module))
-        assert words == ", ".join(filter(None, (taker.who, taker.where)))
-    assert link(Taker("new/code", "moe.py, gate"), "moespec.spec.algorithms.losses") == "new/code, moe.py, gate"
+    for implementation, entry in CITED:
+        words = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", link(implementation, entry.module))
+        assert words == ", ".join(filter(None, (implementation.who, implementation.where)))
+    assert (
+        link(Implementation("new/code", "moe.py, gate"), "moespec.spec.algorithms.losses") == "new/code, moe.py, gate"
+    )
 
 
 def test_numbers_of_papers_become_links_but_not_in_code_or_twice_and_builds_of_packages_are_of_their_version():
@@ -78,6 +80,10 @@ def test_what_no_copy_has_is_told(tmp_path, monkeypatch):
 def test_the_places_of_a_source():
     commit = "c" * 40
     source = f"The paper, eq. (1); a/b, x/y.py, f and G.h. `n`: a/c-d@{commit}, z.hpp, but see RN-1; e/f, z.py (g)."
-    assert cited(source) == [Taker("a/b", "x/y.py, f and G.h"), Taker(f"a/c-d@{commit}", "z.hpp"), Taker("e/f", "z.py")]
+    assert cited(source) == [
+        Implementation("a/b", "x/y.py, f and G.h"),
+        Implementation(f"a/c-d@{commit}", "z.hpp"),
+        Implementation("e/f", "z.py"),
+    ]
     with pytest.raises(ValueError, match="expected a file after each repository"):
         cited("The paper; a/b, a folder.")

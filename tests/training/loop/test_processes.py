@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from of_models import params_of
 
-from moespec.backends.mesh import Pieces, mesh_sizes
+from moespec.backends.mesh import Shards, mesh_sizes
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
 from moespec.training.commands import train as command
@@ -210,7 +210,7 @@ def saving(folder, processes=(0, 1)):
     record = {"step": 4, "config": config, "random": {}, "data": {}, "backend": "torch", "seconds": 1.0}
     for process in processes:
         half, both = whole[2 * process : 2 * process + 2], ((((0,), np.ones(3, np.float32)),), ())[process]
-        params = {"w": Pieces((4, 3), whole.dtype, (((2 * process, 0), half),)), "b": Pieces((3,), whole.dtype, both)}
+        params = {"w": Shards((4, 3), whole.dtype, (((2 * process, 0), half),)), "b": Shards((3,), whole.dtype, both)}
         B = SimpleNamespace(process=process, processes=2, sizes=SimpleNamespace(devices=2))
         savers.append(Saver(B, folder, keep=2, spare=None))
         savers[-1].save({"params": params, "step": 4}, record)

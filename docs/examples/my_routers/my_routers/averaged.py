@@ -23,7 +23,7 @@ class Options(spec.RouterOptions):
 
 def state(options):
     """`load` (experts,): the average fraction of choices per expert, initially uniform."""
-    return {"load": spec.Kept((options.experts,), 1 / options.experts)}
+    return {"load": spec.StateSpec((options.experts,), 1 / options.experts)}
 
 
 def offset(load, strength):
