@@ -70,7 +70,7 @@ CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# Keep Inductor's cache, too.
+# Keep Inductor's cache as well.
 INDUCTOR = {"TORCHINDUCTOR_CACHE_DIR": str(Path("build/cache/torch").resolve())}
 # JAX spends nearly all its time compiling small programs that run once: this flag and `_with_flags` more than halve it.
 QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0"}

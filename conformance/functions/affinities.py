@@ -118,7 +118,7 @@ def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given:
 
 
 def levels(columns: Array, branches: int) -> tuple[Any, Any]:
-    """The columns of the branches (T, a), and those of the experts (T a, b)."""
+    """The branches' columns (T, a) and the experts' columns (T a, b)."""
     return columns[:, :branches], columns[:, branches:].reshape(len(columns) * branches, -1)
 
 
