@@ -37,8 +37,7 @@ def _cosine_scale(
 def _cap_scale(logits: Array, *, cap: float) -> Array:
     """`4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
 
-    The quotient's error moves the result by `|L| (1 - tanh^2)`, which is all that the condition contains and is near 0
-    at tanh near 1.
+    The quotient's error moves the result by `|L| (1 - tanh^2)`. The condition has only this term, near 0 at tanh near 1.
     """
     t = np.tanh(logits / cap)
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
