@@ -70,7 +70,7 @@ CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# Keep Inductor's cache, too.
+# Keep Inductor's cache as well.
 INDUCTOR = {"TORCHINDUCTOR_CACHE_DIR": str(Path("build/cache/torch").resolve())}
 # JAX spends nearly all its time compiling small programs that run once: this flag and `_with_flags` more than halve it.
 QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
@@ -225,8 +225,8 @@ def _interpreter(version: str) -> str | None:
 
 @nox.session
 def environments(session: nox.Session) -> None:
-    """Run, interrupt and resume short trainings in other environments: python -O, closed streams, several compiled
-    processes and, if installed, the newest Python. `-- -k torch` selects."""
+    """Run, interrupt and resume short trainings in other environments; `-- -k torch` selects.
+    These are python -O, closed streams, several compiled processes and, if installed, the newest Python."""
     _install(session, "jax", *(("torch",) if sys.version_info < (3, 12) else ()), "dev")
     variables = {**QUIET, **INDUCTOR}
     if python := _interpreter(NEWEST):
@@ -259,8 +259,8 @@ def _install_everything(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def checks(session: nox.Session) -> None:
-    """Run CI's other checks in one environment: lint, types, golden --check, docs, tpu, cuda, integrations, tests and
-    environments."""
+    """Run CI's checks besides conformance in one environment.
+    These are lint, types, golden --check, docs, tpu, cuda, integrations, tests and environments."""
     _install_everything(session)
     for name in session.posargs or CHECKS:
         arguments = ("--", "--check") if name == "golden" else ()
@@ -269,8 +269,8 @@ def checks(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
-    """Run the slow checks, before a release and nightly: tests marked `full`, every backend in every dtype and mode,
-    and all variants. Takes hours on two cores; `-- tests`, `-- conformance` or `-- variants` runs one part."""
+    """Run the slow checks, before a release and nightly; `-- tests`, `-- conformance` or `-- variants` runs one part.
+    These are tests marked `full`, every backend in every dtype and mode, and all variants. Takes hours on two cores."""
     _install_everything(session)
     parts = session.posargs or ("tests", "conformance", "variants")
     if "tests" in parts:
@@ -371,10 +371,10 @@ def gpu(session: nox.Session, backend: str) -> None:
 
 @nox.session
 def tpu(session: nox.Session) -> None:
-    """Compile a layer of every router ahead of time, without a TPU, and compare FLOPs, bytes and memory. Also compile
-    steps for several TPUs and compare their collectives.
+    """Compile a layer of every router ahead of time, without a TPU, and compare FLOPs, bytes and memory.
 
-    `-- NAME` selects routers. `python benchmarks/tpu_layers.py` and `tpu_mesh.py` write the reference figures.
+    Also compiles steps for several TPUs and compares their collectives. `-- NAME` selects routers. The scripts
+    `benchmarks/tpu_layers.py` and `tpu_mesh.py` write the reference figures.
     """
     if sys.version_info >= (3, 12):
         session.skip("the committed figures are those of JAX 0.10, which constraints.txt has for Python 3.11")

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-import ahead  # isort: skip  # first: it sets which compiler is used
+import ahead  # isort: skip  # first: it selects the compiler
 import jax
 import jax.numpy as jnp
 import numpy as np

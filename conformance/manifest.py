@@ -44,7 +44,7 @@ _types = cache(get_type_hints)
 
 
 def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
-    """The manifest (without `tensors`) and the arrays that go into the safetensors file."""
+    """The manifest (without `tensors`) and the arrays for the safetensors file."""
     large: Arrays = {}
     entries = encoded(case, "", large)
     absent = {"kind", "decisions" if case.expect else ""}

@@ -155,7 +155,7 @@ def _outline(path: Path) -> tuple[str, list[str], list[str]]:
         route = next((i for i, call in enumerate(calls) if call.startswith("ROUTERS.") and call.endswith(".route")), 0)
         whole = [s for s in stages[route:] if s["outputs"] and (gradients is None or gradients["stage"] == s["name"])]
         return str(manifest["class"]), calls, [str(stage["call"]) for stage in whole]
-    except Exception as error:  # whatever it is, the file is what is wrong
+    except Exception as error:  # any exception means an invalid file
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
 
 

@@ -133,7 +133,7 @@ def composed(
     stages: tuple[Stage, ...],
     **fields: Any,
 ) -> Definition:
-    """A case of several calls; `fields` are those of `Definition`."""
+    """A case of several calls. fields: other fields of `Definition`."""
     return Definition(algorithm, name, kind, purpose, inputs, stages, flags, **fields)
 
 

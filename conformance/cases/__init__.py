@@ -4,8 +4,6 @@ A file is found by its presence in this folder. It defines one or both of
 
     cases()     its case definitions, see `author/definition.py`
     variants()  known or likely differences of implementations, see `author/variant.py`
-
-and is found by being here.
 """
 
 from collections.abc import Mapping

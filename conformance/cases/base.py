@@ -60,7 +60,7 @@ def slots_of_training_at_evaluation(B: Spec, route: Route) -> RouterOutput:
 
 
 def variants() -> Iterator[Variant]:
-    computes = "Tokens are balanced at evaluation, too."
+    computes = "Tokens are balanced even at evaluation."
     yield Variant("balanced_at_evaluation", computes, every((NAME,), _always(True)), "BL-2b")
     computes = "Tokens are not balanced in training either."
     yield Variant("never_balanced", computes, every((NAME,), _always(False)), "BL-1b")

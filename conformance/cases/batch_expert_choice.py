@@ -109,12 +109,12 @@ def predictor_learns_first_choices(B: Spec, route: Route) -> RouterOutput:
     return with_loss(output, route.options, "predictor", value)
 
 
-TAKEN = "An expert takes at evaluation the tokens that are predicted, not as many of the largest scores."
+TAKEN = "At evaluation, an expert takes the predicted tokens instead of an equal number of the largest scores."
 
 
 def variants() -> Iterator[Variant]:
     yield variant(gelu_in_the_predictor, "capacity_logits", ledger="CE-2b")
-    computes = "An expert takes a token at its threshold, too."
+    computes = "An expert also takes a token exactly at its threshold."
     diffmoe = "theAdamColton/diffmoe"
     above: dict[str, Any] = {"predicted": lambda predicted: np.nextafter(predicted.real, 1)}
     yield fixed("taken_at_the_threshold", computes, ABOVE, "CE-3b", diffmoe, **above)

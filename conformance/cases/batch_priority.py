@@ -68,6 +68,6 @@ def variants() -> Iterator[Variant]:
     yield fixed("negative_zero_last", computes, NAME, "BP-3", "jax", scores=below_zero)
     yield variant(least_important_first, NAME)
     yield variant(priority_by_sum, NAME, ledger="BP-1b")
-    computes = "The priority is the highest score, also where the sum of the chosen is requested."
+    computes = "The priority is the highest score even if the sum of the chosen scores is requested."
     yield fixed("priority_by_maximum", computes, NAME, "BP-1b", by="max", choices=1)
     yield variant(tokens_in_heap_order, NAME, ledger="BP-3b", who="microsoft/Tutel")

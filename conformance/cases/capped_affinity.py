@@ -69,5 +69,5 @@ def capped_until_it_settles(B: Spec, scores: Array, **options: Any) -> Array:
 def variants() -> Iterator[Variant]:
     yield variant(column_sums_last, NAME, ledger="CP-1b")
     yield variant(capped_until_it_settles, NAME, ledger="CP-2b")
-    computes = "The capped affinity has the regularisation 0.001, whatever is requested."
+    computes = "The capped affinity always has the regularisation 0.001."
     yield fixed("regularization_of_the_paper", computes, NAME, "CP-4", regularization=0.001)

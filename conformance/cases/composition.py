@@ -109,18 +109,18 @@ def _capacities() -> Iterator[Variant]:
     yield _ruled("multiple_before_rounding", computes, lambda t, e, f, k, r, m: ROUNDINGS[r](k * t * f / e / m) * m)
     computes = "The capacity is rounded down."
     yield _ruled("capacity_rounded_down", computes, lambda t, e, f, k, r, m: _up(int(k * t * f / e), m), "CA-1c")
-    computes = "The capacity is rounded to the nearest integer, whatever rounding is requested."
+    computes = "The capacity is always rounded to the nearest integer."
     yield _ruled(
         "capacity_rounded_to_the_nearest", computes, lambda t, e, f, k, r, m: _up(round(k * t * f / e), m), "RT-5b"
     )
-    computes = "The capacity is rounded up, whatever rounding is requested."
+    computes = "The capacity is always rounded up."
     yield _ruled("capacity_always_rounded_up", computes, lambda t, e, f, k, r, m: _up(math.ceil(k * t * f / e), m))
     computes = "A capacity that is rounded to the nearest integer goes up from a half, not to the even neighbour."
     rules: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": lambda quotient: int(quotient + 0.5)}
     yield _ruled("halves_rounded_up", computes, lambda t, e, f, k, r, m: _up(rules[r](k * t * f / e), m))
     computes = "The capacity is not raised to a multiple."
     yield _ruled("multiples_ignored", computes, lambda t, e, f, k, r, m: ROUNDINGS[r](k * t * f / e))
-    computes = "Every expert has at least four slots, whatever the factor."
+    computes = "Every expert has at least four slots for any factor."
     yield _ruled(
         "at_least_four_slots", computes, lambda t, e, f, k, r, m: max(4, _up(ROUNDINGS[r](k * t * f / e), m)), "CA-2b"
     )
@@ -238,9 +238,9 @@ def variants() -> Iterator[Variant]:
     computes = "The Sinkhorn routers are not noisy in training."
     yield Variant("sinkhorn_without_noise", computes, every(SINKHORN, noiseless), "SK-5b")
     yield _with_loss(load_of_the_plan, "load", "sinkhorn_token_choice", ledger="SK-6b")
-    computes = "The routers that select by a plan combine with it, too."
+    computes = "The routers that select by a plan also combine with it."
     yield fixed("plan_combines", computes, PLANS, "RT-2b", combine_with="plan")
-    computes = "The routers that select by a plan combine with the softmax, also where the plan is requested."
+    computes = "The routers that select by a plan combine with the softmax even if the plan is requested."
     yield fixed("softmax_combines", computes, PLANS, "RT-2b", combine_with="softmax")
     computes = "The routers that select by a Sinkhorn plan combine with the sigmoid of the logits."
     sigmoid = every(SINKHORN, _weighted(lambda B, clean, noisy: 1 / (1 + np.exp(-noisy))))
@@ -261,7 +261,7 @@ def variants() -> Iterator[Variant]:
     yield variant(dropped_choices, *TOKEN_CHOICE, ledger="ME-1b")
     computes = "The logits are kept below 8 by a hyperbolic tangent, always."
     yield fixed("logits_capped", computes, SELECTING, "LC-1b", "google/praxis", logit_cap=8.0)
-    computes = "The combine weights of a token are not divided by their sum, also where they should be."
+    computes = "The combine weights of a token are never divided by their sum."
     yield fixed("chosen_not_normalised", computes, TOKEN_CHOICE, "SA-3b", normalize_selected=False)
     computes = "The loss of a router is the mean of importance and load, not their sum."
     halved = _losses(lambda name, loss, options: loss / 2 if name in ("importance", "load") else loss)

@@ -112,5 +112,5 @@ def variants() -> Iterator[Variant]:
     yield variant(tokens_of_a_cosine_as_they_are, LOGITS, ledger="CR-4b", who="microsoft/torchscale")
     yield variant(embeddings_normalised_over_experts, LOGITS, ledger="CR-4")
     yield variant(bias_of_the_projection_after_the_norm, LOGITS, ledger="CR-2")
-    computes = "The projection of a cosine router has no bias, whatever is given."
+    computes = "The projection of a cosine router ignores its bias."
     yield fixed("bias_of_the_projection_ignored", computes, LOGITS, "CR-2", projection_bias=None)

@@ -102,7 +102,7 @@ def capacity_cut_to_the_tokens(B: Spec, scores: Array, *, capacity: int, **optio
 
 
 def experts_renormalised(B: Spec, scores: Array, **options: Any) -> Any:
-    """The weights of a token are divided by their sum over the experts that chose it."""
+    """A token's weights are divided by their sum over the experts that chose it."""
     return renormalised(B.expert_choice(scores, **options))
 
 
@@ -144,12 +144,12 @@ def variants() -> Iterator[Variant]:
     yield variant(zero_weights_left_out, NAME, ledger="EC-2b")
     yield variant(ties_to_the_higher_token, NAME, ledger="EC-1b")
     yield variant(chosen_in_heap_order, NAME, ledger="EC-1c")
-    computes = "Slots that only tokens of score 0 could fill are left empty, also where they are to be filled."
+    computes = "Slots that only tokens of score 0 could fill always stay empty."
     yield fixed("zero_scores_left_out", computes, NAME, "EC-2b", drop_zero=True)
-    computes = "Slots that only tokens of score 0 could fill are filled, also where they are to be left empty."
+    computes = "Slots that only tokens of score 0 could fill are always filled."
     yield fixed("zero_scores_taken_in", computes, NAME, "EC-2b", drop_zero=False)
     yield variant(capacity_cut_to_the_tokens, NAME, ledger="EC-3b")
     yield variant(experts_renormalised, NAME, ledger="SA-3b")
-    computes = "The combine weights are the scores by which the experts chose, whatever weights are given."
+    computes = "The combine weights are always the scores by which the experts chose."
     yield fixed("choosers_weights_ignored", computes, NAME, "RT-2b", combine_scores=None)
     yield variant(positive_zero_before_negative, NAME, ledger="EC-1", who="jax")

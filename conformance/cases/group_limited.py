@@ -53,11 +53,11 @@ def group_score_is_sum(B: Spec, scores: Array, group_by: Array | None = None, **
 
 
 def variants() -> Iterator[Variant]:
-    computes = "The score of a group of experts is the score of its best expert, whatever is requested."
+    computes = "The score of a group of experts is always the score of its best expert."
     yield fixed("group_score_is_best", computes, NAME, "GL-1c", best=1)
     yield variant(group_score_is_two_best, NAME, ledger="GL-1")
     yield variant(group_score_is_sum, NAME, ledger="GL-1")
-    computes = "Experts outside the chosen groups have the score 0, whatever is requested."
+    computes = "Experts outside the chosen groups always have the score 0."
     yield fixed("outside_is_zero", computes, NAME, "GL-2b", "huggingface/transformers", outside="zero")
-    computes = "Groups of experts are scored by the scores that choose, the bias included, whatever is requested."
+    computes = "Groups of experts are always scored by the scores that choose, including the bias."
     yield fixed("groups_by_the_chosen_scores", computes, NAME, "GL-3", group_by=None)

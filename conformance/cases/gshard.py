@@ -132,7 +132,7 @@ def variants() -> Iterator[Variant]:
     computes = "The gates of GShard are not divided by their sum."
     yield fixed("gshard_gates_as_they_are", computes, NAME, "GS-1c", normalize_selected=False)
     yield variant(gshard_chance_of_raw_gates, NAME, ledger="GS-2b", who="facebookresearch/fairseq")
-    computes = "A second expert that is not kept asks for no slot, so that a later token gets it."
+    computes = "A second expert that is not kept requests no slot, so a later token gets it."
     who = "tensorflow/mesh"
     yield fixed("gshard_unkept_make_no_request", computes, NAME, "GS-3b", who, hold_unkept=False)
     yield variant(gshard_random_at_evaluation, NAME, ledger="GS-4b")

@@ -111,8 +111,8 @@ def variants() -> Iterator[Variant]:
     computes = "The segments of MultiHash have no biases."
     yield fixed("segments_without_biases", computes, "multi_hash_mlp", "HL-2b", params=without_biases)
     yield variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2b")
-    computes = "MultiHash has GELU where ReLU is requested."
+    computes = "MultiHash uses GELU if ReLU is requested."
     gelu: dict[str, Any] = {"activation": lambda form: "tanh" if form == "relu" else form}
     yield fixed("multi_hash_with_gelu", computes, "multi_hash_mlp", "HL-3b", **gelu)
-    computes = "MultiHash has ReLU, whatever activation is requested."
+    computes = "MultiHash always uses ReLU."
     yield fixed("multi_hash_with_relu", computes, "multi_hash_mlp", "HL-3b", activation="relu")

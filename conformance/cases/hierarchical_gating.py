@@ -121,7 +121,7 @@ def variants() -> Iterator[Variant]:
     computes = "A token chooses one expert in all its branches but the best."
     replaced = {GATES: lambda B, noisy_logits, **sizes: np.stack([_one_in_second(x, **sizes) for x in noisy_logits])}
     yield Variant("hierarchy_one_expert_in_second_branch", computes, replaced, "HM-4b", "tensorflow/mesh")
-    computes = "The load of an expert is that within its branch, without that of the branch."
+    computes = "The load of an expert is the load within its branch, without the branch's load."
     yield Variant("hierarchy_load_within", computes, {LOAD: _loss(lambda branch, within, count: within)}, "HM-5b")
     computes = "The load of a branch without a token is 0 / 0."
     replaced = {LOAD: _loss(lambda branch, within, count: branch * within / np.where(count > 0, count, np.nan))}

@@ -42,5 +42,5 @@ def _functions() -> Iterator[Definition]:
 
 
 def variants() -> Iterator[Variant]:
-    computes = "The router sees the first token of an image, also where it is to see the mean."
+    computes = "The router sees the first token of an image even if the mean is requested."
     yield fixed("class_token_always", computes, POOL, "IM-1b", pool="first")

@@ -203,7 +203,7 @@ def variants() -> Iterator[Variant]:
     yield variant(importance_of_channels, ORDER, ledger="IS-1b")
     yield variant(important_in_heap_order, ORDER, ledger="IS-3b")
     yield variant(removed_after_they_chose, CHOICE, ledger="IS-5b")
-    computes = "The capacity of importance-score routing is computed from all tokens, also those that are removed."
+    computes = "The capacity of importance-score routing is computed from all tokens, including removed ones."
     yield Variant("capacity_of_all_tokens", computes, every((NAME,), _with_capacity_of(drop=0.0)), "IS-4b")
     yield variant(removed_only_in_training, NAME, ledger="IS-6b")
     yield variant(importance_without_noise, NAME, ledger="SA-1")

@@ -290,13 +290,13 @@ def variants() -> Iterator[Variant]:
     yield variant(weights_applied_twice, "moe_layer", who="vllm-project/vllm (pull request 43694)")
     yield variant(output_biases_not_weighted, "moe_layer", who="NVIDIA-NeMo/Automodel (pull request 2591)")
     yield variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch")
-    computes = "The experts use the exact GELU, whatever form is requested."
+    computes = "The experts always use the exact GELU."
     yield fixed("experts_with_exact_gelu", computes, "expert_mlp", "LA-1b", gelu="erf")
-    computes = "The experts use the tanh approximation of GELU, whatever form is requested."
+    computes = "The experts always use the tanh approximation of GELU."
     yield fixed("experts_with_approximate_gelu", computes, "expert_mlp", "LA-1b", gelu="tanh")
-    computes = "The perceptrons of the layer use the exact GELU, whatever form is requested."
+    computes = "The MLPs of the layer always use the exact GELU."
     yield fixed("perceptrons_with_exact_gelu", computes, "moe_mlp", "LA-1b", gelu="erf")
-    computes = "The perceptrons of the layer use the tanh approximation of GELU, whatever form is requested."
+    computes = "The MLPs of the layer always use the tanh approximation of GELU."
     yield fixed("perceptrons_with_approximate_gelu", computes, "moe_mlp", "LA-1b", gelu="tanh")
     yield variant(entropy_in_bits, "routing_metrics")
     yield variant(combine_weights_in_bfloat16, "moe_layer", who="huggingface/transformers")

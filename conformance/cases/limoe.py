@@ -44,6 +44,6 @@ def global_entropy_itself(B: Spec, scores: Array) -> Array:
 
 def variants() -> Iterator[Variant]:
     yield variant(epsilon_in_the_logarithm, "local_entropy_loss", ledger="LI-2b")
-    computes = "The global entropy is that of the mean over the tokens of all groups."
+    computes = "The global entropy is the entropy of the mean over the tokens of all groups."
     yield fixed("global_entropy_of_all_groups", computes, "global_entropy_loss", "LI-1b", scores=one_group)
     yield variant(global_entropy_itself, "global_entropy_loss", ledger="LI-4b")

@@ -69,5 +69,5 @@ def variants() -> Iterator[Variant]:
     yield variant(bias_moves_by_the_violation, BIAS, ledger="LF-4b")
     computes = "The update of the bias is recentred, whatever is requested."
     yield fixed("bias_always_recentred", computes, BIAS, "LF-1b", "pytorch/torchtitan", recentre=True)
-    computes = "The update of the bias is not recentred, whatever is requested."
+    computes = "The update of the bias is never recentred."
     yield fixed("bias_never_recentred", computes, BIAS, "LF-1", recentre=False)

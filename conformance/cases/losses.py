@@ -167,10 +167,10 @@ def variants() -> Iterator[Variant]:
     yield fixed("load_of_probabilities", computes, "load_loss", "AL-2c", "microsoft/Tutel", logits=softmax)
     computes = "The balance loss is the sum divided by E, not multiplied by it."
     yield scaled("balance_over_experts", computes, "AL-3b", balance_loss=lambda scores, **_: scores.shape[2] ** (-2.0))
-    computes = "Shares and mean scores of the balance loss are those of all groups together."
+    computes = "Fractions and mean scores of the balance loss are computed over all groups together."
     who = "NVIDIA/Megatron-LM"
     yield fixed("balance_of_all_groups", computes, "balance_loss", "AL-9b", who, scores=one_group)
-    computes = "The balance loss counts the choices of its own group, also where those of others should count."
+    computes = "The balance loss counts only the choices of its group even if other groups should count."
     yield fixed("balance_of_each_group", computes, "balance_loss", "AL-9", load=None)
     yield variant(square_of_the_mean, "z_loss")
     yield scaled("z_summed", "The z-loss is summed over tokens, not averaged.", z_loss=lambda logits: logits.shape[1])
@@ -180,7 +180,7 @@ def variants() -> Iterator[Variant]:
     who = "huggingface/transformers (Mixtral; issue 45120)"
     yield fixed("balance_of_a_second_softmax", computes, "balance_loss", who=who, scores=softmax)
     yield variant(balance_counts_two, "balance_loss", ledger="AL-8b", who="huggingface/transformers (Mixtral)")
-    computes = "The balance loss counts the first choice of a token alone, where it should count all."
+    computes = "The balance loss counts only a token's first choice if it should count all choices."
     yield fixed("balance_counts_the_first", computes, "balance_loss", "AL-8", choices=1)
     yield variant(balance_of_chosen_scores, "balance_loss", who="paiml/aprender (pull request 2162)")
     yield variant(balance_of_padded_experts, "balance_loss", who="NVIDIA/Megatron-LM (issue 1617)")
@@ -193,6 +193,6 @@ def variants() -> Iterator[Variant]:
     sums: dict[str, Any] = {name: lambda **arrays: len(next(iter(arrays.values()))) for name in names}
     who = "NVIDIA-NeMo/Automodel (pull request 3359)"
     yield scaled("losses_summed_over_groups", computes, who=who, **sums)
-    computes = "The z-loss is that of the probabilities, not of the logits."
+    computes = "The z-loss is computed from the probabilities, not the logits."
     who = "huggingface/transformers (Switch; issue 48293)"
     yield fixed("z_of_probabilities", computes, "z_loss", who=who, logits=softmax)

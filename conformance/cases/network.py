@@ -146,17 +146,17 @@ def epsilon_of_torch_by_default(B: Spec, x: Array, scale: Any, bias: Array | Non
 
 
 def variants() -> Iterator[Variant]:
-    computes = "The GELU is the exact one with erf, whatever form is requested."
+    computes = "The GELU is always the exact one with erf."
     yield fixed("exact_gelu", computes, "gelu", "LA-1b", form="erf")
-    computes = "The GELU is the tanh approximation, whatever form is requested."
+    computes = "The GELU is always the tanh approximation."
     yield fixed("approximate_gelu", computes, "gelu", "LA-1b", form="tanh")
     yield variant(sigmoid_gelu, "gelu", ledger="LA-1b")
     yield variant(unbiased_layer_norm, "layer_norm", ledger="NW-1c")
-    computes = "The layer norm adds 1e-5 to the variance, whatever epsilon is requested."
+    computes = "The layer norm always adds 1e-5 to the variance."
     yield fixed("epsilon_of_torch", computes, "layer_norm", "NW-1b", epsilon=1e-05)
     computes = "The products of attention are not divided by the root of their dimension."
     yield fixed("attention_not_scaled", computes, "attention", query=lambda query: query * np.sqrt(query.shape[-1]))
-    yield fixed("attention_to_all", "A token of causal attention sees those that follow.", "attention", causal=False)
+    yield fixed("attention_to_all", "A token of causal attention also sees later tokens.", "attention", causal=False)
     yield variant(patches_column_by_column, "patch_embed")
     computes = "The sigmoid cross-entropy is averaged over classes."
     yield scaled("sigmoid_averaged", computes, "NW-2b", sigmoid_cross_entropy=lambda logits, **_: 1 / logits.shape[-1])

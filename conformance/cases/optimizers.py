@@ -127,7 +127,7 @@ def norm_with_frozen(B: Spec, loss_function: Any, optimizer: Any, **options: Any
 def variants() -> Iterator[Variant]:
     computes = "The decay of SGD goes through the momentum."
     yield _updating("sgd", "decay_in_momentum", computes, _decay_in_momentum, "torch")
-    computes = "LAMB scales only what decays."
+    computes = "LAMB scales only the parameters that decay."
     yield _updating("lamb", "trust_ratio_only_with_decay", computes, _ratio_only_with_decay, "timm, apex")
     yield variant(decay_without_rate, "make_step", who="big_vision")
     yield variant(norm_with_frozen, "make_step", who="vmoe")

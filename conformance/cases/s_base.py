@@ -65,12 +65,12 @@ def _trained(train: bool) -> Callable[..., Any]:
 
 
 def variants() -> Iterator[Variant]:
-    computes = "S-BASE selects by the plan at evaluation, too."
+    computes = "S-BASE selects by the plan even at evaluation."
     yield Variant("s_base_always_balanced", computes, every((NAME,), _trained(True)), "SB-1b")
     computes = "The experts of S-BASE have a capacity factor of 1."
     yield fixed("s_base_with_a_capacity", computes, NAME, "SB-2b", capacity_factor=1.0)
-    computes = "The gate of S-BASE is the sigmoid, whatever is requested."
+    computes = "The gate of S-BASE is always the sigmoid."
     who = "NVIDIA/Megatron-LM (one choice)"
     yield fixed("s_base_with_sigmoid", computes, NAME, "SB-3b", who, combine_with="sigmoid")
-    computes = "The gate of S-BASE is the softmax, whatever is requested."
+    computes = "The gate of S-BASE is always the softmax."
     yield fixed("s_base_with_softmax", computes, NAME, "SB-3b", combine_with="softmax")

@@ -156,12 +156,10 @@ def variants() -> Iterator[Variant]:
     yield fixed("iterated_to_a_tolerance", computes, PLAN, "SK-2b", "NVIDIA/Megatron-LM", **enough)
     computes = "Sinkhorn does not stop at the tolerance."
     yield fixed("tolerance_ignored", computes, PLAN, "SK-2b", tolerance=None)
-    computes = "Sinkhorn stops where the mean error of the columns is within the tolerance, not the largest."
+    computes = "Sinkhorn stops once the mean column error, not the largest, is within the tolerance."
     replaced = {PLAN: _stopped(lambda sums, mass: np.abs(sums - mass).mean())}
     yield Variant("mean_error_of_the_columns", computes, replaced, "SK-2b")
-    computes = (
-        "Sinkhorn stops where the l2 norm of the error of the columns is within the tolerance, not the largest error."
-    )
+    computes = "Sinkhorn stops once the l2 norm of the column errors, not the largest error, is within the tolerance."
     replaced = {PLAN: _stopped(lambda sums, mass: float(np.linalg.norm(sums - mass)))}
     yield Variant("norm_of_the_columns", computes, replaced, "SK-2b")
     computes = "The columns of the Sinkhorn plan are to have another sum than T / E: the plan is the same, but for a tolerance."
@@ -177,7 +175,7 @@ def variants() -> Iterator[Variant]:
     yield variant(rows_alone, PLAN)
     yield variant(sinkhorn_in_the_kernel_domain, PLAN, who="google-research/vmoe")
     yield variant(implicit_gradient, PLAN, ledger="SK-4b")
-    computes = "The Sinkhorn plan carries no gradient, also where the outputs are combined with it."
+    computes = "The Sinkhorn plan carries no gradient even if the outputs are combined with it."
     yield fixed("plan_without_gradient", computes, PLAN, "SK-4b", logits=np.real)
     for name, who, first, norm, threshold in (("pot", "POT", 1, 2, "1e-9"), ("ott", "ott-jax", 10, 1, "1e-3")):
         computes = (

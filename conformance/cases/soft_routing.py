@@ -184,9 +184,9 @@ def weights_in_bfloat16(B: Spec, *arguments: Any, **options: Any) -> Any:
 def variants() -> Iterator[Variant]:
     yield variant(combine_over_the_slots_of_each_expert, "soft_routing", ledger="SM-5b")
     yield variant(combine_over_experts, "soft_routing", ledger="SM-5c")
-    computes = "The l2 norm is sqrt(norm**2 + epsilon), whatever form is requested."
+    computes = "The l2 norm is always sqrt(norm**2 + epsilon)."
     yield fixed("epsilon_inside_the_root", computes, "soft_routing", "SM-1b", norm_form="rsqrt")
-    computes = "The l2 norm is norm + epsilon, whatever form is requested."
+    computes = "The l2 norm is always norm + epsilon."
     yield fixed("epsilon_outside_the_root", computes, "soft_routing", "SM-1", norm_form="paper")
     computes = "Tokens and slots are divided by max(norm, 1e-12)."
     yield Variant("norm_clamped", computes, {"soft_routing": _normalised(_unit)}, "SM-1c")
@@ -206,5 +206,5 @@ def variants() -> Iterator[Variant]:
     yield variant(slots_dealt_round_robin, "soft_routing", ledger="SM-2b")
     yield variant(identity_expert_by_expert, "soft_routing", ledger="SM-7b")
     yield variant(weights_in_bfloat16, "soft_routing", who="google-research/vmoe")
-    computes = "Both softmaxes are used, also where a uniform or identical weight is requested."
+    computes = "Both softmaxes are used even if a uniform or identical weight is requested."
     yield fixed("ablations_ignored", computes, "soft_routing", dispatch="soft", combine="soft")

@@ -119,7 +119,7 @@ def constant_in_the_conjugate(
 def dual_without_cardinality(
     B: Spec, token_potential: Array, expert_potential: Array, utility: Array, **options: Any
 ) -> Any:
-    """The dual lets any number of entries of a column be positive."""
+    """The dual allows any number of positive entries per column."""
     return B.transport_dual(token_potential, expert_potential, utility, **{**options, "capacity": utility.shape[1]})
 
 
@@ -172,23 +172,23 @@ def variants() -> Iterator[Variant]:
     computes = "The semi-dual is solved to convergence."
     yield fixed("solved_to_convergence", computes, TRANSPORT, "ST-1b", solver="lbfgs")
     yield variant(rows_are_sparse, TRANSPORT, ledger="ST-4b")
-    computes = "Columns of the plan are sparse, also where rows are requested, or nothing."
+    computes = "Columns of the plan are always sparse, even if sparse rows are requested."
     yield fixed("columns_are_sparse", computes, TRANSPORT, "ST-4b", sparsity="expert")
     computes = "The plan is not sparse: its regularisation is quadratic, and nothing else."
     yield fixed("no_sparsity", computes, TRANSPORT, sparsity="none")
     computes = "The plan is that at the potential before the last update."
     yield fixed("plan_before_the_last_update", computes, TRANSPORT, "ST-1b", steps=lambda steps: max(1, steps - 1))
-    computes = "The solver takes all its steps, and does not stop where the gradient is within the tolerance."
+    computes = "The solver takes all its steps and does not stop once the gradient is within the tolerance."
     yield fixed("solved_to_the_last_step", computes, TRANSPORT, "ST-1b", tolerance=1e-300)
-    computes = "The solver stops where no entry of the gradient exceeds the tolerance, not where its norm does not."
+    computes = "The solver stops once no entry of the gradient exceeds the tolerance, instead of its norm."
     replaced = {TRANSPORT: _stopping(lambda gradient: np.abs(gradient).max(axis=1), lambda utility: utility[:, None])}
     yield Variant("largest_entry_of_the_gradient", computes, replaced, "ST-1b")
-    computes = "The dual is maximised, over potentials of tokens and experts, also where the semi-dual is requested."
+    computes = "The dual is maximised, over potentials of tokens and experts, even if the semi-dual is requested."
     yield fixed("dual_maximised", computes, TRANSPORT, "ST-5b", objective="dual")
-    computes = "The semi-dual is maximised, also where the dual is requested."
+    computes = "The semi-dual is maximised even if the dual is requested."
     yield fixed("semi_dual_maximised", computes, TRANSPORT, "ST-5", objective="semi_dual")
     yield variant(infeasible_refused, TRANSPORT, ledger="ST-6b")
-    computes = "The solver takes 20 steps of 0.01, whatever is requested."
+    computes = "The solver always takes 20 steps of 0.01."
     yield fixed("twenty_steps", computes, TRANSPORT, "ST-1b", steps=20, learning_rate=0.01)
     computes = "The sparse projection keeps a value of 0.0 before one of -0.0, which equals it."
     yield fixed(

@@ -109,7 +109,7 @@ def zero_choices_without_weight(B: Spec, route: Route) -> RouterOutput:
 
 
 def variants() -> Iterator[Variant]:
-    computes = "The sparsity-constrained routers are not noisy in training, also where noise is requested."
+    computes = "The sparsity-constrained routers are not noisy in training even if noise is requested."
     yield Variant("never_noisy", computes, every(BOTH, noiseless), "RT-4")
     yield variant(noisy_by_default, *BOTH, ledger="RT-4b")
     yield variant(raw_utility, *BOTH, ledger="ST-2b")

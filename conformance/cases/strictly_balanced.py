@@ -93,7 +93,7 @@ def masked_not_divided(B: Spec, gates: Array, mask: Array) -> Array:
 
 
 def masked_to_nan(B: Spec, gates: Array, mask: Array) -> Array:
-    """The gates of a token without an expert are 0 / 0."""
+    """A token without an expert has gates 0 / 0."""
     return np.where(mask.any(axis=2, keepdims=True), B.masked_gates(gates, mask), np.nan)
 
 

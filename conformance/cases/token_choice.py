@@ -263,7 +263,7 @@ def experts_in_heap_order(scores: Any, tokens: Iterable[int], choices: int, capa
 
 @_queued
 def all_choices_of_a_token_first(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
-    """All choices of a token are served before those of the next token."""
+    """All choices of a token are served before the next token's choices."""
     chosen = stable_order(scores)
     return ((t, chosen[t, k]) for t in tokens for k in range(choices))
 
@@ -393,7 +393,7 @@ def variants() -> Iterator[Variant]:
     yield variant(kept_sum_clamped, "token_choice", who="facebookresearch/fairseq, huggingface/transformers (NLLB-MoE)")
     yield variant(divided_before_drops, "token_choice", ledger="TC-4")
     yield variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b")
-    computes = "The combine weights are the scores of the selection, whatever weights are given."
+    computes = "The combine weights are always the scores of the selection."
     yield fixed("weights_of_the_selection", computes, "token_choice", "RT-2b", combine_scores=None)
     yield variant(selected_not_normalised, "normalize_selected", ledger="SA-3b")
     computes = "Combine weights are divided by the root of the sum of their squares, not by their sum."

@@ -2,7 +2,7 @@
 
     layer(x, params, options) -> output
 
-x: tokens, (groups, tokens, width), in the dtype of the run.
+x: tokens (groups, tokens, width) in the run's dtype.
 params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}` with the specification's shapes; the router of Soft MoE has `{"slots",
     "scale"}` instead. A router's state is included under its name: `bias` of `sigmoid_token_choice`, `penalty` of `relu`, `thresholds` of
     `batch_expert_choice`. Gradients by the state are not compared.

@@ -77,7 +77,7 @@ def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
     for (is_error, *_), part in groupby(sorted(cases, key=rank), rank):
         if len(caught) >= ENOUGH or (is_error and otherwise):
             break
-        with np.errstate(all="ignore"):  # those that compute with NaN
+        with np.errstate(all="ignore"):  # some variants compute with NaN
             results = run_cases(target, list(part), "eager")
         caught |= {result.id: result.first.stage for result in results if falls(result)}
         otherwise = bool(caught) and not is_error

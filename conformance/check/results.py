@@ -66,7 +66,7 @@ class Match:
 
     @property
     def question(self) -> str:
-        """The entry of the ledger that the variant answers differently; "" if there is none."""
+        """The ledger entry that the variant answers differently; "" if none."""
         return self.ledger.rstrip(ascii_lowercase)
 
     @property

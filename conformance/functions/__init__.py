@@ -21,8 +21,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def function(path: str) -> Function:
-    """The description of the function at a path, by the path's first part; a default one for unregistered custom
-    functions."""
+    """The description of the function at a path, by the first part. Unregistered custom functions get a default one."""
     name = path_parts(path)[0]
     if name == ROUTE.name and path.endswith(".update"):
         return UPDATE

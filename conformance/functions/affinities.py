@@ -37,8 +37,7 @@ def _cosine_scale(
 def _cap_scale(logits: Array, *, cap: float) -> Array:
     """`4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
 
-    The quotient's error moves the result by `|L| (1 - tanh^2)`, which is all that the condition contains and is near 0
-    at tanh near 1.
+    The quotient's error moves the result by `|L| (1 - tanh^2)`. The condition has only this term, near 0 at tanh near 1.
     """
     t = np.tanh(logits / cap)
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
@@ -118,7 +117,7 @@ def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given:
 
 
 def levels(columns: Array, branches: int) -> tuple[Any, Any]:
-    """The columns of the branches (T, a), and those of the experts (T a, b)."""
+    """The branches' columns (T, a) and the experts' columns (T a, b)."""
     return columns[:, :branches], columns[:, branches:].reshape(len(columns) * branches, -1)
 
 
