@@ -154,7 +154,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # Folders and files to write that cannot be.
     ("train --run {}/letter.txt", ("run=", "letter.txt")),
     ("train --run {}/no_val", ("run=", "'train'")),
-    ("train --run bad\udcff", ("run='bad\\udcff'", "not UTF-8")),
+    ("train --run bad\udcff", ("run='bad\\udcff'", "expected UTF-8 text")),
     *((f"{words} ", ("expected a path",)) for words in ("predict {}/run", "train --run", "inspect {}/run --image")),
     ("train --run a\0b", ("run='a\\x00b'",)),
     ("train --run " + "a" * 300, ("run='aaaa",)),
