@@ -357,7 +357,7 @@ def test_calls_that_differ_and_recordings_within_each_other(tmp_path):
         with pytest.raises(RunError, match="other: arrays differ from call to call"):
             recorder.gates()
         del recorder.calls["other"]
-        with pytest.raises(RunError, match="already"), recording(tmp_path / "b"):
+        with pytest.raises(RunError, match="another recording is in progress"), recording(tmp_path / "b"):
             pass
     tap("gate", logits=logits_of())  # nothing is recorded now
     write(tmp_path / "c", read(tmp_path / "a"))
