@@ -52,7 +52,7 @@ MOE = {"moe": "last_1", "experts": 2}
             ({**MOE, "moe": moe}, message)
             for moe, message in (
                 ("every_3", "moe='every_3'"),
-                ("0,2", "moe='0,2': there is no block 2 when depth=2"),
+                ("0,2", "moe='0,2': depth=2 has no block 2"),
                 ("1,0", "moe='1,0': expected each block once"),
                 ("1,", "moe='1,'"),
                 ("every_2_last_2", "only 1 such blocks"),

@@ -114,7 +114,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
     ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
     ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: no such folder",)),
-    ("--router hash --codes 4 --hash.kind clustered", ("model.codes=4", "8 clusters")),
+    ("--router hash --codes 4 --hash.kind clustered", ("model.codes=4", "the 8 clusters")),
     ("--router hash --hash.kind clustered --model.token-ids position", ("hash.kind='clustered'", "position")),
     ("--router hash --model.token-ids bigram --codes 1000000", ("model.token_ids", "entries of tables")),
     ("--model.moe none --router switch", ("model.router='switch' has no effect",)),
@@ -154,7 +154,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # Folders and files to write that cannot be.
     ("train --run {}/letter.txt", ("run=", "letter.txt")),
     ("train --run {}/no_val", ("run=", "'train'")),
-    ("train --run bad\udcff", ("run='bad\\udcff'", "not UTF-8")),
+    ("train --run bad\udcff", ("run='bad\\udcff'", "expected UTF-8 text")),
     *((f"{words} ", ("expected a path",)) for words in ("predict {}/run", "train --run", "inspect {}/run --image")),
     ("train --run a\0b", ("run='a\\x00b'",)),
     ("train --run " + "a" * 300, ("run='aaaa",)),
@@ -175,7 +175,7 @@ SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (  # besides those of tests/con
     ("golden --algorithm ²", ("algorithm", "²")),
     ("golden --check --vectors nope", ("vectors='nope': no vectors in this folder",)),
     ("golden --vectors {}/vectors", ("there/vectors", "suite.json is not a suite of vectors")),
-    ("golden --vectors {}/folder", ("there/folder", "there is '9²' in it")),
+    ("golden --vectors {}/folder", ("there/folder", "contains '9²'")),
     ("new torch class", ("name='class'", "no keyword")),
 )
 
@@ -289,7 +289,7 @@ WRONG = {
     "plan --chip torus=2.5 --devices 8": "chip.torus='2.5': expected 0, 1, 2 or 3",
     "plan --chip v5e --devices 7 --training.batch 512": "training.batch=512 cannot be split evenly among 7 devices",
     "plan --chip v5e --devices 8 --utilisation 1.5": "utilisation=1.5: expected a finite number greater than 0 and at most 1",
-    "plan --chip v5e --devices 8 --utilisation 0.4 --sharding": "utilisation=0.4 has no effect here",
+    "plan --chip v5e --devices 8 --utilisation 0.4 --sharding": "utilisation=0.4 has no effect with --sharding",
     "plan --chip v5e --devices 8 --utilisation 0.4 --training.epochs 9": "utilisation=0.4: training.epochs=9.0 needs the",
     "convert x y.safetensors --to vmoe": "target='y.safetensors': expected NAME, since vmoe writes NAME.index and",
     f"convert {OLD_RUN} . --to hub": "target='.': is the working directory; choose a folder inside it",

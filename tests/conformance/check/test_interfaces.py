@@ -442,7 +442,7 @@ def test_a_raising_target_raises_in_its_reproduction(over_numpy):
     ("id", "stage"), [("z_loss/nothing", "z_loss"), ("z_loss/values", "gradient"), ("z_loss/values", "")]
 )
 def test_what_cannot_be_opened(id, stage):
-    with pytest.raises(ValueError, match=r"there is no case|has no stage"):
+    with pytest.raises(ValueError, match=r"unknown case|has no stage"):
         reproduce.open_case(id, stage, target="moespec.backends.numpy")
 
 

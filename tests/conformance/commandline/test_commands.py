@@ -56,7 +56,7 @@ USAGE = {
     RUN + "--dtype f8": "moespec conformance run: --dtype: ",
     RUN + "--algorithm hashing": "moespec conformance run: --algorithm: ",
     RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints all cases",
-    RUN + "--junit-xml nowhere/x.xml": "--junit-xml='nowhere/x.xml': there is no folder 'nowhere'",
+    RUN + "--junit-xml nowhere/x.xml": "--junit-xml='nowhere/x.xml': the folder 'nowhere' does not exist",
     RUN + "--nonsense": "unrecognized arguments: --nonsense",
     RUN + "tests": "unrecognized arguments: tests; use --case for cases",
     RUN + "-n many": "argument -n/--numprocesses: ",

@@ -246,8 +246,8 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("model --module *.gates --data own_model:data", "there are, with gate or router in the name: *.gate\n"),
-        ("blocks --module rotary --data own_model:data", "there are, none with gate or router in the name, but: *\n"),
+        ("model --module *.gates --data own_model:data", "modules with gate or router in the name: *.gate\n"),
+        ("blocks --module rotary --data own_model:data", "none with gate or router in the name; modules: *\n"),
         ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class with arguments; pass a"),
         ("a_class --module *.gate --data own_model:data", "expected an instance of torch.nn.Module"),
         ("alike --module *.gate --data own_model:data", "Alike object at"),
@@ -357,7 +357,7 @@ def test_calls_that_differ_and_recordings_within_each_other(tmp_path):
         with pytest.raises(RunError, match="other: arrays differ from call to call"):
             recorder.gates()
         del recorder.calls["other"]
-        with pytest.raises(RunError, match="already"), recording(tmp_path / "b"):
+        with pytest.raises(RunError, match="another recording is in progress"), recording(tmp_path / "b"):
             pass
     tap("gate", logits=logits_of())  # nothing is recorded now
     write(tmp_path / "c", read(tmp_path / "a"))

@@ -287,7 +287,11 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
 @pytest.mark.parametrize("option", ["--html", "--badge"])
 def test_no_place_to_write(run, tmp_path, option):
     os.mkfifo(tmp_path / "pipe")
-    places = {tmp_path / "none/x": "there is no folder", tmp_path: "expected a", tmp_path / "pipe": "is not a file"}
+    places = {
+        tmp_path / "none/x": "does not exist",
+        tmp_path: "expected a",
+        tmp_path / "pipe": "expected a regular file",
+    }
     for path, why in places.items():
         status, _, said = run("report", "x.json", option, path)
         assert status == 2

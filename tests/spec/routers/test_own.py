@@ -54,14 +54,14 @@ def used(**changes):
         (lambda: used(route=lambda *_, **__: None), "route: expected a RouterOutput, got NoneType"),
         (lambda: used(route=of_two_losses), r"losses\['balance'\]: expected a scalar, got shape \(2,\)"),
         (lambda: used(init=lambda *_: None), "init: expected NumPy arrays by name, got None"),
-        (lambda: used(frozen=("kernel",)), r"'kernel': \(decays, frozen\) is \(True, True\), and \(True, F"),
+        (lambda: used(frozen=("kernel",)), r"'kernel': \(decays, frozen\) is \(True, True\), but \(True, F"),
         (lambda: router_name("nowhere.at:all"), "nowhere.at is not imported; import it first"),
         (lambda: router_name("my_routers.tempered:Options"), "expected the name of a Router, got <class"),
         (lambda: router_name("os:path"), "expected a module of yours, not of Python's standard library"),
         (lambda: router_name("__main__:GONE"), "defined in another notebook or script; move it into a module"),
         (lambda: router_name(replace(tempered.ROUTER)), "expected a module-level object, which runs can refer to by"),
-        (lambda: composed(B)._bind("", replace(tempered.ROUTER, compose=None)), "has no compose, by which"),
-        (lambda: composed(B)._bind("", replace(averaged.ROUTER, compose_update=None)), "has no compose_update, by"),
+        (lambda: composed(B)._bind("", replace(tempered.ROUTER, compose=None)), "has no compose, which JAX"),
+        (lambda: composed(B)._bind("", replace(averaged.ROUTER, compose_update=None)), "has no compose_update, wh"),
     ],
 )
 def test_what_is_wrong_is_one_line(wrong, said):

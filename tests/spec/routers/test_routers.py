@@ -72,7 +72,7 @@ def test_the_way_out_of_too_few_tokens_is_named():
 
 
 def test_options_that_are_missing_or_of_another_router():
-    with pytest.raises(ConfigError, match="tokens: switch needs this option"):
+    with pytest.raises(ConfigError, match="tokens: missing; switch needs this option"):
         ROUTERS["switch"].options(width=4, experts=4)
     options = ROUTERS["gshard"].options(**SIZES)
     with pytest.raises(ConfigError, match=r"options: expected ROUTERS\['switch'\].options\(...\), got"):

@@ -413,7 +413,7 @@ def test_a_hub_folder_is_replaced_whole_and_no_other_is(tmp_path):
     write(tmp_path / "hub/x", moe(), "hub")
     assert read(tmp_path / "hub/x", Given()).config == moe().config
     (tmp_path / "hub/x/notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"there is 'notes\.txt' in it"):
+    with pytest.raises(RunError, match=r"contains 'notes\.txt'"):
         write(tmp_path / "hub/x", tiny(), "hub")
     assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == ["x"]
 

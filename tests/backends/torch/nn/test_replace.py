@@ -265,7 +265,7 @@ def test_a_saved_layer_comes_back(tmp_path):
 
 def test_base_names_the_way_out_of_an_odd_number_of_tokens():
     """17 tokens with the class token among 4 experts: groups of 4 images."""
-    with pytest.raises(ConfigError, match=r"experts=4 does not divide the 17 tokens .*; group_images=4 would"):
+    with pytest.raises(ConfigError, match=r"experts=4 does not divide the 17 tokens .*; set group_images=4"):
         modules.MoE(WIDTH, HIDDEN, 4, tokens=17, router="base")(torch.randn(4, 17, WIDTH))
     layer = modules.MoE(WIDTH, HIDDEN, 4, tokens=17, router="base", group_images=4)
     assert layer(torch.randn(4, 17, WIDTH)).shape == (4, 17, WIDTH)
