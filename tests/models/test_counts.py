@@ -136,7 +136,7 @@ def test_slots_are_those_of_the_router_and_rows_the_slots_or_those_that_are_fill
 def test_the_command(said: Any) -> None:
     shown = said(["count", "--model", "vit_b16", "--model.moe", "none", "--model.classes", "1000"])
     first, blocks, *parts = shown.splitlines()
-    assert first == "vit_b16: 86,566,120 parameters, 35.1 GFLOP an image of 224 x 224 pixels"
+    assert first == "vit_b16: 86,566,120 parameters, 35.1 GFLOP per image of 224 x 224 pixels"
     assert blocks == "  no MoE blocks"
     assert [part.split("  ")[1] for part in parts][:2] == ["embedding", "attention"]
     shares = [float(part.rsplit(None, 1)[1].rstrip("%")) for part in parts]
