@@ -136,7 +136,7 @@ def test_slots_are_those_of_the_router_and_rows_the_slots_or_those_that_are_fill
 def test_the_command(said: Any) -> None:
     shown = said(["count", "--model", "vit_b16", "--model.moe", "none", "--model.classes", "1000"])
     first, blocks, *parts = shown.splitlines()
-    assert first == "vit_b16: 86,566,120 parameters, 35.1 GFLOP an image of 224 x 224 pixels"
+    assert first == "vit_b16: 86,566,120 parameters, 35.1 GFLOP per image of 224 x 224 pixels"
     assert blocks == "  no MoE blocks"
     assert [part.split("  ")[1] for part in parts][:2] == ["embedding", "attention"]
     shares = [float(part.rsplit(None, 1)[1].rstrip("%")) for part in parts]
@@ -147,14 +147,14 @@ def test_the_command(said: Any) -> None:
 
 def test_the_command_counts_a_run(said: Any) -> None:
     """Of so many images, or as long as the configuration says, if it does not say it in epochs."""
-    run = "  training on 16,384,000,000 images: 1724.0 EFLOP (3 forward passes of each)"
+    run = "  training on 16,384,000,000 images: 1724.0 EFLOP (3 forward passes per image)"
     dense = ["count", "--model", "vit_b16", "--model.moe", "none"]
     assert said([*dense, "--examples", str(4096 * 4_000_000)]).splitlines()[-1] == run
     assert "\n  training on 36,864,000,000 images: " in said(["count", "--config", "soft_moe_b16"])
     assert "training on" not in said(["count", "--config", "sparse_mlp_b"])
     for recipe, passes in {
-        "sparse_mlp_s_moco": "8 forward passes of each",
-        "laion_soft_moe_s16": "3 forward passes of each, 3 forward passes of each text",
+        "sparse_mlp_s_moco": "8 forward passes per image",
+        "laion_soft_moe_s16": "3 forward passes per image, 3 forward passes per text",
     }.items():
         assert said(["count", "--config", recipe, "--examples", "9"]).endswith(f" ({passes})\n")
     assert "examples=0: expected an integer of at least 1" in said(["count", "--examples", "0"], 2)

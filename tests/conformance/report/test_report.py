@@ -269,7 +269,7 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
     last = printed.splitlines()[-1]
     cited = json.loads(path.read_text())["citation"]
     assert f"to cite: {cited}" in printed.splitlines()
-    assert f"To cite: {cited}" in html.read_text()
+    assert f"Citation: {cited}" in html.read_text()
     assert again.splitlines()[-1] == last
     failures = [[line for line in text.splitlines() if line.startswith(("FAIL", "ERROR"))] for text in (printed, again)]
     assert failures[0] == failures[1] != []

@@ -112,10 +112,10 @@ def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, s
     shares = [*map(float, re.findall(r'<figcaption>\s*<div[^>]*><span>.*?</span> <meter value="(.*?)"', page))]
     assert len(shares) == 3
     assert shares == sorted(shares)
-    assert "<title>new as read by run</title>" in page
+    assert "<title>new as classified by run</title>" in page
     assert "&lt;b&gt;bright" in page
     assert "<b>" not in page
-    assert "short.jpg" in page.split("Not read")[1]
+    assert "short.jpg" in page.split("Unreadable images")[1]
     assert not re.search(r"https?:|<script|@import|url\(", re.sub(r"base64,[^\"]*", "", page))
 
 

@@ -136,7 +136,7 @@ def test_the_command_measures_the_same(trained: Path, said: Any) -> None:
     page = (trained / "report.html").read_text()
     assert f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284" in page
     assert " ms in batches of 119" in page  # as the evaluation of 355 images
-    assert "kFLOP an image" in page
+    assert "kFLOP per image" in page
 
 
 GROUPED = {"moe": "last_1", "experts": 2, "group_images": 8}

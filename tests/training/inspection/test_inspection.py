@@ -167,7 +167,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     assert f"<strong>{100 * last['accuracy']:.1f} %</strong> validation accuracy: {right} of 355 images" in opening
     assert f'<i style="left: {always:.2f}%">' in opening
     assert "points better than always answering <strong>1</strong>, the largest class\n" in opening
-    assert f"class\n(the mark, {always:.1f} %)" in opening
+    assert f"class\n({always:.1f} %, marked on the bar)" in opening
     assert f"Balanced accuracy, the mean over classes: {100 * last['balanced_accuracy']:.1f} %" in opening
     pictures = re.findall(r'base64,([^"]*)"', page)
     assert len(pictures) == min(wrong, 48) + 2 * (1 + 1 + 4), "of two images: themselves, main experts, four slots"
@@ -178,7 +178,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     assert (green, red) == (last["images"] - wrong, wrong), "the images of the last evaluation"
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
     days = last["seconds"] / 86_400
-    passes = r"cost of the run</th><td>training on 192 images: [\d.]+ MFLOP \(3 forward passes of each\); "
+    passes = r"cost of the run</th><td>training on 192 images: [\d.]+ MFLOP \(3 forward passes per image\); "
     assert re.search(passes + f"{days:.4g} device-days, devices: 1</td>", page)
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
 
