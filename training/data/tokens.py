@@ -2,14 +2,14 @@
 
 | | ids | end |
 |---|---|---|
-| bytes, the default | the bytes of the text in UTF-8, 0 to 255 | 256 |
-| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file says | the first of `ENDS` that it has, or the one that is named |
+| bytes, the default | the text's UTF-8 bytes, 0 to 255 | 256 |
+| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file defines | the first of `ENDS` that it has, or the named one |
 
-    ids, end, end, ...        to the length S, one end at least
+        ids, end, end, ...        to the length S, at least one end
 
-The rest is filled with the end token, so that the last token is always an end, which pooling may rely on: the "sticky" end of
-google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text without room for its end is
-an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is cut. Nothing is downloaded.
+Padding with the end token makes the last token an end, which pooling may rely on: the "sticky" end of
+google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text with no room for its end is
+an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless cutting is enabled. Nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ from moespec.training.data.captions import Captions
 __all__ = ["ENDS", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
 
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
-"""Tokens that end a text in usual vocabularies."""
+"""End tokens of common vocabularies."""
 CHUNK = 4096
-"""Texts that are encoded at once."""
+"""Number of texts encoded at once."""
 
 
 class Tokenizer(NamedTuple):
