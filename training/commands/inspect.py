@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
-        from moespec.training.inspection.analysis import analysis_command  # a local import, since matplotlib is slow to import
+        from moespec.training.inspection.analysis import analysis_command  # here, since matplotlib is slow to import
 
         analysis_command(parsed.run, parsed.out or Path("analysis.png"), **how)
     else:

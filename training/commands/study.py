@@ -187,7 +187,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # also for a third-party router of the same name
+                if name in ROUTERS and (router := config.model.router) != name:  # as well as a third-party router
                     raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")

@@ -34,7 +34,7 @@ CHUNK = 4096
 
 
 class Tokenizer(NamedTuple):
-    """tokens: the ids of each of some texts. vocabulary: how many ids there are. end: the one after a text."""
+    """tokens: the ids of each of several texts. vocabulary: the number of ids. end: the end token's id."""
 
     tokens: Callable[[Sequence[str]], list[list[int]]]
     vocabulary: int
@@ -42,9 +42,9 @@ class Tokenizer(NamedTuple):
 
 
 def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
-    """The tokenizer of a file `tokenizer.json`, with the token that ends a text; without a path the bytes of UTF-8.
+    """The tokenizer of a file `tokenizer.json`, with its end token; without a path, UTF-8 bytes.
 
-    Raises ConfigError when `tokenizers` is not installed or the file has no such token, DataError for another file.
+    Raises ConfigError if `tokenizers` is not installed or the file has no such token, DataError for an invalid file.
     """
     if not path:
         return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)
@@ -64,13 +64,13 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
 
     def tokens_of(texts: Sequence[str]) -> list[list[int]]:
         found = (encoding.ids for encoding in library.encode_batch(list(texts)))
-        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # the end, which some files add
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some files add the end
 
     return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:
-    """ConfigError unless each id of the tokenizer is one of the text tower's `vocabulary`."""
+    """Raises ConfigError unless the text tower's `vocabulary` covers every id of the tokenizer."""
     if tokenizer.vocabulary > vocabulary:
         raise ConfigError(f"vocabulary={vocabulary!r}: the tokenizer has {tokenizer.vocabulary} ids")
 
@@ -83,10 +83,10 @@ def encode(
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
 ) -> NDArray[np.int32]:
-    """The ids of texts, `(N, length)`, filled with ends. long: what to do with a text that has no room for its end.
+    """The ids of texts, `(N, length)`, padded with ends. long: how to treat a text with no room for its end.
 
-    name: what errors call a text, by its number. Raises ConfigError for a length below 2, DataError for a text without tokens
-    or one that is too long.
+    name: the name of a text in errors, by its number. Raises ConfigError for a length below 2, DataError for a text that has no tokens
+    or is too long.
     """
     if length < 2:
         raise ConfigError(f"text.length={length!r}: no room for a token and the end of a text")
