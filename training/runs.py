@@ -27,7 +27,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(run: Path, backend: str | None = None, step: int | str | None = None) -> LoadedRun:
-    """The run in a folder, at its newest checkpoint or the one of `step`, on `backend` or the run's own."""
+    """The run in a folder, at its newest checkpoint or at `step`, on `backend` or the run's own."""
     directory = RunDirectory(run)
     config = directory.begun_config()
     name, _ = choose_backend(backend or config.backend)

@@ -87,8 +87,8 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 def check_written(arguments: Sequence[str], *configs: Config) -> None:
     """Raises ConfigError for an option of the command line or its file that affects none of the resulting configurations.
 
-    An option in a file passes if it affects the file's own configuration, and init_skip always does, since a later use of the file may
-    need it. A file written by a run has every field and is not checked.
+    An option in a file passes if it affects the file's own configuration. init_skip always passes: a later use of the file may need
+    it. A file written by a run has every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)
@@ -102,8 +102,8 @@ def check_written(arguments: Sequence[str], *configs: Config) -> None:
 
 
 def check_effect(written: Iterable[str], *configs: Config) -> None:
-    """Raises ConfigError for the first option of `written` (dotted names) that is set to a value other than its default and affects
-    none of the configurations."""
+    """Raises ConfigError for the first option of `written` (dotted names) that affects none of the configurations, unless
+    its value is the default, None, False or 0."""
     for name in written:
         value, default = _value(configs[-1], name), _value(Config(), name)
         if value in (None, False, 0.0, default):
@@ -123,7 +123,7 @@ def _value(config: Config, name: str) -> Any:
 def check_functions(arguments: Sequence[str], config: Config) -> None:
     """Raises ConfigError for a function that training would import but neither the command line nor its file names.
 
-    Only the configuration of a run to resume or fine-tune names it, and that run may be third-party.
+    Such a name comes from the configuration of a run to resume or fine-tune, which may be third-party.
     """
     known, names = early(arguments), trusted(arguments)
     for name, value in config.functions.items() if not known["config"] else ():

@@ -1,7 +1,7 @@
 """The command `moespec study`: trains each entry with each seed, as ordinary runs, and reports the results.
 
-        OUT/runs/NAME-seed0/      the run, as written by `moespec train`      OUT/outcomes/NAME-seed0.json   the results kept from it
-        OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    rewritten after each seed
+    OUT/runs/NAME-seed0/      the run, as written by `moespec train`      OUT/outcomes/NAME-seed0.json   the results kept from it
+    OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    rewritten after each seed
 
 To continue after an interruption, run the same command again: it keeps finished runs and resumes an unfinished one from its checkpoint.
 An entry that fails, for example because it diverges, is listed but not compared.

@@ -160,7 +160,7 @@ class TrainingConfig:
 @dataclass(frozen=True)
 class MocoConfig:
     """MoCo v3 (--objective moco). Its momentum is optimizer.ema, by default 0.99. The second view uses the rates of blur and
-    solarisation below instead of the ones in data."""
+    solarisation below, not those in data."""
 
     temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0
     """what cosines are divided by"""

@@ -158,7 +158,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
     """A run's configuration; if it predates the field `optimizer.decay`, with the decay that applied then.
 
-    At that time Soft MoE's slots decayed, but not its scale, and no kernel with another name.
+    At that time only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
     """
     optimizer = table.get("optimizer")
     if not isinstance(optimizer, dict) or not isinstance(rate := optimizer.get("weight_decay"), int | float):

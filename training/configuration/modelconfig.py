@@ -144,7 +144,7 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
                 (field, hint | None, option(None, only=HEAD_BIAS if field == "head_bias" else only, rare=rare))
             )
     title = kind.__name__.replace("Config", "Section")
-    doc = f"The model. None: as the named model has it, or as the data need it{text}."
+    doc = f"The model. None: the named model's value, or the value that the data require{text}."
     namespace = {
         "__doc__": doc,
         "__module__": __name__,

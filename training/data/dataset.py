@@ -83,7 +83,7 @@ class Split:
 class Dataset:
     """A training and a validation split, the class names, the shape of an image and the value of white.
 
-    mean, std: subtracted from, and divided into, the values of a channel (white is 1); one number, or one per channel.
+    mean, std: channel values (white is 1) become `(value - mean) / std`; one number, or one per channel.
     notes: printed when training begins. held_out: whether the validation split was held out of the training images.
     """
 

@@ -1,4 +1,4 @@
-"""The files of a data set: the ones that are read, and counts of all others."""
+"""Lists the files of a data set that are read, and counts all others."""
 
 import os
 from collections.abc import Collection, Container

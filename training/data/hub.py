@@ -97,7 +97,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Keeps the Hugging Face libraries off the network, even if already imported; by default they report what is loaded."""
+    """Keeps the Hugging Face libraries off the network, even if already imported; by default they report each load."""
     from huggingface_hub import constants
 
     config = datasets.config

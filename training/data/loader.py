@@ -64,8 +64,8 @@ def training_batch(
 ) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 
-    In this order: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Mixup of targets
-    happens here, mixup of images on the device with the weight "mixup" (`prepared`). Without classes there are no targets.
+    In this order: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Targets are
+    mixed here; mixup of images happens on the device, with the weight "mixup" (`prepared`). Without classes there are no targets.
 
     rows: only these of the batch, with the image before each as "neighbours" for mixup. view: draws another view.
     """

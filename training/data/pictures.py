@@ -43,7 +43,7 @@ MOST = 2**28
 """Number of bytes of a file that are searched for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """TIFF tags."""
-# They do not name the file. For the second, exceeding the limit twofold is an error.
+# These warnings do not name the file. Pillow rejects images of twice the size that triggers the second.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 

@@ -55,7 +55,7 @@ def load_pictures(
 ) -> Dataset:
     """The pictures as a data set of images of `size` pixels. held: the validation split; if None, `held_out` takes one from `part`.
 
-    first: called with the data set before a picture is read, before any are left out. Raises DataError for an empty
+    first: called with the data set before any picture is read or left out. Raises DataError for an empty
     split, for a file whose header is not an image's, and, unless `config.broken` is "skip", on reading a broken file.
     """
     once = held is part

@@ -87,7 +87,7 @@ class Prefetcher:
             return items.map(receive).to_iter_dataset(threads)
         from absl import flags
 
-        if not flags.FLAGS.is_parsed():  # grain reads flags, which a program without any must mark
+        if not flags.FLAGS.is_parsed():  # grain reads them; a program without flags must mark them
             flags.FLAGS.mark_as_parsed()
         one = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=self._ahead)

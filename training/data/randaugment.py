@@ -1,7 +1,7 @@
 """RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and magnitudes of the ViT and V-MoE recipes.
 
-`randaug(2, 15)` in those recipes means two of the 16 operations below, drawn with repetition, each at magnitude 15 of 10: every
-value in the column "at magnitude M" is `M / 10` times its value at 10.
+`randaug(2, 15)` in those recipes means two of the 16 operations below, drawn with repetition, each at magnitude 15 of 10. The
+strength "at magnitude M" is `M / 10` times the strength at 10.
 
 | operation | at magnitude M |
 |---|---|
@@ -63,7 +63,7 @@ def _moved(image: Image.Image, level: float, random: np.random.Generator) -> flo
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    """Maps each pixel `(x, y)` from `(a x + b y + c, d x + e y + f)`, nearest neighbour."""
+    """Reads each pixel `(x, y)` from `(a x + b y + c, d x + e y + f)`, nearest neighbour."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_fill(image))
 
 

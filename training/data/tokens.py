@@ -5,7 +5,7 @@
 | bytes, the default | the text's UTF-8 bytes, 0 to 255 | 256 |
 | a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file defines | the first of `ENDS` that it has, or the named one |
 
-        ids, end, end, ...        to the length S, at least one end
+    ids, end, end, ...        to the length S, at least one end
 
 Padding with the end token makes the last token an end, which pooling may rely on: the "sticky" end of
 google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text with no room for its end is

@@ -60,7 +60,7 @@ def class_tables(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str,
     precision[c]  counts[c, c] / images predicted as class c
     """
     images, whole = counts.sum(axis=1), len(names) <= CLASSES
-    with np.errstate(invalid="ignore"):  # classes without images give "-"
+    with np.errstate(invalid="ignore"):  # 0 / 0 is shown as "-"
         recall, precision = counts.diagonal() / images, counts.diagonal() / counts.sum(axis=0)
     order = range(len(names)) if whole else np.argsort(recall, kind="stable")[:CLASSES].tolist()
     shown = [[f"{part[i]:.1%}".replace("nan%", "-") for part in (recall, precision)] for i in order]

@@ -1,7 +1,7 @@
 """Few-shot linear evaluation: a linear classifier of frozen features, fitted to a few images per class.
 
-        mu, sigma   mean, and population standard deviation + 1e-5, of each feature over the N chosen images
-        x'          ((x - mu) / sigma, 100)                          the last feature is a bias with almost no regularisation
+    mu, sigma   mean, and population standard deviation + 1e-5, of each feature over the N chosen images
+    x'          ((x - mu) / sigma, 100)                          the last feature is a bias with almost no regularisation
     Y           2 onehot(label) - 1
     W           (X'^T X' + l2 I)^-1 X'^T Y        =        X'^T (X' X'^T + l2 I)^-1 Y
     label       arg max of x' W

@@ -1,7 +1,7 @@
 """Zero-shot classification: an image gets the class whose prompts are nearest to it in the space shared with texts.
 
-        w_c     mean over the prompts of class c of z / |z|, normalised to length 1
-        label   arg max over c of the cosine of w_c and the image's features
+    w_c     mean over the prompts of class c of z / |z|, normalised to length 1
+    label   arg max over c of the cosine of w_c and the image's features
 
 Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/discriminative_classifier.py`, _average_embeddings,
 after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are used unchanged, whereas
@@ -10,7 +10,7 @@ after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and 
 Retrieval: whether an image's captions are the texts nearest to it, and whether an image is nearest to its captions.
 
     s_ij        cosine of the features of image i and text j
-        recall@k    how often a right item is among the k with the largest s; the lower index wins ties
+    recall@k    how often a right item is among the k with the largest s; the lower index wins ties
 
 Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; for an image
 with several captions any of them counts).
@@ -45,7 +45,7 @@ class Prompts(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """All prompts of the first class, then those of the second, and so on."""
+        """All prompts of the first class, then of the second, and so on."""
         return [prompt.replace(PLACE, name) for name in self.classes for prompt in self.prompts]
 
 

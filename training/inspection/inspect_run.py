@@ -61,8 +61,8 @@ TINT = 0.5
 class BlockRouting(NamedTuple):
     """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
 
-    block: the name of the layer: the number of its block if it has one. items: the content of the grid: "patches", or "channels" or
-    "tokens" in numerical order. experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of
+    block: the name of the layer, or the number of its block if it has one. items: the content of the grid: "patches", or
+    "channels" or "tokens" in numerical order. experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of
     the combine weights over its slots). slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures;
     if not, a slot holds at most one item. tokens: the number of tokens in a group.
     """

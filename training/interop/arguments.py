@@ -65,7 +65,7 @@ class Arguments:
         return int(sizes[0])
 
     def skip(self, *keys: str) -> None:
-        """Marks arguments that do not change the function as read."""
+        """Ignores arguments that do not change the function."""
         for key in keys:
             self._rest.pop(key, None)
 

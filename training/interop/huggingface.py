@@ -1,6 +1,6 @@
 """Hugging Face transformers: converts parameters and configuration of its `ViTForImageClassification` and `ViTModel`, and back.
 
-The names are the ones in its files. Version 5 still writes them, although it has renamed its modules.
+Names are as in its files. Version 5 still writes them, although it has renamed its modules.
 """
 
 from collections.abc import Mapping

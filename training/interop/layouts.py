@@ -1,6 +1,6 @@
-"""How another project's parameters hold this project's: names, shapes, and the conversion in both directions.
+"""How another project's parameters ("theirs") hold this project's ("ours"): names, shapes, and the conversion in both directions.
 
-"Ours" means this project's parameters, "theirs" the other project's. Ours that share one of theirs are stacked as query, key, value.
+Ours that share one of theirs are stacked in the order of `parameter_shapes`: query, key, value.
 """
 
 import math
@@ -115,7 +115,7 @@ _SELDOM: Has = {
     **{"expert_hidden": [0], "expert_activation": ["gelu"], "expert_bias": [True]},
     **{"shared_experts": [0], "block": [{}]},
 }
-"""The defaults for a project that states no others."""
+"""The values that a project supports unless it states others."""
 
 
 @dataclass(frozen=True)

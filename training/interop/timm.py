@@ -146,7 +146,7 @@ def _epsilon(of_timm: Arguments) -> float:
 
 
 _EITHER = {True: True, False: False}
-"""The meaning of boolean arguments when true or false."""
+"""The values of a boolean argument here."""
 
 
 _REQUIRED: dict[str, Any] = {

@@ -2,10 +2,10 @@
 
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
-        arrays.safetensors    params/..., and slot/... for each value that the optimiser keeps per parameter, such as mu/..., nu/...
-        state.json            step, configuration and deliberate changes to it, random state (seed and step),
-                              generator of noise, data position, backend, seconds of training, version of moespec,
-                              the SHA-256 of arrays.safetensors and of itself
+    arrays.safetensors    params/..., and slot/... for each value that the optimiser keeps per parameter, such as mu/..., nu/...
+    state.json            step, configuration and deliberate changes to it, random state (seed and step),
+                          generator of noise, data position, backend, seconds of training, version of moespec,
+                          the SHA-256 of arrays.safetensors and of itself
 
 With several processes, each one writes its shards (`moespec.training.loop.shards`) to its own file,
 `arrays-00001-of-00004.safetensors`, on a thread, and a note with the file's checksum. Once all notes exist, process 0 writes
@@ -219,7 +219,7 @@ def _remove(path: Path) -> None:
 
 
 class Saver:
-    """Writes a run's checkpoints into `folder` and keeps the newest `keep` and the one of step `spare`.
+    """Writes a run's checkpoints into `folder` and keeps the newest `keep` and step `spare`.
 
     Use as a context manager: leaving it waits for the current write. The next call, or leaving the context, raises a write's error.
     """
@@ -271,7 +271,7 @@ class Saver:
             _finish(self._folder, record, keep=self._keep, spare=self._spare)
 
     def _checksum(self, folder: Path, process: int) -> str:
-        """The checksum of a process's file, once that is written."""
+        """Waits for a process's file and returns its checksum."""
         note, until = _note(folder, process), time.monotonic() + PATIENCE
         while not note.exists():
             if time.monotonic() > until:

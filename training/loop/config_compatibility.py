@@ -32,7 +32,7 @@ EVALUATED = (
 """Fields, or their prefixes, that affect the result of an evaluation."""
 
 NUMBER = "number of the training images"
-"""Fields that determine the order of the classes."""
+"""The entry of a data stamp that determines the order of the images."""
 
 Changes = dict[str, tuple[Any, Any]]
 """Dotted field -> its previous value, its current value."""
@@ -41,8 +41,8 @@ Changes = dict[str, tuple[Any, Any]]
 def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
     """The fields in which `config` differs from the configuration that a checkpoint recorded.
 
-    A field missing from a configuration older than the field has its default; for the model, the named model's default. The record
-    itself says which parameters decayed (see `with_decay`). Fields that only the record has do not count: records of an early 0.1
+    If the record predates a field, the field has its default; in the section model, the named model's default. The record itself
+    determines which parameters decayed (see `with_decay`). Fields that only the record has do not count: records of an early 0.1
     hold options of other routers.
     """
     plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))

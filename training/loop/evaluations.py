@@ -44,7 +44,7 @@ class EvaluationSet(NamedTuple):
     labels: Sequence[Sequence[int]] | None
     model: Model
     numbers: Sequence[str] = ()
-    """what a metric of the user measures"""
+    """names of the results of a third-party metric"""
 
 
 def load_sets(

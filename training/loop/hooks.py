@@ -61,21 +61,21 @@ class AfterStep:
     state: Any
     """the state of the run: its parameters are `B.state_params(after.state)`"""
     done: int
-    """steps done, this one included"""
+    """number of finished steps, including this one"""
     rate: float = 0.0
     """learning rate of the step"""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """metrics of the step, arrays of the backend"""
     pending: list[str | None] = field(default_factory=list)
-    """evaluations after this step that are yet to be made; None is that of the run's own images"""
+    """evaluations still to do after this step; None stands for the run's own images"""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """results of those that were made, by the kind of their line in metrics.jsonl"""
+    """results of the finished evaluations, by the kind of their line in metrics.jsonl"""
     logged: Mapping[str, Any] = field(default_factory=dict)
-    """the "train" line of metrics.jsonl of this step, in process 0; empty where there is none"""
+    """the "train" line of metrics.jsonl for this step, on process 0; empty if there is none"""
     stopped_by: signal.Signals | None = None
-    """the signal after which this step is the last"""
+    """the signal that makes this step the last"""
     unread: bool = False
-    """whether this step is the last as the images of the next cannot be read"""
+    """whether this step is the last because the next step's images cannot be read"""
     best: Best | None = None
     """with `training.keep_best`: the best evaluation so far"""
 
@@ -142,7 +142,7 @@ class Finite:
     """
 
     explain: Callable[[int], RunError]
-    """the error of a run that is not finite after so many steps"""
+    """returns the error of a run that is not finite after this many steps"""
 
     def __call__(self, after: AfterStep) -> None:
         if not (after.logs or after.saves or after.pending):

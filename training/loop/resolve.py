@@ -55,8 +55,8 @@ def load_backend(name: str) -> Backend:
         # OpenMP reads this when torch loads it. By default its threads spin while waiting for each other, which makes
         # a small model ten times slower on a machine with any other load.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # The C library returns blocks over 32 MiB at once, so gradients of many experts use new pages at each step.
-        # Large pages make that a hundred times fewer pages. torch reads this at its first allocation.
+        # The C library frees blocks over 32 MiB immediately, so gradients of many experts use new pages at each step.
+        # Large pages reduce their number a hundredfold. torch reads this at its first allocation.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         loaded = cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
@@ -77,8 +77,7 @@ def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
 
 
 def without_data(config: Config) -> ModelConfig:
-    """The section `model` without reading the data: sizes follow from the data set's name, and only an objective that has a head gets
-    one.
+    """The section `model` without reading the data: sizes follow from the data set's name; only an objective with a head gets one.
 
     Raises ConfigError if neither the name nor the model gives the image size.
     """
@@ -132,7 +131,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
             _check_layer(layer, training=name == "batch")
     try:
         check_memory(f"model.name={config.model.name!r}, as configured", family(chosen).parameter_count(chosen))
-    except MemoryError as error:  # the router builds its own table to count it
+    except MemoryError as error:  # a router that creates its parameters to count them
         raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))

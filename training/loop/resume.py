@@ -80,7 +80,7 @@ def begin(
             told = f"{key} {saved.record[key]}, but this run has {value} there ({why})"
             raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
     read = saved.state
-    if alone and B.name != "numpy":  # which computes and saves in float64
+    if alone and B.name != "numpy":  # NumPy computes and saves in float64
         read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
         state = B.import_state(read, config.optimizer)
@@ -120,7 +120,7 @@ def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, A
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | str | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters (NumPy) of model and objective, and the step, from a run's newest checkpoint, the one of `step`, or "best".
+    """The parameters (NumPy) of model and objective, and the step, from a run's newest checkpoint, or at `step` or "best".
 
     average: use their averages where available. Raises CheckpointError if there is no checkpoint, it is damaged, or
     `config` describes another model or other data.

@@ -1,8 +1,8 @@
 """The folder of a run, and whether a command may start or resume there.
 
 config.toml      the resolved configuration              checkpoints/   see `moespec.training.loop.checkpoint`
-    metrics.jsonl    the log                                 report.html    the report, which `moespec train` writes at the end
-    classes.json     the names of the classes, in order
+metrics.jsonl    the log                                 report.html    the report, which `moespec train` writes at the end
+classes.json     the names of the classes, in order
 """
 
 import json
@@ -248,7 +248,7 @@ class RunDirectory:
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint or None; given `step`, of that step or "best", or CheckpointError."""
+        """The folder of the newest checkpoint, or None; with `step`, of that step or "best". Raises CheckpointError if it is missing."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step

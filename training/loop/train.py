@@ -59,8 +59,8 @@ def train(
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint there, or from the parameters `initial` (NumPy), by default the ones of `initial_params`
-    and of the objective. On several devices (`connected`) each process calls it.
+    Starts from the newest checkpoint there, or from the parameters `initial` (NumPy), by default from `initial_params`
+    and the objective. On several devices (`connected`) each process calls it.
 
     sets: additional evaluations, loaded by `load_sets`. hooks: functions called with an `AfterStep` after each step, in all
     processes, see `moespec.training.loop.hooks`; `trackers.loggers` adds the hooks of `config.log`.
@@ -134,7 +134,7 @@ def train(
             try:
                 step, batch = next(batches_ahead)
             except SpecError as error:
-                if after.measured and not after.saves and B.processes == 1:  # these can save only the last step
+                if after.measured and not after.saves and B.processes == 1:  # it can save without the others
                     after.unread = True
                     finite(after)
                     save(after)

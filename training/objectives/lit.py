@@ -1,6 +1,6 @@
 """Image and text towers: an image belongs with the text of its pair, and not with the texts of other pairs.
 
-        z_image = features of the image tower, z_text = features of the text tower   (`moespec.models.text`)
+    z_image = features of the image tower, z_text = features of the text tower   (`moespec.models.text`)
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
 Negatives are the pairs on all devices: each device gathers all features and computes the loss. Scale (as its logarithm) and bias are

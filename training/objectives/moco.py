@@ -1,7 +1,7 @@
 """MoCo v3: in a batch, the features of one view of an image identify another view's features, from a momentum encoder.
 
-        q = predictor(projector(features of the model))          for both views
-        k = the same with the averaged parameters, without the predictor
+    q = predictor(projector(features of the model))          for both views
+    k = the same with the averaged parameters, without the predictor
     loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
 
 The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). It runs in evaluation mode, without

@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """A tower in a step: for each image of the batch, the number of images or texts that it trains on, or that only pass forward."""
+    """A tower in a step: for each image of the batch, the number of images or texts that train it, or only pass forward."""
 
     tower: Tower
     trained: int
@@ -72,7 +72,7 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
 class Objective(NamedTuple):
     """What a run minimises.
 
-            loss = the objective's own loss + auxiliary losses of the routers (already weighted)
+        loss = the objective's own loss + auxiliary losses of the routers (already weighted)
 
     measure: the name of the objective's own loss among the metrics, and its title.
     make_loss: `(B, config, model)`.

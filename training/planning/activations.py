@@ -3,10 +3,10 @@
 A block keeps the following for each of S tokens of width D, in the compute dtype. S is a multiple of 16 (in float32,
 8), the rows of a TPU tile:
 
-        12 D                 inputs and outputs of each operation: the tokens, normalised, query, key and value, the output of
-                             attention, its sum with the tokens, normalised, the output of the MLP; 4 D in a block without attention
-        heads S'             the attention weights; S' is S rounded up to a multiple of 128, the columns of a tile
-        H                    the hidden units of an MLP before the activation, which is recomputed
+    12 D                 inputs and outputs of each operation: the tokens, normalised tokens, query, key, value, output
+                         of attention, its sum with the tokens, normalised sum, output of the MLP; 4 D in a block without attention
+    heads S'             the attention weights; S' is S rounded up to a multiple of 128, the columns of a tile
+    H                    the hidden units of an MLP before the activation, which is recomputed
 
 In an MoE block, H counts for each row that the experts compute, plus D for its input and D for its output, both twice if experts
 are sharded and slots are exchanged. A router keeps one float32 number per token and expert, Soft MoE two per token and slot,
@@ -62,7 +62,7 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
 
 
 def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -> tuple[float, float]:
-    """Bytes for the images of one part of a batch: the kept ones, and the extra ones of the backward pass."""
+    """Bytes kept for the images of one part of a batch, and extra bytes of the backward pass."""
     size, D = bytes_of_dtype(config), config.width
     S = padded(config.sequence, 32 // size)
     hidden, mixing, wide = 0.0, 0.0, 0.0

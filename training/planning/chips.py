@@ -2,7 +2,7 @@
 
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
 "Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Half of the ICI bandwidth goes each way.
-Memory is the limit that libtpu 0.0.42 reports for a program ("exceeds available HBM (15.75G)"), of the tables' 16 GB, 95 GiB and 32 GB.
+Memory: the limit that libtpu 0.0.42 reports for a program ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB in the tables.
 The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50
 GB/s"; that this is each way comes from glennklockwood.com/garden/processors/TPUv4, "400G bandwidth in each direction".
 
@@ -12,8 +12,8 @@ NVLink". L40S: the product page, as mullet.se/product.html?product_id=355414 rep
 accumulate in float32. These two have no NVLink. PCIe 4.0 x16 has 16 lanes of 16 GT/s, 128 of 130 bits data: 31.5 GB/s each way.
 
 NVIDIA, SXM5 modules. H100: the table on its product page, as HPC Tech reproduces it
-(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); its tensor cores are "shown with sparsity, 1/2 lower without". H200: it has
-the same die; operations from glennklockwood.com/garden/processors/h100, memory and links from NVIDIA's description of its system
+(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); its tensor cores are "shown with sparsity, 1/2 lower without". H200, which
+has the same die: operations from glennklockwood.com/garden/processors/h100, memory and links from NVIDIA's description of its system
 (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json), memory bandwidth from
 aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 of them; links beyond that are slower.
 

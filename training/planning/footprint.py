@@ -2,11 +2,11 @@
 
 Over the links a device receives the following, and sends as much:
 
-        slots        the slots of the device's groups, except the part that stays: they go to the experts and back, forward
-                     and backward, and once more forward if blocks are recomputed
-        gathers      parts of parameters that other devices along `fsdp` hold, in float32, for each part of a batch
-        reductions   gradients: with n devices that hold the same part of a parameter, 2 (n - 1)/n of it, once per step; along
-                     `fsdp`, where gradients are scattered, n - 1 parts for each part of a batch
+    slots        the slots of the device's groups, except the part that stays: they go to the experts and back, forward
+                 and backward, and once more forward if blocks are recomputed
+    gathers      parts of parameters that other devices along `fsdp` hold, in float32, for each part of a batch
+    reductions   gradients: with n devices that hold the same part of a parameter, 2 (n - 1)/n of it, once per step; along
+                 `fsdp`, where gradients are scattered, n - 1 parts for each part of a batch
 
 Memory traffic, including the optimiser: parameters are read forward, backward (and forward again if blocks are recomputed) and by
 the optimiser, and written; gradients are written and read for each part of a batch; the optimiser's state is read and written.
@@ -78,7 +78,7 @@ def links(
 ) -> dict[str, float]:
     """Bytes that a device with `images` images receives in a step, by purpose.
 
-    towers: the ones whose slots are exchanged, by `transport`.
+    towers: the towers that exchange slots, in the dtype of `transport`.
     """
     received = {"slots": 0.0, "gathers": 0.0, "reductions": 0.0}
     for tower, trained, forward in towers if sizes.expert > 1 else ():

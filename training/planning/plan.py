@@ -2,15 +2,15 @@
 
 A step takes at least the longest of three parts, if they overlap perfectly, and about their sum if they do not:
 
-        compute      three times the operations of a forward pass (four with recomputation) at the chip's peak in the model's dtype,
-                     for each tower and each image or text that a step trains it on, and once where it is not trained; plus the
-                     loss's own operations, such as projector and predictor, for the images of all devices
-        memory       parameters, gradients and optimiser state, at the bandwidth of the memory
-        links        the bytes that a device receives, over all its links; slots travel beyond neighbours and count once for
-                     each link on their way
+    compute      three times the operations of a forward pass (four with recomputation) at the chip's peak in the model's dtype,
+                 for each tower and each image or text that a step trains it on, and once where it is not trained; plus the
+                 loss's own operations, such as projector and predictor, for the images of all devices
+    memory       parameters, gradients and optimiser state, at the bandwidth of the memory
+    links        the bytes that a device receives, over all its links; slots travel beyond neighbours and count once for
+                 each link on their way
 
-Among the meshes that fit, the best has the smallest longest part. Ties (to four digits) go to the smallest sum, further
-ties (to two digits) to the mesh that splits the least: parameters first, then experts.
+The best mesh fits and minimises the longest part. Ties (to four digits) go to the smallest sum, further ties (to two
+digits) to the mesh that splits the least: parameters first, then experts.
 """
 
 import math

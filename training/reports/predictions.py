@@ -114,7 +114,7 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """`forward(params, images)`: the logits, and each expert's share of each image per MoE layer, `(N, E)`; 0 if no expert has a part."""
+    """`forward(params, images)`: the logits, and each expert's share of each image per MoE layer, `(N, E)`; 0 if all weights are 0."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:
@@ -146,7 +146,7 @@ def link(name: str, page: Path) -> str:
 
 
 def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The ones to look at, in order: the least certain, or with labels the mistakes, the most probable first."""
+    """The predictions to look at, in order: the least certain, or with labels the mistakes, the most probable first."""
     those = [one for one in predictions if one.label != one.read]
     return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 

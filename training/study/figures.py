@@ -30,7 +30,7 @@ COSTS = {
 """The costs of an entry, the exact count first, and their axis labels."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, minimum height, line height of the names. In points: font size."""
-STYLE: Any = {  # text stays text in the files
+STYLE: Any = {  # the files store text as text
     **{"font.size": SIZE, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False},
     **{"lines.linewidth": 1, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"},
 }

@@ -4,7 +4,7 @@
 |---|---|
 | of the same name and shape | copied |
 | the head, if the number of classes differs | new |
-| positions on another grid | resized, bilinearly; those of class token and registers are copied |
+| positions on another grid | resized, bilinearly; positions of class token and registers are copied |
 | positions of registers that the source lacks | new |
 | the MLP of a block that becomes MoE | copied into every expert, unless they are gated; the router is new |
 | tables and codebook of hash layers of another size | new |

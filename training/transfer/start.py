@@ -86,7 +86,7 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
     model, run = model_of(read(Path(path), Given())), RunDirectory(Path(path)).config()
     if run is None:
         return replace(config, model=model, init=path)
-    with suppress(ConfigError):  # it is not installed
+    with suppress(ConfigError):  # the backend is not installed
         choose_backend(run.backend)
         config = replace(config, backend=run.backend)
     if other_data:

@@ -31,7 +31,7 @@ IMAGES = "moespec.images"
 
 
 def read_run(path: Path, given: Any) -> Weights:
-    """The newest checkpoint of a run, or the one of `given.step`."""
+    """The newest checkpoint of a run, or the checkpoint at `given.step`."""
     _nothing_given(given, "a run")
     directory = RunDirectory(path)
     config = directory.begun_config()
