@@ -86,7 +86,7 @@ class AfterStep:
 
     @cached_property
     def exported(self) -> dict[str, Any]:
-        """The state in the form that is saved: NumPy arrays on one device, this process's `Pieces` on several."""
+        """The state in the form that is saved: NumPy arrays on one device, this process's shards on several."""
         return self.B.export_state(self.state)
 
     def every(self, steps: int) -> bool:
