@@ -1,7 +1,7 @@
-"""The application from Python: `train` does what `moespec train` does, and returns the `Run`.
+"""The application from Python: `train` does what `moespec train` does and returns the `Run`.
 
-An error is an exception whose text is the line that the command shows. Ctrl-C, or in a notebook to interrupt the kernel, saves
-the step and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
+Errors are exceptions whose text is the line that the command prints. Ctrl-C, or interrupting the kernel of a notebook, saves the
+step and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
 """
 
 from collections.abc import Sequence
@@ -34,33 +34,33 @@ __all__ = ["Run", "train"]
 
 
 class Run:
-    """The run in the folder `path`, with its resolved `config`. Raises RunError where there is none."""
+    """The run in the folder `path`, with its resolved `config`. Raises RunError if the folder holds no run."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.config = RunDirectory(self.path).begun_config()
 
     def __repr__(self) -> str:
-        """One line: what the run trains, and how far it is."""
+        """One line: what the run trains and how far it has got."""
         last, config = self.log("evaluation")[-1:], self.config
         facts = [label(config), config.data.name, config.backend, f"{config.training.steps} steps"]
         facts += [f"validation {called(one)} {one['accuracy']:.4f} at step {one['step']}" for one in last]
         return f"<Run {str(self.path)!r}: {', '.join(facts)}>"
 
     def log(self, kind: str = "train") -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl of one kind: "train", "evaluation" or "evaluation/NAME". Each has its "step"."""
+        """The lines of one kind in metrics.jsonl: "train", "evaluation" or "evaluation/NAME". Each line has its "step"."""
         return read_log(self.path, kind)
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
-        """`moespec evaluate` with its options as keywords, `evaluate(knn=[20])`: prints the results, and returns them by name."""
+        """`moespec evaluate` with its options as keywords, `evaluate(knn=[20])`: prints the results and returns them by name."""
         return evaluate_command(_updated(EvaluateArguments(run=self.path), options))
 
     def predict(self, folder: str | PathLike[str], **options: Any) -> list[Prediction]:
-        """`moespec predict` with its options as keywords, `predict("new", top=1)`: prints the table, and returns every picture."""
+        """`moespec predict` with its options as keywords, `predict("new", top=1)`: prints the table and returns all predictions."""
         return predict_command(_updated(PredictArguments(run=self.path, folder=Path(folder)), options))
 
     def report(self) -> Path:
-        """The path of report.html, which `train` writes at the end. Of a run that is not finished it is written first."""
+        """The path of report.html. `train` writes it at the end; for an unfinished run, this call writes it."""
         path = self.path / "report.html"
         if not (path.is_file() and RunDirectory(self.path).finished(self.config)):
             loaded = load_run(self.path)
@@ -79,10 +79,10 @@ def train(
 ) -> Run:
     """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
 
-    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; by default the recipe digits, with `resume` the run's own.
-    tables: what replaces its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. A router, loss or another object of
-    your own is given itself or by its name (docs/own-objects.md). run, resume, override: as for
-    the command; a run that is finished is not trained again. hooks: each is called with an `AfterStep` after each step.
+    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; the default is the recipe digits, or with `resume` the run's own.
+    tables: values that replace its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass a router, loss or another
+    object of your own as the object or by name (docs/own-objects.md). run, resume, override: as for the command; a finished run is not
+    trained again. hooks: each is called with an `AfterStep` after each step.
 
     Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted.
     """
@@ -102,13 +102,13 @@ def train(
 
 
 def _updated(given: Section, options: dict[str, Any]) -> Section:
-    """The arguments of a command with these options. `trust` imports what it names, as on the command line."""
+    """The arguments of a command with these options. Modules that `trust` names are imported, as on the command line."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)
 
 
 def _named(option: str, value: Any) -> Any:
-    """The value of an option; of an object of the user's own its name."""
+    """The value of an option; a third-party object is replaced by its name."""
     value = value.item() if isinstance(value, np.generic) else value
     plain = value is None or isinstance(value, str | int | float | list | tuple | PathLike)
     return value if plain else own_name(option, value)

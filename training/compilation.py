@@ -1,7 +1,7 @@
-"""When compiling pays.
+"""Decides when compiling pays.
 
-JAX compiles whatever it runs, whole functions best. torch.compile takes 20 seconds or more of a CPU before the first
-step of even a small model, which a short run on a CPU never earns back.
+JAX compiles everything it runs, and does best with whole functions. torch.compile needs 20 seconds or more on a CPU before the
+first step of even a small model; a short run on a CPU never earns that back.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from moespec.spec.errors import ConfigError
 __all__ = ["TORCH_CPU_CALLS", "check_cuda_graph", "compile_if", "pays"]
 
 TORCH_CPU_CALLS = 2000
-"""Calls from which torch.compile pays on a CPU: measured with `vit_tiny`, where it saves about 15 ms of 40 a step."""
+"""Number of calls from which torch.compile pays on a CPU, measured with `vit_tiny`: it saves about 15 ms of 40 ms per step."""
 
 
 def pays(B: Backend, calls: int, wish: str = "auto") -> bool:
@@ -21,18 +21,18 @@ def pays(B: Backend, calls: int, wish: str = "auto") -> bool:
     if B.name != "torch":
         return True
     if wish == "auto":
-        torch: Any = B  # which alone has a device to choose
+        torch: Any = B  # only torch has a device to choose
         return calls >= TORCH_CPU_CALLS or torch.default_device().type != "cpu"
     return wish == "always"
 
 
 def compile_if(B: Backend, condition: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled by the backend or as it is."""
+    """`function`, compiled by the backend if `condition` holds."""
     return B.compile(function) if condition else function
 
 
 def check_cuda_graph(B: Backend, *, accumulate: int, wish: str) -> None:
-    """ConfigError where a step, in so many parts and compiled as wished, cannot be recorded as a CUDA graph."""
+    """Raises ConfigError if a step with this accumulation and compilation cannot be recorded as a CUDA graph."""
     torch: Any = B
     if B.name != "torch" or torch.default_device().type != "cuda" or B.sizes.devices > 1:
         raise ConfigError("training.cuda_graph=True: expected the torch backend on one GPU")

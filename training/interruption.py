@@ -1,4 +1,4 @@
-"""Signals that stop a run: the first lets the step, or batch of an evaluation, end; the second ends the process at once."""
+"""Signals that stop a run: the first lets the current step or evaluation batch finish; the second ends the process at once."""
 
 import contextlib
 import os
@@ -17,14 +17,14 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Interruption:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it,
-    or in a notebook, whose process has the variables of its user, the call.
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process. A second signal ends the process,
+    or in a notebook, whose process holds the user's variables, only the call.
 
-    Python calls a handler only between two of its instructions, and a compiler may take minutes within one. So the
-    signals are read by a thread, from the descriptor that the interpreter writes their numbers to as they come.
+    Python calls a signal handler only between two bytecode instructions, and a compiler may spend minutes within one. So a thread
+    reads the signals, from the descriptor to which the interpreter writes their numbers on arrival.
 
-    A signal that the process was told to ignore, as by nohup, stays ignored. Outside of the main thread, where Python
-    sets no handlers, nothing changes.
+    Signals that the process ignores, as under nohup, stay ignored. Outside the main thread, where Python cannot set handlers,
+    the context does nothing.
     """
 
     current: "ClassVar[Interruption | None]" = None
@@ -53,12 +53,12 @@ class Interruption:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(self._descriptor)
-            os.close(self._writer)  # which ends the thread
+            os.close(self._writer)  # this ends the thread
             self._thread.join()
             os.close(self._reader)
 
     def agreed(self, B: Backend, here: bool) -> signal.Signals | None:
-        """The signal that stops all processes after this step, which they agree on where `here` is true; one alone needs nobody."""
+        """The signal that stops all processes after this step; they agree on it if `here` is true. A single process does not wait."""
         if B.processes == 1:
             return self.signal
         if not here:
@@ -81,7 +81,7 @@ class Interruption:
 
 
 def check(B: Backend) -> None:
-    """Raises Interrupted, in all processes, where a signal has come to one within an `Interruption`."""
+    """Raises Interrupted in all processes if one of them received a signal within an `Interruption`."""
     current = Interruption.current
     if current is not None and (stopped_by := current.agreed(B, True)) is not None:
         raise Interrupted(f"evaluation stopped by {stopped_by.name}", stopped_by)

@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, one line that changes in a notebook, and elsewhere, as in a log file, a line every ten seconds."""
+"""Progress: a bar in a terminal, a single updating line in a notebook, and elsewhere, as in a log file, a line every ten seconds."""
 
 import math
 import os
@@ -25,12 +25,12 @@ def in_notebook() -> bool:
 
 
 class Bar(tqdm):  # type: ignore[misc]
-    """A bar of tqdm, or whole lines where standard error is no terminal. In a notebook, all bars of a cell share a line.
+    """A tqdm bar, or complete lines if standard error is not a terminal. In a notebook, all bars of a cell share a line.
 
-    Nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
+    Shows nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
     """
 
-    line: ClassVar[tuple[int, Any]] = (-1, None)  # of a notebook: the number of the cell, and its output
+    line: ClassVar[tuple[int, Any]] = (-1, None)  # for a notebook: the number of the cell, and its output
 
     def __init__(self, items: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> None:
         self._notebook, self._stays = in_notebook(), options.get("leave", True)
@@ -38,13 +38,13 @@ class Bar(tqdm):  # type: ignore[misc]
         self._last, pause = -math.inf, PAUSE if self._plain and not self._notebook else 0.5
         if self._plain:
             options = {"bar_format": LINE, **options, "delay": pause, "leave": False, "miniters": 1}
-        else:  # where tqdm would find a width of 0, as of a pseudo terminal, it would show nothing
+        else:  # tqdm hides a bar of width 0, which it finds in a pseudo-terminal
             options |= dict(zip(("ncols", "nrows"), shutil.get_terminal_size(), strict=True))
         off = not shown or sys.stderr is None or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
         super().__init__(items, mininterval=pause, disable=off, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
-        """Shows the bar, or writes the line if the last one is old enough."""
+        """Shows the bar, or writes a line if the last one is old enough."""
         if self._notebook:
             return self._show(str(self) if msg is None or self._stays else msg)
         if not self._plain:
@@ -56,7 +56,7 @@ class Bar(tqdm):  # type: ignore[misc]
         return None
 
     def clear(self, nolock: bool = False) -> None:
-        """Makes room for other text: lines stay."""
+        """Makes room for other text. Lines stay."""
         if not self._plain:
             super().clear(nolock)
 

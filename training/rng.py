@@ -1,8 +1,8 @@
-"""Random numbers as a function of the seed, the purpose and the position, so that a run can go on from any step.
+"""Random numbers as a function of the seed, the purpose and the position, so that a run can resume from any step.
 
-These are the numbers that the host draws: the order and the augmentation of images, and tables. Nothing in training
-keeps a random state that moves: the numbers of step `n` are drawn from a counter-based generator (Philox) with the key
-`(seed, stream)` and the counter `(0, 0, 0, n)` (the third number tells parts of a purpose apart). The random state of a
+These are the numbers that the host draws: the order and augmentation of images, and tables. Training keeps no
+evolving random state: the numbers of step `n` come from a counter-based generator (Philox) with the key
+`(seed, stream)` and the counter `(0, 0, 0, n)` (the third number distinguishes parts of a purpose). The random state of a
 checkpoint is therefore `(seed, step)`.
 """
 
@@ -11,9 +11,9 @@ import numpy as np
 __all__ = ["AUGMENTATION", "CUTMIX", "MIXUP", "ORDER", "PICTURE", "TABLES", "generator"]
 
 ORDER, AUGMENTATION, MIXUP, TABLES = 0, 1, 2, 4
-"""Streams. 3 was that of noise, which is drawn on the device now: see `moespec.models.random_keys`."""
+"""Streams. 3 was used for noise, which is now drawn on the device: see `moespec.models.random_keys`."""
 PICTURE, CUTMIX = 16, 17
-"""What happens to one image by itself; cutmix."""
+"""Augmentation of a single image; cutmix."""
 
 
 def generator(seed: int, stream: int, position: int, part: int = 0) -> np.random.Generator:

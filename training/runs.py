@@ -1,4 +1,4 @@
-"""Runs that are read: their configuration, their data, and the parameters of a checkpoint."""
+"""Loads runs: their configuration, their data, and the parameters of a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ __all__ = ["LoadedRun", "label", "left_out", "load_run"]
 
 
 class LoadedRun(NamedTuple):
-    """A run: its backend, its configuration and data, the parameters (NumPy) of a checkpoint, and its step."""
+    """A run: its backend, configuration and data, the parameters (NumPy) of a checkpoint, and its step."""
 
     backend: Backend
     config: Config
@@ -27,7 +27,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(run: Path, backend: str | None = None, step: int | str | None = None) -> LoadedRun:
-    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
+    """The run in a folder, at its newest checkpoint or at `step`, on `backend` or the run's own."""
     directory = RunDirectory(run)
     config = directory.begun_config()
     name, _ = choose_backend(backend or config.backend)
@@ -38,12 +38,12 @@ def load_run(run: Path, backend: str | None = None, step: int | str | None = Non
 
 
 def label(config: Config) -> str:
-    """What a run is called by: the router of a ViT, the name of any other model."""
+    """The name of a run in output: the router of a ViT, the name of any other model."""
     return str(config.model.router).replace(":", ".") if isinstance(config.model, VitSection) else config.model.name
 
 
 def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
-    """Lines on the pictures, of so many of a folder, that cannot be read, if any. Raises DataError if it is all of them."""
+    """Lines on the unreadable pictures among the `count` of a folder, if any. Raises DataError if none is readable."""
     if len(wrong) == count:
         raise DataError(f"{path}: none of {count} images can be read: {wrong[0]}" if path.is_dir() else wrong[0])
     return [f"skipped {len(wrong)} of {count} images, which cannot be read:", *wrong] if wrong else []

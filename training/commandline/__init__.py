@@ -1,1 +1,1 @@
-"""How the words of a command line become the options of a command."""
+"""Turns the words of a command line into the options of a command."""

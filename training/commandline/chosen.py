@@ -1,6 +1,6 @@
-"""Arguments that several commands have, and what a command line chooses before it is parsed: the configuration's file, model and router.
+"""Arguments that several commands share, and what is read before parsing: the configuration file, model and router.
 
-A model and a router have options of their own, so which options there are to parse, and to show, depends on them.
+Each model and router has its own options, so they decide which options exist.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Configured:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Arguments of a command that reads a run, or weights."""
+    """Arguments of a command that reads a run or weights."""
 
     step: int | str | None = None
     """checkpoint of a run: a step, or best (see training.keep_best) (default: the newest)"""
@@ -48,7 +48,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class OfRun(Stored):
-    """The arguments of a command that reads a run."""
+    """Arguments of a command that reads a run."""
 
     run: Path = option(positional=True)
     """folder of the run"""
@@ -60,10 +60,10 @@ class OfRun(Stored):
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
-    """The configuration that the options of the command line change: of a file, of a run that goes on, or `default`.
+    """The configuration that the command line's options change: from a file, from the run to resume, or `default`.
 
-    It has the model and the router of the command line, and its optimiser; its length is open if the command line has one.
-    Raises ConfigError for a file that cannot be used, and for what the file sets and the model or router does not have.
+    It already has the command line's model, router and optimiser. If the command line sets a length, its length is unset.
+    Raises ConfigError for an unusable file, and for an option in the file that the model or router does not have.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
@@ -85,10 +85,10 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 
 
 def check_written(arguments: Sequence[str], *configs: Config) -> None:
-    """ConfigError for an option of the command line, or of its file, that has no effect in any of the configurations made of it.
+    """Raises ConfigError for an option of the command line or its file that affects none of the resulting configurations.
 
-    One of a file may have an effect in the file's own configuration, and init_skip in a later use of the file. A file that a
-    run wrote has every field, and is not checked.
+    An option in a file passes if it affects the file's own configuration. init_skip always passes: a later use of the file may need
+    it. A file written by a run has every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)
@@ -102,8 +102,8 @@ def check_written(arguments: Sequence[str], *configs: Config) -> None:
 
 
 def check_effect(written: Iterable[str], *configs: Config) -> None:
-    """ConfigError for the first option of `written` (dotted names) that has another value than its default, or than none, and no
-    effect in any of the configurations."""
+    """Raises ConfigError for the first option of `written` (dotted names) that affects none of the configurations, unless
+    its value is the default, None, False or 0."""
     for name in written:
         value, default = _value(configs[-1], name), _value(Config(), name)
         if value in (None, False, 0.0, default):
@@ -121,9 +121,9 @@ def _value(config: Config, name: str) -> Any:
 
 
 def check_functions(arguments: Sequence[str], config: Config) -> None:
-    """ConfigError for a function that training would import and neither the command line nor its file names.
+    """Raises ConfigError for a function that training would import but neither the command line nor its file names.
 
-    The configuration of a run does, which is gone on with or fine-tuned, and may be third-party.
+    Such a name comes from the configuration of a run to resume or fine-tune, which may be third-party.
     """
     known, names = early(arguments), trusted(arguments)
     for name, value in config.functions.items() if not known["config"] else ():
@@ -135,7 +135,7 @@ def check_functions(arguments: Sequence[str], config: Config) -> None:
 
 
 def early(arguments: Sequence[str]) -> dict[str, Any]:
-    """What these options say, None for those that are not there. A value that is missing, the parser that comes after reports."""
+    """The values of these options, None for absent ones. The main parser reports missing values later."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
     options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}
@@ -144,6 +144,6 @@ def early(arguments: Sequence[str]) -> dict[str, Any]:
     options |= {"data.transform": [], "log": []}
     for name, flags in options.items():
         early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
-    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # which the parser that comes after knows or reports
+    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # the main parser knows or reports these
     known, _ = early.parse_known_args([argument for argument in arguments if not skipped.fullmatch(argument)])
     return {name: None if value == "None" else value for name, value in vars(known).items()}

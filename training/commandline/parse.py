@@ -1,7 +1,7 @@
-"""A command line as a dataclass, whose fields, and those of the sections of the configuration among them, are the options.
+"""A command line as a dataclass: its fields, and the fields of its configuration sections, are the options.
 
-argparse finds the options and prints the help. Values become those of the fields as in a TOML file (`configfile.update`), so
-that a mistake has the same message in both.
+argparse finds the options and prints the help. Values are converted to the fields' types as in a TOML file (`configfile.update`),
+so a mistake gives the same message in both.
 """
 
 import argparse
@@ -36,9 +36,9 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """An option. name: dotted, as in a TOML file and in messages. place: the names of the fields that lead to it.
+    """An option. name: dotted, as in a TOML file and in messages. place: the field names that lead to it.
 
-    hidden: help leaves it out, as it has no effect or is rarely set.
+    hidden: omitted from the help, because it has no effect or is rarely set.
     """
 
     name: str
@@ -53,37 +53,37 @@ class Option:
 
     @property
     def text(self) -> str:
-        """What it does."""
+        """The help text."""
         described = getattr(self.kind, "described_in", self.kind)
         texts: dict[str, str] = {**help_texts(described), **getattr(self.kind, "helps", {})}
         return texts.get(self.place[-1], "")
 
     @property
     def types(self) -> tuple[Any, ...]:
-        """What a value may be."""
+        """The types that a value may have."""
         if self.several:
             return get_args(self.hint)[:1]
         return get_args(self.hint) if get_origin(self.hint) in (Union, types.UnionType) else (self.hint,)
 
     @property
     def switch(self) -> bool:
-        """Whether it has no value. An option of a router has one, True or False."""
+        """Whether it takes no value. A router's option takes True or False."""
         return self.hint is bool and not issubclass(self.kind, RouterSection)
 
     @property
     def off(self) -> str:
-        """The flag that makes a switch of the configuration False."""
+        """The flag that sets a configuration's switch to False."""
         section, dot, name = self.flags[-1].rpartition(".")
         return f"{section}.no-{name}" if self.switch and dot else ""
 
     @property
     def several(self) -> bool:
-        """Whether it has several values."""
+        """Whether it takes several values."""
         return get_origin(self.hint) is tuple
 
     @property
     def metavar(self) -> str:
-        """What stands for a value in the help."""
+        """The placeholder for a value in the help."""
         kind = next(kind for kind in self.types if kind is not type(None))
         if get_origin(kind) is not Literal:
             return METAVARS[kind]
@@ -92,20 +92,20 @@ class Option:
 
 
 def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:
-    """The options of a dataclass, which has `values`; of a field "settings" those of its sections by the names of these.
+    """The options of a dataclass with `values`. For a field named "settings", the options of its sections, by section name.
 
-    config: the configuration that the dataclass is in, on which it depends what has an effect.
+    config: the configuration that contains the dataclass; it decides which options have an effect.
     """
     hints = get_type_hints(kind)
     for field in fields(kind):
         at, value, hint = (*place, field.name), getattr(values, field.name, field.default), hints[field.name]
         if is_dataclass(value):
             yield from options_of(type(value), value, at, value if isinstance(value, Config) else config)
-        elif get_origin(hint) is not Mapping:  # tables of the user's own names stand in a file alone
+        elif get_origin(hint) is not Mapping:  # only files can have tables with user-defined names
             name = ".".join(at).removeprefix("settings.")
             flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
             short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
-            # Of another optimiser than the section's.
+            # An option of another optimiser.
             other = hasattr(values, "own") and at[-1] in values.options() and at[-1] not in vars(values.own)
             useless = config and (no_effect(config, name) or other)
             yield Option(
@@ -118,7 +118,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the configuration of a run, and no others."""
+    """The options of a run's configuration and no others."""
 
     settings: Config
 
@@ -131,13 +131,13 @@ class _Parser(argparse.ArgumentParser):
 def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections: Any) -> Arguments:
     """The arguments of `moespec command` as a dataclass; --help prints the help and ends the process.
 
-    sections: the fields that are sections of the configuration, as they are before the command line changes them.
+    sections: the configuration sections among the fields, before the command line changes them.
 
-    Raises ConfigError for an option or a word that there is not, that is missing, or that cannot have its value.
+    Raises ConfigError for an unknown option or word, a missing one, or an invalid value.
     """
     options = list(options_of(kind, SimpleNamespace(**sections)))
     if not set(HELP).isdisjoint(words):
-        with suppress(ConfigError):  # a mistake is reported where no help is requested
+        with suppress(ConfigError):  # mistakes are reported when no help is requested
             texts = _texts(command, options, [word for word in words if word not in HELP], sections)
             sections |= _changed(options, texts, sections)
         _print_help(command, kind, list(options_of(kind, SimpleNamespace(**sections))))
@@ -154,7 +154,7 @@ def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections:
 def _texts(
     command: str, options: Sequence[Option], words: Sequence[str], sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a command line gives each option, by its name: a text, or several, or True or False for a switch."""
+    """The values that a command line gives, by option name: a text, several texts, or True or False for a switch."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     named = [option for option in options if not option.positional]
     for option in named:
@@ -178,7 +178,7 @@ def _texts(
 
 
 def _add(parser: Any, option: Option, **more: Any) -> None:
-    """Adds an option to a parser of argparse, or to a group of one."""
+    """Adds an option to an argparse parser or argument group."""
     how: dict[str, Any] = {"dest": option.name, **more}
     if option.switch:
         parser.add_argument(*option.flags, action="store_const", const=True, **how)
@@ -191,9 +191,9 @@ def _add(parser: Any, option: Option, **more: Any) -> None:
 
 
 def _joined(options: Sequence[Option], words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words, of which an option and its one value are one: argparse takes a value such as -1e-9 for another option.
+    """Joins each option and its single value into one word: argparse would take a value such as -1e-9 for an option.
 
-    The second list are the words after `--`, of which none is an option.
+    The second list holds the words after `--`; none of them is an option.
     """
     switches = {flag for option in options if option.switch for flag in (*option.flags, option.off)}
     valued = {flag: o.name for o in options if not o.switch and (o.single or not o.several) for flag in o.flags}
@@ -215,7 +215,7 @@ def _joined(options: Sequence[Option], words: Sequence[str]) -> tuple[list[str],
 
 
 def _check_owned(flag: str, words: Sequence[str], sections: Mapping[str, Any]) -> None:
-    """ConfigError for an option that the model or the router does not have, but another has."""
+    """Raises ConfigError for an option that belongs to another model or router."""
     word, _, text = flag.partition("=")
     name = word.lstrip("-").replace("-", "_")
     *places, name = SHORT.get(name, name).split(".")
@@ -228,7 +228,7 @@ def _check_owned(flag: str, words: Sequence[str], sections: Mapping[str, Any]) -
 
 
 def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a command that its command line gives, and its sections as that changes them."""
+    """The fields of a command that the command line sets, and its sections with the command line's changes."""
     values: dict[str, Any] = {name: {} for name in sections}
     for option in options:
         if option.name in texts:
@@ -242,7 +242,7 @@ def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapp
 
 
 def _value(option: Option, given: Any) -> Any:
-    """The value of a field. Raises ConfigError for words of a command line that the option cannot have."""
+    """The value of a field. Raises ConfigError if the words of the command line are no valid value."""
     if isinstance(given, bool):
         return given
     if given == []:
@@ -262,7 +262,7 @@ def _value(option: Option, given: Any) -> Any:
 
 
 def _converted(text: str, kinds: Sequence[Any]) -> Any:
-    """A text as a value of the first of the types that has it. Raises ValueError if none does."""
+    """A text converted to the first type that accepts it. Raises ValueError if none does."""
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):
         if kind is type(None) or kind is bool or get_origin(kind) is Literal:
             words = (
@@ -277,7 +277,7 @@ def _converted(text: str, kinds: Sequence[Any]) -> Any:
 
 
 def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
-    """Prints what a command does, and its options but those that are hidden."""
+    """Prints the description of a command and the options that are not hidden."""
     width = max(shutil.get_terminal_size().columns - 2, 40)
     places = [f"{option.name.upper()}{' ...' * option.several}" for option in options if option.positional]
     parser = _Parser(
@@ -305,4 +305,4 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
         if title not in groups:
             groups[title] = parser.add_argument_group(f"[{title}]")
         _add(groups[title], option, help=text, **({} if option.switch else {"metavar": option.metavar}))
-    print(parser.format_help(), end="", flush=True)  # print_help of argparse hides that nobody reads
+    print(parser.format_help(), end="", flush=True)  # argparse's print_help ignores a closed pipe

@@ -1,1 +1,1 @@
-"""The commands of `moespec`, a module each: its arguments, `main`, which parses them, and what it does."""
+"""The commands of `moespec`, one per module: its arguments, `main`, which parses them, and the command itself."""

@@ -51,7 +51,7 @@ def main(words: list[str]) -> None:
 
 
 def convert_command(given: ConvertArguments) -> None:
-    """Reads weights in one format, writes them in another, and says what they are."""
+    """Reads weights in one format, writes them in another, and prints a description."""
     source, target, from_format, to_format = given.source, given.target, given.from_format, given.to_format
     for name, chosen in (("from", from_format), ("to", to_format)):
         if chosen is not None and chosen not in FORMATS:
@@ -82,7 +82,7 @@ def convert_command(given: ConvertArguments) -> None:
 
 
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:
-    """`heads=6` as a field and its value, which is JSON or else a string."""
+    """`heads=6` as a field and its value: JSON, or else a string."""
     fields: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")

@@ -35,7 +35,7 @@ class CountArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints the parameters of the model of a configuration, its MoE blocks, its operations by part, and those of a run."""
+    """Prints a model's parameters, its MoE blocks, its operations by part, and the operations of a run."""
     base = chosen(words, digits())
     given = parse("count", CountArguments, words, model=base.model)
     check_written(words, Config(model=given.model, training=TrainingConfig(loss="sigmoid")))

@@ -70,10 +70,10 @@ def main(words: list[str]) -> None:
 
 
 def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
-    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, what else is evaluated, and the mistakes.
+    """Prints a checkpoint's accuracy, loss, routing metrics, cost, the requested extra evaluations and the mistakes.
     Writes a table and a page. Returns the results.
 
-    Raises Interrupted when a signal stops it.
+    Raises Interrupted on a signal.
     """
     for name in ("l2", "seeds"):
         if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
@@ -136,7 +136,7 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
 def _write(
     given: EvaluateArguments, loaded: LoadedRun, dataset: Dataset, results: dict[str, Any], model: Model, params: Any
 ) -> None:
-    """Writes the table and the page, and prints the results of each class and the mistakes."""
+    """Writes the table and the page, and prints the results per class and the mistakes."""
     B, training, split = loaded.backend, loaded.config.training, dataset.validation
     size, run = evaluation_size(B.sizes, model, training.evaluation_batch, len(split)), given.run
     forward = compile_if(B, pays(B, len(split) // size), predictions.make_shares(B, model))

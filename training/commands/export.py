@@ -1,4 +1,4 @@
-"""The command `moespec export`, and what a program says of itself."""
+"""The command `moespec export`, and the metadata of an exported program."""
 
 import importlib
 import json
@@ -29,9 +29,9 @@ from moespec.training.weights.record import Weights
 __all__ = ["FORMATS", "export_command", "main"]
 
 DESCRIPTION = ".json"
-"""Added to the name of a program of StableHLO, which has no place for metadata."""
+"""Suffix for the metadata of a StableHLO program, which cannot hold metadata."""
 LARGEST = 2**31 - 2**20
-"""Bytes of the parameters in a message of protobuf (ONNX) or a flat buffer (StableHLO), which have fewer than 2^31."""
+"""Upper limit on parameters in bytes: a protobuf message (ONNX) or a flat buffer (StableHLO) holds fewer than 2^31 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
 
 
 class Format(NamedTuple):
-    """A function that returns the content of files by suffix of the name; its backend and packages."""
+    """A function that returns the contents of the files by name suffix; the backend and packages that it needs."""
 
     write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
     backend: str
@@ -67,10 +67,10 @@ class Format(NamedTuple):
 
 
 def export_command(source: Path, *, format: str, out: Path | None, step: int | str | None) -> None:
-    """Writes the model of a run, or of weights in a format that describes itself, as a program.
+    """Writes the model of a run, or of weights in a self-describing format, as a program.
 
-    Raises ConfigError for a missing package, and RunError for a file that cannot be written, before
-    anything is read.
+    Raises ConfigError for a missing package and RunError for a file that cannot be written, before it reads
+    anything.
     """
     target = out or Path(f"{source.stem if source.is_file() else source.resolve().name}.{format}")
     kind = FORMATS[format]
@@ -97,21 +97,21 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, which may be too long
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first: it may be too long
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
     if multiple > 1 and format == "pt2":
-        batch += f", from {2 * multiple} on"  # torch takes the one group of the least batch for another program
+        batch += f", from {2 * multiple} on"  # torch specialises the program on a batch of one group
     size = " x ".join(str(length) for length in config.input_shape)
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
 
 
 def metadata(weights: Weights) -> dict[str, str]:
-    """The metadata of moespec's own files (`moespec.training.weights.own`) and `moespec.images`, each as JSON.
+    """The metadata of moespec's own weight files (`moespec.training.weights.own`) plus `moespec.images`, each as JSON.
 
-    `moespec.images` has axes, shape and dtype of the input, of which number the batch is a multiple, and `Weights.images` if
-    known: a value is `(x / white - mean) / std`.
+    `moespec.images` gives the input's axes, shape and dtype, the number that must divide the batch, and `Weights.images` if
+    known: the input is `(x / white - mean) / std`.
     """
     config = weights.config
     images = {
@@ -144,7 +144,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
 
     module: Any = importlib.import_module("moespec.backends.jax.export")
     content = module.stablehlo_bytes(logits, weights.config.input_shape, multiple=fewest_images(weights.config))
-    # The artifact itself has no place for it.
+    # The artifact itself cannot hold it.
     return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
 
 
@@ -152,6 +152,6 @@ FORMATS: dict[str, Format | None] = {
     "onnx": Format(partial(_of_torch, "export_onnx"), "torch", ("onnx", "onnxscript")),
     "stablehlo": Format(_stablehlo, "jax", ("flatbuffers",)),
     "pt2": Format(partial(_of_torch, "export_pt2"), "torch"),
-    "safetensors": None,  # that of `moespec convert`
+    "safetensors": None,  # the format of `moespec convert`
 }
-"""Name, also the ending of the file -> how it is made."""
+"""Name, which is also the file's extension -> how to create it."""

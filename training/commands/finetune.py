@@ -44,7 +44,7 @@ def main(words: list[str]) -> None:
     base = finetuned(digits(), source, other_data=named)
     _check_model(early(rest)["model"] or base.model.name, base)
     parsed = parse("finetune", FinetuneArguments, words, settings=chosen(rest, base))
-    _check_model(parsed.settings.model.name, base)  # of a file
+    _check_model(parsed.settings.model.name, base)  # the file's model
     if parsed.settings.init != source:
         raise ConfigError(f"init={parsed.settings.init!r}: expected the source, {source!r}; leave it out")
     check_written(rest, parsed.settings)
@@ -54,7 +54,7 @@ def main(words: list[str]) -> None:
 
 
 def _check_model(name: str, base: Config) -> None:
-    """ConfigError for another model than that of the weights that fine-tuning starts from."""
+    """Raises ConfigError if the model differs from the model of the weights to fine-tune."""
     if name != base.model.name:
         raise ConfigError(
             f"model.name={name!r}: expected the source's model, {base.model.name!r}; only its fields can change"

@@ -21,7 +21,7 @@ from moespec.training.runs import label, left_out, load_run
 __all__ = ["inspect_command", "main"]
 
 INSPECTED = 16
-"""Pictures of a folder that are drawn, at most."""
+"""Maximum number of images of a folder to draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: has no effect with --analysis, which covers all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
-        from moespec.training.inspection.analysis import analysis_command  # here, as matplotlib's import is slow
+        from moespec.training.inspection.analysis import analysis_command  # here, since matplotlib is slow to import
 
         analysis_command(parsed.run, parsed.out or Path("analysis.png"), **how)
     else:
@@ -63,9 +63,9 @@ def main(words: list[str]) -> None:
 def inspect_command(
     run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | str | None
 ) -> None:
-    """Writes the picture of how a checkpoint routes an image, or of each image of a folder, whose names have numbers.
+    """Draws how a checkpoint routes an image, or each image of a folder; their files are numbered.
 
-    Images of a folder that cannot be read are left out, and named at the end.
+    Unreadable images of a folder are skipped and listed at the end.
     """
     targets = {image: out}
     if image.is_dir():

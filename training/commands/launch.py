@@ -1,8 +1,8 @@
-"""Several processes of one command on one machine: they are started together, watched, and end together.
+"""Several processes of one command on one machine: starts them together, watches them and ends them together.
 
-Each has the variables that `torchrun` sets (`moespec.backends.processes`), so that a command does not know who started it. When one
-ends with an error, the others, which may wait for it for ever, are ended too; then all are started again, as often as is asked
-for, to go on from the last checkpoint.
+Each has the variables that `torchrun` sets (`moespec.backends.processes`), so a command need not know what started it. When one
+process fails, the others might wait for it forever, so they are ended as well. Then all processes are restarted, up to the
+requested number of times, and resume from the last checkpoint.
 """
 
 import math
@@ -27,11 +27,11 @@ from moespec.training.loop import watchdog
 __all__ = ["follow", "main"]
 
 LOOK = 0.1
-"""Seconds between looks at the processes."""
+"""Seconds between checks of the processes."""
 GRACE = 5.0
-"""Seconds that the others have to end by themselves after one that ended with an error."""
+"""Seconds that the other processes have to exit after one has failed."""
 USAGE, LOST = 2, 75
-"""The exit status of a command that was called wrongly, which another start would not mend; that where another process is lost."""
+"""Exit status for wrong usage, which a restart would not fix; exit status of a process that has lost another process."""
 PROGRAM = """\
 import sys
 from moespec.cli import main
@@ -57,9 +57,9 @@ class LaunchArguments:
 
 
 def main(words: list[str]) -> None:
-    """Runs a command in several processes. Its options come after its name.
+    """Runs a command in several processes. The command's options follow its name.
 
-    Raises RunError, which names the process, when one ends with an error and no restart is left; Interrupted after a signal.
+    Raises RunError, naming the process, when one fails and no restart is left; Interrupted after a signal.
     """
     place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
     parsed = parse("launch", LaunchArguments, words[:place])
@@ -82,7 +82,7 @@ def main(words: list[str]) -> None:
 
 
 def _run(arguments: list[str], processes: int) -> tuple[int, int] | None:
-    """The first process that ended with an error and its status, None if all ended well."""
+    """The first process that failed and its exit status, or None if all succeeded."""
     started: list[subprocess.Popen[bytes]] = []
     caught: list[signal.Signals] = []
 
@@ -119,16 +119,16 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MOESPEC_LAUNCHED": str(processes)},
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # What the others print, process 0 prints too; their errors are their own.
+    # The other processes print the same as process 0; only their errors differ.
     output = None if index == 0 else subprocess.DEVNULL
-    # A group of its own, so that Ctrl-C comes from here alone, once.
+    # A separate process group: only the code here forwards Ctrl-C, and once.
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdout=output, process_group=0
     )
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """The first process that ended with an error of its own; if all have lost another, that which still runs, with `LOST`."""
+    """The first process that failed for a reason other than a lost process; if all lost one, the one still running, with `LOST`."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]
@@ -138,7 +138,7 @@ def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
 
 
 def follow() -> None:
-    """Ends this process when the one that started it has ended, however that ended. What loses another tells it by its status."""
+    """Ends this process once the process that started it has ended for any reason. The exit status reports a lost process."""
     watchdog.LOST = LOST
     parent = os.getppid()
 
@@ -151,7 +151,7 @@ def follow() -> None:
 
 
 def _free_port() -> int:
-    """A port that is free, as is the next (`moespec.training.loop.watchdog`)."""
+    """A free port whose successor is free as well (`moespec.training.loop.watchdog`)."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

@@ -40,9 +40,9 @@ class LedgerArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints entries of the ledger: all, or what the names mean; in full, or what implementations do about them.
+    """Prints ledger entries: all, or those that the names select; in full, or as implementations resolve them.
 
-    Raises ConfigError for a name that means nothing.
+    Raises ConfigError for an unknown name.
     """
     given = parse("ledger", LedgerArguments, words)
     entries = [entry for name in given.what for entry in selected(name)] if given.what else list(LEDGER.values())
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
 
 
 def selected(name: str) -> list[LedgerEntry]:
-    """The entries that a name means: an entry, the entry of a reading, or those of an algorithm."""
+    """The entries that a name selects: one entry, the entry of a reading, or all entries of an algorithm."""
     if not (match := _ID.fullmatch(name)):
         return entries_of(algorithm_of(name))
     prefix, number, letter = match.groups()
@@ -71,7 +71,7 @@ def selected(name: str) -> list[LedgerEntry]:
 
 
 def full(entries: Sequence[LedgerEntry]) -> str:
-    """Entries with their readings, who takes each, and which packages were measured to."""
+    """Entries with their readings, the implementations of each reading, and the packages measured to follow it."""
     return "\n\n".join("\n".join(_entry(entry)) for entry in entries)
 
 
@@ -93,7 +93,7 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
 
 
 def _listed(addresses: Iterable[str]) -> Iterator[str]:
-    """Addresses, one a line and each once: a terminal opens them whole."""
+    """Unique addresses, one per line, so that a terminal recognises each as a link."""
     yield from (f"            {address}" for address in dict.fromkeys(addresses))
 
 
@@ -102,7 +102,7 @@ def _measured_to(reading: Reading) -> list[Measured]:
 
 
 def positions(entries: Sequence[LedgerEntry], name: str) -> str:
-    """What one implementation does: first where it differs from this specification, then where it does the same."""
+    """How one implementation resolves the entries: first where it differs from this specification, then where it agrees."""
     found = seen(name)
     known = [entry for entry in entries if entry.id in found]
     same = [entry for entry in known if _letters(found[entry.id]) == "a"]
@@ -122,7 +122,7 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
 
 
 def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Where implementations differ from each other, then where they do the same, and what is known of one alone."""
+    """Where implementations differ from each other, then where they agree, then what is known of only one."""
     readings = {name: seen(name) for name in names}
     known = {e.id: {name: readings[name][e.id] for name in names if e.id in readings[name]} for e in entries}
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]
@@ -143,7 +143,7 @@ def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
 
 
 def _taken(entry: LedgerEntry, known: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
-    """The readings that implementations take, and where each was seen."""
+    """The readings that implementations follow, and where each was seen."""
     for name, all in known.items():
         for reading in entry.readings:
             where = [each for each in all if each.reading == reading.id]
@@ -160,7 +160,7 @@ def _letters(all: Iterable[Seen]) -> str:
 
 
 def as_json(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Entries as JSON; of implementations, if any are named, those that say something of at least one, and only them."""
+    """Entries as JSON. If implementations are named, only they appear, and only the entries that at least one of them resolves."""
     chosen = [entry for entry in entries if not names or any(entry.id in seen(name) for name in names)]
     return json.dumps([_json(entry, names) for entry in chosen], indent=1, ensure_ascii=False)
 

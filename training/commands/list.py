@@ -1,4 +1,4 @@
-"""`moespec list`: models, routers, data sets and recipes. It stands apart from the other commands, which import all that training needs."""
+"""`moespec list`: models, routers, data sets and recipes. Unlike the other commands, it does not import what training needs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ class ListArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
+    """Prints the names of models, routers, data sets or recipes; `list routers` adds each router's properties."""
     what = parse("list", ListArguments, words).what
     if what == "routers":
         print("A group has T tokens of width D, E experts with C slots, K choices per token; costs: multiply-adds.")

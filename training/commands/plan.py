@@ -25,7 +25,7 @@ from moespec.training.reports.cost import aligned, described, of_run
 __all__ = ["main"]
 
 NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
-"""Options of train that a plan does not depend on."""
+"""Options of train that do not affect a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class PlanArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Prints the plans and the cost of the whole run, or how the parameters are split on the given or best mesh.
+    """Prints the plans and the cost of the full run, or how the requested or best mesh shards the parameters.
 
-    utilisation: assumed fraction of the chip's peak, for the operations of `objectives.table.training_flops`.
+    utilisation: assumed fraction of the chip's peak, for the operations counted by `objectives.table.training_flops`.
     """
     given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
     check_written(words, given.settings)
@@ -108,7 +108,7 @@ def main(words: list[str]) -> None:
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
-    """The options of `moespec train` for a mesh, and for an evaluation batch that fills groups on each device."""
+    """The options of `moespec train` for a mesh, with an evaluation batch that fills the groups on each device."""
     named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
     words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
     batch, unit = config.training.evaluation_batch, sizes.devices * fewest_images(model_config(config.model))
@@ -124,7 +124,7 @@ def _json(config: Config, each: Plan) -> dict[str, Any]:
 
 
 SHOWN = 10
-"""Meshes in the table, the best."""
+"""Number of meshes in the table, best first."""
 HEADINGS = (
     *("mesh", "param.", "optim.", "grad.", "copies", "activ.", "batch", "all"),
     *("slots", "gathers", "reduced", "TFLOP", "compute", "memory", "links", "longest", "sum", ""),

@@ -1,6 +1,6 @@
-"""The command `moespec predict`: classes of the images in a folder, and the experts of each MoE layer for each of them.
+"""The command `moespec predict`: classes of the images in a folder, and the experts that handle each image in each MoE layer.
 
-An image is routed alone, as by `moespec inspect`.
+Each image is routed separately, as in `moespec inspect`.
 """
 
 import time
@@ -37,7 +37,7 @@ from moespec.training.runs import left_out
 __all__ = ["PredictArguments", "main", "predict_command"]
 
 BATCH = 64
-"""Most images of a batch: more are no faster on a CPU."""
+"""Maximum batch size: larger batches are no faster on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class PredictArguments(OfRun):
 
 @dataclass
 class Reader:
-    """Reads pictures as training does. What cannot be read is black, and named in `wrong`. small: JPEGs of the others, if wanted."""
+    """Reads images as training does. Unreadable ones become black and are listed in `wrong`. small: JPEGs of the rest, if requested."""
 
     pictures: Pictures
     small: dict[int, bytes] | None
@@ -88,9 +88,9 @@ def main(words: list[str]) -> None:
 
 
 def predict_command(given: PredictArguments) -> list[Prediction]:
-    """Prints the classes of the images of a folder, or of one image, and writes a table and a page; returns all of them.
+    """Predicts the classes of an image or of the images in a folder, prints them, writes a table and a page, and returns all of them.
 
-    Raises ConfigError, RunError or DataError before anything is loaded, DataError if no image can be read, and Interrupted.
+    Raises ConfigError, RunError or DataError before loading anything, DataError if no image is readable, and Interrupted.
     """
     run, folder, csv, html = given.run, given.folder, given.csv, given.html
     predictions.check_outputs(csv, html, folder if folder.is_file() else None)

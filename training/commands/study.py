@@ -1,10 +1,10 @@
-"""The command `moespec study`: trains each entry with each seed, as ordinary runs, and writes what they show.
+"""The command `moespec study`: trains each entry with each seed, as ordinary runs, and reports the results.
 
-    OUT/runs/NAME-seed0/      the run, as `moespec train` makes it      OUT/outcomes/NAME-seed0.json   what is kept of it
-    OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    made anew after each seed
+    OUT/runs/NAME-seed0/      the run, as written by `moespec train`      OUT/outcomes/NAME-seed0.json   the results kept from it
+    OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    rewritten after each seed
 
-After any interruption the same command goes on: finished runs stay, an unfinished one goes on from its checkpoint. An entry that
-fails, for example because it diverges, is named and not compared.
+To continue after an interruption, run the same command again: it keeps finished runs and resumes an unfinished one from its checkpoint.
+An entry that fails, for example because it diverges, is listed but not compared.
 """
 
 import math
@@ -44,8 +44,8 @@ __all__ = ["combinations", "entries", "main"]
 
 DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
-"""Fields that no result of a study depends on."""
-MOST = 100  # entries of a grid: a study compares all pairs
+"""Fields that affect no result of a study."""
+MOST = 100  # entries of a grid; the limit exists because a study compares all pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,10 @@ class StudyArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Trains what is not trained yet, seed by seed, and writes the results into the folder of the study.
+    """Trains what is not trained yet, seed by seed, and writes the results to the folder of the study.
 
-    Raises ConfigError or DataError before anything is trained, RunError for a folder with another study or a damaged outcome,
-    and at the end if entries failed.
+    Raises ConfigError or DataError before training anything, RunError for a folder with another study or a damaged outcome,
+    and RunError at the end if entries failed.
     """
     base = chosen(words, digits())
     parsed = parse("study", StudyArguments, words, settings=base)
@@ -108,7 +108,7 @@ def main(words: list[str]) -> None:
             raise Interrupted(told, stop.signal) from stop
         except BusyError:
             raise
-        except (SpecError, MemoryError, RuntimeError) as error:  # the last: of a framework
+        except (SpecError, MemoryError, RuntimeError) as error:  # RuntimeError: raised by a framework
             why = (str(error) or type(error).__name__).splitlines()[0]
             failed.setdefault(name, {})[seed] = why
             print(f"study: {name} with seed {seed} failed: {why}", flush=True)
@@ -123,9 +123,9 @@ def main(words: list[str]) -> None:
 
 
 def combinations(path: Path, base: Config) -> list[str]:
-    """The entries of a sweep, as `entries` reads them: each combination of the values that a TOML file lists for options.
+    """The entries of a sweep, in the form that `entries` reads: every combination of the values that a TOML file lists for options.
 
-    An entry is named by its values, `router=hash,peak=0.001`: by the last part of each option's name, or by all where two have the same.
+    An entry is named after its values, `router=hash,peak=0.001`: by the last part of each option's name, or by the full name if two clash.
     """
     if not path.is_file():
         raise ConfigError(f"grid={str(path)!r}: no such file, expected a TOML file")
@@ -153,11 +153,11 @@ def combinations(path: Path, base: Config) -> list[str]:
 
 
 def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> dict[str, Config]:
-    """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
+    """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for an invalid entry.
 
-    An entry is written as a router (`soft_moe`; `package.module:ROUTER`, called by its module's name), as `dense` for no MoE blocks,
-    or as a name and any options of `moespec train` (`hash2: --router hash --model.router-options.hashes 2`).
-    swept: those of a grid, see `combinations`.
+    An entry is a router (`soft_moe`, or `package.module:ROUTER`, named after its module), `dense` for no MoE blocks, or a name and
+    any options of `moespec train` (`hash2: --router hash --model.router-options.hashes 2`).
+    swept: the options of a grid, see `combinations`.
     """
     configs: dict[str, Config] = {}
     for text in texts:
@@ -185,7 +185,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # also of an own one, named like it
+                if name in ROUTERS and (router := config.model.router) != name:  # as well as a third-party router
                     raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")
@@ -196,7 +196,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
 
 
 def _resolved(name: str, config: Config, measure: str) -> Config:
-    """The configuration that the runs of an entry will have. Errors name the entry."""
+    """The resolved configuration of an entry's runs. Errors name the entry."""
     backend, _ = choose_backend(config.backend)
     try:
         objective = objective_of(config)
@@ -223,12 +223,12 @@ def _seeded(config: Config, seed: int) -> Config:
 
 
 def _kept(run: Path) -> Path:
-    """The file with the outcome of a run."""
+    """The file with a run's outcome."""
     return run.parents[1] / "outcomes" / f"{run.name}.json"
 
 
 def _check_same(run: Path, kept: Path, config: Config) -> None:
-    """RunError if there is a run in its folder, or an outcome, of another configuration."""
+    """Raises RunError if the folder has a run or an outcome of another configuration."""
     directory = RunDirectory(run)
     saved = [asdict(own)] if directory.begun() and (own := directory.config()) else []
     saved += [outcome.read(kept)["config"]] if kept.is_file() else []

@@ -72,7 +72,7 @@ def main(words: list[str]) -> None:
 def train_command(
     config: Config, *, run: Path | None, resume: bool, override: bool, note: str = "", hooks: Sequence[Hook] = ()
 ) -> Path:
-    """Trains, or goes on, and writes the report; says so when the run is already finished. Returns the run's folder. note: said first."""
+    """Trains or resumes, writes the report, and returns the run's folder; prints a line if the run is finished. note: printed first."""
     if override and not resume:
         raise RunError("--override requires --resume")
     check_log(config)
@@ -84,7 +84,7 @@ def train_command(
 
         def say(text: str) -> None:
             if B.process == 0:
-                print(on_one_line(text))  # names of folders and files
+                print(on_one_line(text))  # it may contain names of folders and files
 
         if note:
             say(note)
@@ -92,11 +92,11 @@ def train_command(
             say(f"backend: {backend} ({reason})")
 
         def first(dataset: Dataset) -> None:
-            """What the configuration decides is rejected before a picture is decoded."""
+            """Rejects what the configuration alone rules out, before any image is decoded."""
             settled = resolve(config, dataset, backend)
             directory = RunDirectory(_folder(run, settled, backend))
             check_layout(B, settled)
-            # How long epochs are is known when it is known which pictures are broken.
+            # The length of an epoch is unknown until broken images are excluded.
             if resume and config.training.epochs is None and B.process == 0 and directory.begun():
                 directory.compared(settled, (), resume=True, override=override)
 
@@ -120,7 +120,7 @@ def train_command(
 
 
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
-    """The folder of a run. By default it has the names of the data, the router and the backend."""
+    """The folder of a run. Its default name combines the data, the router and the backend."""
     return Path(run or f"runs/{config.data.name.rpartition(':')[2]}-{label(config)}-{backend}")
 
 
@@ -137,7 +137,7 @@ def _train(
     say: Callable[[str], None],
 ) -> None:
     directory, there = RunDirectory(path), os.path.exists(path)
-    # All that can fail before the first step fails before there is a folder.
+    # Everything that can fail before the first step fails before the folder is created.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
 
@@ -175,7 +175,7 @@ def _train(
                 of_log = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
             except ConfigError:
                 if B.process == 0 and not there:
-                    shutil.rmtree(path, ignore_errors=True)  # no step was made
+                    shutil.rmtree(path, ignore_errors=True)  # no step was taken
                 raise
             train(B, config, dataset, path, initial=initial, sets=sets, hooks=[*of_log, *hooks])
         led(B, report)

@@ -1,1 +1,1 @@
-"""The configuration of a run: its sections, its TOML file, and which option applies when."""
+"""The configuration of a run: its sections, its TOML file, and which options apply when."""

@@ -1,8 +1,8 @@
-"""The configuration of a training run: what model, data, optimiser, schedule and training it takes.
+"""The configuration of a training run: its model, data, optimiser, schedule and training.
 
 Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The
-defaults belong to no recipe: AdamW's own, no decay, no clip, no augmentation. A field that is None is filled in from the named
-model or the data when the run starts (`moespec.training.loop.resolve`), and the filled-in configuration is saved with the run.
+defaults match no recipe: AdamW's own defaults, no decay, no clipping, no augmentation. When the run starts, fields that are None
+are filled in from the named model or the data (`moespec.training.loop.resolve`), and the resolved configuration is saved with the run.
 """
 
 import os
@@ -38,7 +38,7 @@ __all__ = [
 BackendName = Literal["auto", "jax", "torch", "numpy"]
 
 TRACKERS = {"tensorboard": "data", "wandb": "wandb"}
-"""Packages that `log` may name, and the extra that has each."""
+"""Packages that `log` may name, and the extra that installs each."""
 
 
 RSQRT = Only("name", "rsqrt")
@@ -46,7 +46,7 @@ RSQRT = Only("name", "rsqrt")
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate, from step to step (moespec.training.configuration.schedules). None: the default of this schedule."""
+    """The learning rate at each step (moespec.training.configuration.schedules). None: the schedule's default."""
 
     name: Literal["cosine", "rsqrt", "linear"] | OwnName = "cosine"
     """decay of the rate after the warm-up, or your own schedule as package.module:function (docs/own-objects.md)"""
@@ -63,12 +63,12 @@ class ScheduleConfig:
 
 
 LENGTHS = ("steps", "epochs", "examples")
-"""The fields of `training` that say how long a run is, of which one may be given."""
+"""The fields of `training` that set the length of a run; at most one may be set."""
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Several devices (docs/devices.md): as many along each axis, of all that there are."""
+    """Several devices (docs/devices.md): the number along each mesh axis."""
 
     data: int | None = None
     """size of the data axis, which splits the batch (default: all remaining devices)"""
@@ -96,13 +96,13 @@ class MeshConfig:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """The numbers along the axes."""
+        """The number of devices along each axis."""
         return {"data": self.data, "fsdp": self.fsdp, "expert": self.expert}
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The training run. Of its `LENGTHS` one may be given."""
+    """The training run. At most one field of `LENGTHS` may be set."""
 
     steps: Number | None = None
     """parameter updates; 1500 if neither steps, epochs nor examples are set"""
@@ -151,7 +151,7 @@ class TrainingConfig:
 
     @property
     def total(self) -> int:
-        """The number of steps. Raises ConfigError where they are not known, as the images are not."""
+        """The number of steps. Raises ConfigError if it depends on the number of images, which is unknown here."""
         if self.epochs is not None or self.examples is not None:
             raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
         return 1500 if self.steps is None else self.steps
@@ -159,8 +159,8 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class MocoConfig:
-    """MoCo v3 (--objective moco), whose momentum is optimizer.ema, 0.99 if it is not given; the second view has these rates of
-    blur and solarisation in place of those of data."""
+    """MoCo v3 (--objective moco). Its momentum is optimizer.ema, by default 0.99. The second view uses the rates of blur and
+    solarisation below, not those in data."""
 
     temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0
     """temperature that divides the cosine similarities"""
@@ -184,8 +184,8 @@ SIGMOID = Only("loss", "sigmoid", why="lit.loss='softmax' has no bias")
 
 @dataclass(frozen=True)
 class LitConfig:
-    """Images and texts (--objective lit): the image tower is `model`, the text tower `text`. A tower that is locked comes from `init`;
-    without augmentation its features are computed once, and kept in the run's folder."""
+    """Images and texts (--objective lit): the image tower is `model`, the text tower `text`. A locked tower is loaded from `init`;
+    without augmentation its features are computed once and cached in the run's folder."""
 
     locked: bool = True
     """freeze the image tower; otherwise train both towers"""
@@ -208,7 +208,7 @@ class LitConfig:
 
 @dataclass(frozen=True)
 class HashConfig:
-    """How the codebook and the tables of the router hash are made of the training images, which then travel in the checkpoints."""
+    """How to build the codebook and tables of the hash router from the training images; checkpoints store them."""
 
     kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
     """kind of table; auto: balanced, or random for several hashes"""
@@ -226,7 +226,7 @@ LIT = Only("objective", "lit", why="it needs objective='lit'")
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run."""
+    """The complete configuration of a run."""
 
     objective: Literal["classification", "moco", "lit"] | OwnName = "classification"
     """classification: the classes of the data; moco: an encoder with MoCo v3, without labels; lit: towers for images and captions;
@@ -272,7 +272,7 @@ class Config:
 
     @property
     def functions(self) -> dict[str, str]:
-        """What training imports of the user's modules, by the option that names it."""
+        """The third-party objects that training imports, by the option that names each."""
         log = self.log if set(self.logs).difference(TRACKERS) else ""
         own = {"data.transform": self.data.transform, "log": log}
         return {option: value for option, value in own.items() if value}

@@ -1,8 +1,8 @@
-"""Configurations as TOML: read a recipe, write the configuration of a run.
+"""Configurations as TOML: reads recipes and writes the configuration of a run.
 
-A table is a section of `moespec.training.configuration.config.Config`, a key one of its fields. Fields that a file leaves out keep
-their values. TOML has no null: where a field may be None, the string "none" sets it so. The key `format` at the top says
-how the file is written; the first files of version 0.1 have none.
+A table is a section of `moespec.training.configuration.config.Config`, a key one of its fields. Fields missing from a file keep
+their values. TOML has no null: the string "none" sets an optional field to None. The key `format` at the top gives the
+version of the file format; the first files of version 0.1 lack it.
 """
 
 import os
@@ -46,25 +46,25 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 NONE = "none"
 FORMAT = 2
 DEPTH = 4
-"""Tables in tables that are looked into; a configuration has four."""
+"""Maximum depth of nested tables that are read; a configuration has four levels."""
 FORMER = {"data": "cache", "hash": "path"}
-"""Fields that runs have and no configuration has any more, by section."""
+"""Fields of old runs that no configuration has any more, by section."""
 FORMER_LOGS = ("mlflow", "trackio")
-"""What `log` could name before."""
+"""Former values of `log`."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
-"""Options that the first files of version 0.1 have, of different routers."""
+"""Options of different routers that the first files of version 0.1 all have."""
 Section = TypeVar("Section")
 flat = partial(flatten, separator=".")
-"""The values of nested tables by their dotted key."""
+"""The values of nested tables by dotted key."""
 
 
 def recipes() -> dict[str, str]:
-    """Name of each recipe in the package and the first line of its comment."""
+    """The name of each recipe in the package and the first line of its comment."""
     return {path.stem: path.read_text().split("\n", 1)[0].lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
 
 
 def find_recipe(name: str) -> Path:
-    """The path of a recipe: a TOML file, or the name of a recipe in the package."""
+    """The path of a recipe, which is a TOML file or the name of a recipe in the package."""
     for candidate in (Path(name), RECIPES / f"{name}.toml"):
         if isfile(candidate):
             return candidate
@@ -74,19 +74,19 @@ def find_recipe(name: str) -> Path:
 
 
 def digits() -> Config:
-    """The recipe that commands take which are given no other."""
+    """The default recipe of the commands."""
     return read(find_recipe("digits"))
 
 
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
-    """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, win over the file.
+    """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, override the file.
 
-    Data, optimiser, schedule and training are the file's alone: what it leaves out of them has its default, whatever `base` has.
-    The options in the file are those of the router that it names. Of these, another router that wins takes over what is
-    not a default.
+    Data, optimiser, schedule and training come from the file alone: fields missing there have their defaults, whatever `base` has.
+    The file's router options belong to the router that it names. A router that overrides it takes over the options that differ from
+    their defaults.
 
-    Raises ConfigError for a file that is not TOML, an unknown key (with the nearest known ones) or a value that the key
-    cannot have, naming the file and the key.
+    Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (with the nearest known ones) or an
+    invalid value.
     """
     table = _loaded(path)
     written = table.pop("format", None)
@@ -111,7 +111,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
 
 
 def with_model(config: Config, name: Any, router: Any, *, section: str = "model") -> Config:
-    """The configuration with another model or router, where they are names and the model has a router: what is set stays.
+    """The configuration with another model or router, if they are names and the model has a router. Fields that are set stay.
 
     section: "text" for the text tower.
     """
@@ -126,21 +126,21 @@ def with_model(config: Config, name: Any, router: Any, *, section: str = "model"
 
 
 def values(path: Path) -> dict[str, Any]:
-    """What a file has, by dotted key."""
+    """The values of a file by dotted key."""
     return flat(_loaded(path))
 
 
 def written(path: Path) -> list[str]:
-    """The dotted keys of a file; `format` is one of a file that a run wrote, whatever version did."""
+    """The dotted keys of a file. Only files written by a run, of any version, have `format`."""
     table = _loaded(path)
     return [*flat(table), *(["format"] if _of_version_0_1(table) else [])]
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    """What is in a TOML file. Raises ConfigError for one that is not, or has what no configuration has."""
+    """The content of a TOML file. Raises ConfigError for other files, and for content that no configuration has."""
     try:
         table = tomllib.loads(read_file(path, RECORD).decode())
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, an integer of 4 300 digits
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or an integer of 4 300 digits
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     entries: list[tuple[int, str, Any]] = [(0, "", table)]
     while entries:
@@ -156,9 +156,9 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run, where one that is older than the field `optimizer.decay` has what decayed then.
+    """A run's configuration; if it predates the field `optimizer.decay`, with the decay that applied then.
 
-    That was Soft MoE's slots, but not its scale, and no kernel that is called other than that.
+    At that time only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
     """
     optimizer = table.get("optimizer")
     if not isinstance(optimizer, dict) or not isinstance(rate := optimizer.get("weight_decay"), int | float):
@@ -168,7 +168,7 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run, where one that is older than the option `eval_take` takes tokens at evaluation as it did."""
+    """A run's configuration; if it predates the option `eval_take`, with the value that reproduces the evaluation of that time."""
     older = {
         name: {**section, "router_options": {"eval_take": "above", **options}}
         for name in ("model", "text")
@@ -179,7 +179,7 @@ def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of a run without what an early 0.1 wrote for every router, and only `switch` had then."""
+    """A run's configuration without the field that an early 0.1 wrote for every router, though only `switch` used it."""
     if not _of_version_0_1(table) or table["model"].get("router") == "switch":
         return table
     options = {name: value for name, value in table["model"]["router_options"].items() if name != "jitter"}
@@ -187,7 +187,7 @@ def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run without what is gone; a warning names what was set."""
+    """A run's configuration without removed fields; a warning lists the ones that were set."""
     rest, log = dict(table), table.get("log")
     names = log.split(",") if isinstance(log, str) else []
     gone: dict[str, Any] = {"log": ",".join(name for name in names if name in FORMER_LOGS)}
@@ -204,15 +204,15 @@ def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:
-    """Whether an early 0.1 wrote it for a run: with the options of every router, as no router has all of `EVERY_ROUTER`."""
+    """Whether an early 0.1 wrote it for a run: it has the options of every router, and no router has all of `EVERY_ROUTER`."""
     section = table.get("model")
     options = section.get("router_options") if isinstance(section, dict) else None
     return isinstance(options, dict) and options.keys() >= EVERY_ROUTER
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML. Only fields that are None, and would be without a file, and sections of other objectives are left out."""
-    import tomli_w  # here, since `moespec ledger` needs no extra
+    """The configuration as TOML, without fields that are None by default anyway and without sections of other objectives."""
+    import tomli_w  # a local import: `moespec ledger` needs no extra
 
     objectives = [name for name in vars(config) if {LIT, MOCO}.intersection(marks(Config, name).get("only", ()))]
     tables = {name: of for name, of in asdict(config).items() if name not in objectives or not no_effect(config, name)}
@@ -220,7 +220,7 @@ def dump(config: Config) -> str:
 
 
 def update(section: Section, table: Mapping[str, Any], *, source: str = "", prefix: str = "") -> Section:
-    """A dataclass with the fields of `table` replaced, recursively; errors name the file `source`, if any, and the dotted key."""
+    """A dataclass with the fields of `table` replaced, recursively. Errors name the file `source`, if any, and the dotted key."""
     hints, known = get_type_hints(type(section)), [item.name for item in fields(section)]  # type: ignore[arg-type]
     lead = f"{source}: " if source else ""
     where = lead + prefix
@@ -245,9 +245,9 @@ def update(section: Section, table: Mapping[str, Any], *, source: str = "", pref
 
 
 def changed(section: Section, values: Mapping[str, Any]) -> Section:
-    """A section with other values; fields that stand for the same thing as one of these are None, as if not given.
+    """A section with other values. Fields that express the same setting as one of them become None, as if unset.
 
-    The name of another optimiser displaces the options of this one; a number of steps, epochs or examples the others.
+    Another optimiser's name displaces the current optimiser's options; one of steps, epochs and examples displaces the other two.
 
     >>> changed(TrainingConfig(steps=5), {"epochs": 2.0}).steps
     """
@@ -260,7 +260,7 @@ def changed(section: Section, values: Mapping[str, Any]) -> Section:
 
 
 def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[str, Any]:
-    """Tables of a user's own names, each the fields of the dataclass `kind`, or as it is if `kind` is none."""
+    """Tables with user-defined names, each holding the fields of the dataclass `kind`, or unchanged if `kind` is not a dataclass."""
     for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
             found = f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}".removeprefix(": ")
@@ -273,7 +273,7 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type of a field; an integer may stand for a float, "none" for None. A tuple is as a list, a path as a text."""
+    """`value` in the type of a field: an integer may represent a float, "none" None, a list a tuple and a text a path."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         if get_origin(option) is Literal:

@@ -1,4 +1,4 @@
-"""How long a run is, in steps, and for how long it may be begun again: the units of length, and what depends on it."""
+"""The length of a run in steps, and the part of it that a longer run can reuse."""
 
 import math
 from dataclasses import replace
@@ -11,11 +11,11 @@ __all__ = ["before_cooldown", "images_seen", "in_steps", "notes", "settled", "sh
 
 
 def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
-    """The section with the number of steps in place of epochs or examples, or of none of them.
+    """The section with the number of steps filled in from epochs, examples or the default length.
 
         steps = ceil(epochs * images / batch) = ceil(examples / batch)
 
-    images: of an epoch. Source: google-research/vmoe, vmoe/train/trainer.py, get_train_steps_and_epochs, which rounds up, too;
+    images: images per epoch. Source: google-research/vmoe, vmoe/train/trainer.py, get_train_steps_and_epochs, which also rounds up;
     big_vision/utils.py, steps, rounds to the nearest.
     """
     if training.epochs is not None:
@@ -28,13 +28,13 @@ def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
 
 
 def images_seen(training: TrainingConfig) -> int | None:
-    """Training images that a run sees, with repetitions; None where its length is in epochs of data that are not read."""
+    """Training images that a run sees, counting repetitions; None if its length is in epochs and the data are not read."""
     return None if training.epochs is not None else in_steps(training, 0).total * training.batch
 
 
 def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
-    """The schedule of a short run: half of it is warm-up, where that does not end before, and half of the rest cooldown, where
-    that is longer than the rest.
+    """The schedule of a short run: the warm-up is cut to half of the run if it is longer, and the cooldown to half of the rest if
+    it is longer than the rest.
     """
     warmup = schedule.warmup if schedule.warmup < steps else steps // 2
     fits = schedule.cooldown is None or schedule.cooldown <= steps - warmup
@@ -42,7 +42,7 @@ def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
 
 
 def notes(before: Config, after: Config) -> list[str]:
-    """What the user is told of a configuration that was resolved."""
+    """Notes for the user on how a configuration was resolved."""
     lines, steps = [], after.training.total
     for name, number in (("epochs", before.training.epochs), ("examples", before.training.examples)):
         if number is not None:
@@ -58,13 +58,13 @@ def notes(before: Config, after: Config) -> list[str]:
 
 
 def settled(schedule: ScheduleConfig, steps: int) -> int:
-    """Of a run of `steps`, the number of first steps whose rate would be the same if the run were longer."""
+    """The number of initial steps of a run of `steps` whose rate would be the same in a longer run."""
     if schedule.name == "rsqrt":
         return steps - (schedule.cooldown or 0)
     return 0 if is_own(schedule.name) else min(schedule.warmup + 1, steps)
 
 
 def before_cooldown(config: Config) -> int | None:
-    """The step before the cooldown, from which a run can go on for longer; None without a cooldown."""
+    """The step before the cooldown, from which a run can be extended; None without a cooldown."""
     cooldown = config.schedule.cooldown if config.schedule.name == "rsqrt" else None
     return config.training.total - cooldown if cooldown else None

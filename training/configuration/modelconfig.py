@@ -1,7 +1,7 @@
 """The section `model` of a run's configuration: a class for each family of models, with the fields of its configuration.
 
-Nothing is written twice: `VitSection` has the fields of `moespec.models.vit.VitConfig` with their types and docstrings, and so
-on. What it says of a model is what differs from the model of its name.
+Nothing is written twice: `VitSection` takes the fields of `moespec.models.vit.VitConfig` with their types and docstrings, and so
+on. A section holds only the differences from the named model.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ __all__ = [
 ]
 
 VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}
-"""What a training run puts into a ViT, which by itself is dense, where its fields are None."""
+"""What a training run sets in a ViT where fields are None; the ViT itself is dense."""
 SHORT = {
     "model": "model.name",
     "data": "data.name",
     **{name: f"model.{name}" for name in ("router", "experts", "codes")},
 }
-"""Options that have a short name, too: that name, and the field."""
+"""Short names of options, and their fields."""
 
 
 class ModelConfig:
-    """The section of any family, by the name of the model: `ModelConfig("mixer_b16", depth=3)` is a `MixerSection`.
+    """The section of any family, created by model name: `ModelConfig("mixer_b16", depth=3)` is a `MixerSection`.
 
-    Raises ConfigError for the name of no model, a field that its family does not have, and as the class of the router's options.
+    Raises ConfigError for an unknown model or a field that its family lacks, and as the class of the router's options does.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in {"router", "block"}.intersection(vars(self)):
             object.__setattr__(self, field, named_routers(getattr(self, field)))
-        # Any mapping will do; and options of another router, which come from a change of the router, are those that are not
+        # Any mapping is accepted. Options left over from another router, after a change of router, count only if they differ from
         # its defaults.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
@@ -73,11 +73,11 @@ class ModelConfig:
 
     @property
     def owner(self) -> str:
-        """Whose options these are, for messages."""
+        """The owner of these options, for messages."""
         return self.name
 
     def default_of(self, name: str) -> Any:
-        """What a field stands for that is None, where the data do not decide it."""
+        """The value that None stands for in a field, unless the data decide it."""
         return VIT.get(name) if self.kind is vit.VitConfig and name in VIT else getattr(self.kind, name, None)
 
     @property
@@ -88,7 +88,7 @@ class ModelConfig:
         return any(ROUTERS[name].requires == "ids" for name in routers if name in ROUTERS or is_own(name))
 
     def set(self) -> dict[str, Any]:
-        """The fields that are not None, and of the router's options those that are not its defaults."""
+        """The fields that are not None, with only those router options that differ from its defaults."""
         values = {name: value for name in _fields(type(self)) if (value := getattr(self, name)) is not None}
         if not values.get("block", True):
             del values["block"]
@@ -97,14 +97,14 @@ class ModelConfig:
         return values
 
     def but(self, **given: Any) -> "ModelConfig":
-        """The section with these fields; of another model or router it keeps what is set."""
+        """The section with these fields; another model or router keeps the fields that are set."""
         return ModelConfig(**{**self.set(), **given})
 
 
 def model_config(config: ModelConfig, section: str = "model") -> families.Config:
-    """The model, or text tower, that a section describes: the named one with the fields that are set, for a ViT those of `VIT` too.
+    """The model or text tower that a section describes: the named one with the fields that are set, and for a ViT the fields of `VIT`.
 
-    Raises ConfigError, naming the field of the section, for a value that has no meaning.
+    Raises ConfigError, naming the field of the section, for an invalid value.
     """
     values = config.set()
     module = families.of_name(values.pop("name"))
@@ -126,9 +126,9 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> type[ModelConfig]:
-    """The class of a family's section. name: the default model, and what the help says about names.
+    """The class of a family's section. name: the default model. about: the help on model names.
 
-    extra: fields that its configuration does not have, integers, with their docstrings.
+    extra: integer fields that its configuration does not have, with their docstrings.
     """
     hints = _fields(kind)
     members: list[Any] = [("name", str, name)]
@@ -137,14 +137,14 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
         only, rare = marked.get("only", ()), marked.get("rare", field in extra)
         if field == "router_options":
             members.append((field, RouterSection, option(factory=RouterSection, only=only)))
-        elif field == "block":  # tables of a TOML file, which have no options on a command line
+        elif field == "block":  # TOML tables, which have no command-line options
             members.append((field, Mapping[str, Mapping[str, Any]], option(factory=dict, hash=False)))
         else:
             members.append(
                 (field, hint | None, option(None, only=HEAD_BIAS if field == "head_bias" else only, rare=rare))
             )
     title = kind.__name__.replace("Config", "Section")
-    doc = f"The model. None: as the named model has it, or as the data need it{text}."
+    doc = f"The model. None: the named model's value, or the value that the data require{text}."
     namespace = {
         "__doc__": doc,
         "__module__": __name__,

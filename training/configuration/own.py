@@ -1,7 +1,7 @@
-"""What of a configuration may be the user's own, `package.module:object`, and who may have it imported.
+"""Third-party objects in a configuration, `package.module:object`, and who may have them imported.
 
-The command line imports what it names, and what a file names that it names (`--config`, trusted as a script is). What the config.toml of a
-run names is imported only if the command line names it again: with its option, or with `--trust`.
+Names on the command line are imported, and so are names in a file that the command line names (`--config`, trusted like a script).
+Names in a run's config.toml are imported only if the command line repeats them, with their option or with `--trust`.
 """
 
 import re
@@ -20,31 +20,31 @@ _OPTIONS = re.compile(
 
 
 def is_option(name: str, value: object) -> bool:
-    """Whether the option `name`, dotted as in a file, has a value that names an object of the user's own."""
+    """Whether the value of the option `name`, dotted as in a file, names a third-party object."""
     return _OPTIONS.fullmatch(name) is not None and is_own(value)
 
 
 def load_named(values: Mapping[str, Any], source: str = "") -> None:
-    """Imports what a trusted file names, given its values by their dotted keys. Raises ConfigError for what cannot be imported."""
+    """Imports what a trusted file names, given its values by dotted key. Raises ConfigError for an object that cannot be imported."""
     for name, value in values.items():
         if is_option(name, value):
             load_own(f"{source}: {name}" if source else name, value)
 
 
 def load_written(arguments: Sequence[str]) -> None:
-    """Imports what a command line names, with the option that has it or with `--trust`. Raises ConfigError as `load_named` does."""
+    """Imports what a command line names, with the object's option or with `--trust`. Raises ConfigError as `load_named` does."""
     load_named(dict(_options(arguments)))
     for name in trusted(arguments):
         load_own("trust", name)
 
 
 def trusted(arguments: Sequence[str]) -> list[str]:
-    """The names that a command line gives with `--trust`."""
+    """The names after `--trust` on a command line."""
     return [name for option, value in _options(arguments) if option == "trust" for name in value.split(",")]
 
 
 def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The options of a command line by their full dotted names, with the word that follows or stands behind the equals sign."""
+    """The options of a command line by full dotted name, with the word after them or after their equals sign."""
     found = []
     for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):

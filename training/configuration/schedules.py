@@ -87,7 +87,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqr
 
 
 def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: float) -> Schedule:
-    """The schedule of a name, which may be the user's. Of that, some thousand steps are tried."""
+    """The schedule of a name. A third-party schedule is checked at several thousand steps."""
     if not is_own(name):
         return SCHEDULES[name](peak, total=total, warmup=warmup, **options)
     what = f"schedule.name={name!r}"
@@ -112,7 +112,7 @@ def _check_rate(name: str, rate: float) -> None:
 
 
 def _warmed(peak: float, total: int, warmup: int, after: Schedule) -> Schedule:
-    """The linear warm-up, and what comes after it. Raises ConfigError for a step that the run does not have."""
+    """The linear warm-up followed by `after`. Raises ConfigError for a step beyond the run."""
 
     def rate(step: int) -> float:
         if not 0 <= step < total:

@@ -1,4 +1,4 @@
-"""Augmentation of batches: moves, mirror images, mixup and cutmix, each a function of the seed and the step."""
+"""Augmentation of batches: shifts, flips, mixup and cutmix, each a function of the seed and the step."""
 
 import math
 
@@ -22,10 +22,10 @@ def crop_and_flip(
     batch: int | None = None,
     places: NDArray[np.int64] | slice = ALL,
 ) -> NDArray[np.uint8]:
-    """Images `(N, H, W, Ch)` moved by up to `padding` pixels along each axis, and half of them mirrored if `flip`.
+    """Images `(N, H, W, Ch)` shifted by up to `padding` pixels along each axis; with `flip`, each is mirrored with probability 1/2.
 
-    A move is a crop of `H x W` at a random place of the image with `padding` zero pixels around it. places: which images of
-    a `batch` these are, `(N,)`; by default they are the batch.
+    A shift is a crop of `H x W` at a random position of the image after zero-padding by `padding`. places: the positions of these
+    images in a `batch`, `(N,)`; by default they are the batch.
     """
     random = generator(seed, AUGMENTATION, step)
     count, height, width, _ = images.shape
@@ -45,8 +45,8 @@ def crop_and_flip(
 def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
     """The weight with which each example is mixed with its neighbour in the (shuffled) batch, see `mixed`.
 
-    One for the batch, from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the reflection
-    changes nothing but which of the two is called first).
+    One weight for the batch, from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the reflection
+    only decides which of the two comes first).
     """
     sample = generator(seed, MIXUP, step).beta(alpha, alpha)
     return np.float32(max(sample, 1 - sample))
@@ -55,10 +55,10 @@ def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
 def cutmix(
     images: NDArray[np.uint8], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Each image with a rectangle of its neighbour in the (shuffled) batch, targets mixed by the share of the rectangle.
+    """Each image with a rectangle pasted from its neighbour in the (shuffled) batch; targets are mixed by the rectangle's area.
 
-    One rectangle for the batch, of the share `1 - weight` with weight from Beta(alpha, alpha), as high and wide by the same
-    part as the image. Its centre is uniform, and what is outside the image is cut off, after which the weight is
+    One rectangle for the batch. It covers the fraction `1 - weight` of the image, with weight from Beta(alpha, alpha), and has the
+    image's aspect ratio. Its centre is uniform. The part outside the image is cut off, and the weight becomes
     `1 - area / (H W)`.
 
     Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
@@ -76,7 +76,7 @@ def cutmix(
 
 
 def by_turns(*, seed: int, step: int) -> bool:
-    """Whether a batch that would have mixup or cutmix has cutmix: half of them, as in timm (data/mixup.py, switch_prob)."""
+    """Whether a batch gets cutmix rather than mixup when both are on: half of the batches do, as in timm (data/mixup.py, switch_prob)."""
     return bool(generator(seed, CUTMIX, step, part=1).random() < 0.5)
 
 

@@ -12,20 +12,20 @@ from moespec.models.errors import DataError
 __all__ = ["LONGEST", "Captions", "caption", "captions_of", "listed"]
 
 Captions = NDArray[Any]
-"""Texts, of NumPy's `StringDType`, which takes little more memory than their bytes in UTF-8."""
+"""Texts in NumPy's `StringDType`, which takes little more memory than their UTF-8 bytes."""
 
 LONGEST = 2**16
-"""Characters of a caption; what is longer is not a caption."""
+"""Maximum number of characters in a caption."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SURROGATE = re.compile(r"[\ud800-\udfff]")
-"""Half a character of UTF-16, as JSON may have it, which no UTF-8 has."""
+"""Half a UTF-16 surrogate pair: JSON may contain one, UTF-8 cannot."""
 
 
 def caption(value: object, name: str) -> str:
-    """A caption of one line, from text or from bytes in UTF-8; `name` is what errors call it.
+    """A one-line caption from text or UTF-8 bytes. Errors call it `name`.
 
-    Control characters and runs of white space become a space, what is not UTF-8 becomes U+FFFD. Raises DataError for what
-    is not a text, an empty one, or one of more than `LONGEST` characters.
+    Control characters and runs of white space become a space, invalid UTF-8 becomes U+FFFD. Raises DataError for a
+    value that is not text, an empty text, or one longer than `LONGEST` characters.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8-sig", errors="replace")
@@ -40,10 +40,10 @@ def caption(value: object, name: str) -> str:
 
 
 def listed(value: object, name: str) -> list[str]:
-    """The captions of a picture, which has one or a list of them. Raises DataError as `caption` does."""
+    """The captions of an image, given as one caption or a list. Raises DataError as `caption` does."""
     return [caption(each, name) for each in (value if isinstance(value, list) else [value])]
 
 
 def captions_of(texts: Iterable[str]) -> Captions:
-    """These texts as an array."""
+    """Texts as an array."""
     return np.array(list(texts), np.dtypes.StringDType())

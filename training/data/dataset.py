@@ -1,6 +1,6 @@
-"""What a data set is: labelled images in a training and a validation part.
+"""A data set: labelled images in a training and a validation split.
 
-Images are values 0..maximum and reach a model as `(x / maximum - mean) / std`, by default `2 x / maximum - 1`, in [-1, 1].
+Pixel values are 0..maximum. A model receives `(x / maximum - mean) / std`, by default `2 x / maximum - 1`, in [-1, 1].
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from moespec.training.data.pictures import Pictures
 __all__ = ["Dataset", "Split", "array_split", "as_picture", "held_out", "numbered_classes", "read_names"]
 
 LOOKED_AT, HEAD = 4096, 2**14
-"""Images of a part whose content is in its stamp, at most, and bytes of a file."""
+"""Maximum number of images of a split whose content enters its stamp, and of bytes per file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One part of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
+    """One split of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
-    `whole(index)` is the picture that an image was cut out of, by default the image. pictures: the files that it reads, if any.
+    `whole(index)` is the picture that an image was cropped from, by default the image. pictures: the files that it reads, if any.
     captions: one for each image of a data set of pairs, whose labels are numbers of pictures, not classes. ids: their tokens,
-    `(images, length)`. features: of the images by a locked tower, `(images, width)`.
+    `(images, length)`. features: the images' features from a locked tower, `(images, width)`.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
@@ -45,20 +45,20 @@ class Split:
     pictures: Pictures | None = None
 
     def picture(self, index: int) -> Image.Image:
-        """A whole picture, of mode L or RGB."""
+        """An uncropped picture, of mode L or RGB."""
         return as_picture(self.read(np.array([index]))[0]) if self.whole is None else self.whole(index)
 
     def name(self, index: int) -> str:
-        """What an image is called: its file, or its number."""
+        """The name of an image: its file, or its number."""
         return f"image {index}" if self.pictures is None else self.pictures.name(index)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def stamp(self, part: str) -> dict[str, Any]:
-        """The number of images and digests by which they are recognised, independent of the folder and time of their files.
+        """The number of images and digests that identify them, independent of the folder and time of their files.
 
-        The contents are of at most `LOOKED_AT` images, evenly spaced: pixels of arrays, the first `HEAD` bytes of files.
+        The contents cover at most `LOOKED_AT` images, evenly spaced: pixels of arrays, or the first `HEAD` bytes of files.
         """
         names, texts, contents = (hashlib.sha256() for _ in range(3))
         texts.update(self.labels.astype("<i8").tobytes())
@@ -75,16 +75,16 @@ class Split:
         return {f"{name} of the {part} images": value for name, value in entries.items()}
 
     def _pixels(self, index: int) -> bytes:
-        """As they are in an array that is resized."""
+        """The pixels before any resizing."""
         return (self.read(np.array([index])) if self.whole is None else np.asarray(self.whole(index))).tobytes()
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a validation part, the names of the classes, the shape of an image and the value of white.
+    """A training and a validation split, the class names, the shape of an image and the value of white.
 
-    mean, std: subtracted from the values of a channel (white is 1), and divided by; one number, or one for each channel.
-    notes: printed when training begins. held_out: whether the validation part was held out of the training images.
+    mean, std: channel values (white is 1) become `(value - mean) / std`; one number, or one per channel.
+    notes: printed when training begins. held_out: whether the validation split was held out of the training images.
     """
 
     name: str
@@ -100,28 +100,28 @@ class Dataset:
 
     @cached_property
     def stamp(self) -> dict[str, Any]:
-        """Digests of both parts, see `Split.stamp`."""
+        """Digests of both splits, see `Split.stamp`."""
         return self.train.stamp("training") | self.validation.stamp("validation")
 
     def with_splits(self, change: Callable[[str, Split], Split]) -> "Dataset":
-        """With another training and validation part: `change("train", split)` and `change("validation", split)`."""
+        """The data set with its splits replaced by `change("train", split)` and `change("validation", split)`."""
         return replace(self, train=change("train", self.train), validation=change("validation", self.validation))
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Factor and offset of what the model sees, `factor x - offset`, one number for all channels or one for each."""
+        """Factor and offset of the model's input, `factor x - offset`: one number for all channels, or one per channel."""
         std = np.asarray(self.std)
         return tuple((1 / (self.maximum * std)).tolist()), tuple((np.asarray(self.mean) / std).tolist())
 
     def normalize(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Pixels 0..maximum as what the model sees, float32."""
+        """The model's input from pixels 0..maximum, float32."""
         factor, offset = (np.asarray(values, np.float32) for values in self.scale)
         return np.multiply(images, factor, dtype=np.float32) - offset
 
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
-    """The part of images `(images, height, width, channels)` in memory. Raises ConfigError unless each has a whole number as its label."""
-    with np.errstate(invalid="ignore"):  # NaN and infinity become numbers that they do not equal
+    """A split of in-memory images `(images, height, width, channels)`. Raises ConfigError unless each has an integer label."""
+    with np.errstate(invalid="ignore"):  # NaN and infinity convert to unequal numbers
         whole = labels.astype(np.int64)
     if len(images) != len(labels) or (whole != labels).any():
         raise ConfigError(f"labels={shown(labels)}: expected {len(images)} integers, one for each image")
@@ -134,7 +134,7 @@ def as_picture(image: NDArray[np.uint8]) -> Image.Image:
 
 
 def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:
-    """Which examples are for validation: evenly spaced in each class's order, `share` of them (0.2: 4, 9, 14, ...)."""
+    """Which examples are held out for validation: the fraction `share` of each class, evenly spaced (0.2: 4, 9, 14, ...)."""
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -145,13 +145,13 @@ def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_
 
 
 def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any]) -> tuple[str, ...]:
-    """The names of the classes 0 to the largest label of the training and the validation part.
+    """The names of the classes from 0 to the largest label of the training and validation splits.
 
-    Raises DataError when a class has no training image.
+    Raises DataError if a class has no training image.
     """
     largest = max(int(part.max()) for part in (labels, held_labels))
-    if largest >= len(labels):  # before anything of that size is made
-        raise DataError(f"{source}: label {largest}, but only {len(labels)} training images; number classes from 0")
+    if largest >= len(labels):  # before allocating anything of that size
+        raise DataError(f"{source}: the label {largest}, but only {len(labels)} training images for classes from 0 on")
     empty = np.flatnonzero(np.bincount(labels.astype(np.int64), minlength=largest + 1) == 0)
     if len(empty):
         raise DataError(f"{source}: no training image of class {', '.join(map(str, empty))}")
@@ -159,8 +159,8 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
 
 
 def read_names(path: Path, called: str) -> tuple[str, ...]:
-    """The names of classes in a text file, one a line. Raises DataError, which begins with `called`, if it cannot be read."""
+    """The class names in a text file, one per line. If it is unreadable, raises a DataError that begins with `called`."""
     try:
         return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an impossible file name
         raise DataError(f"{called}: cannot be read ({error})") from error

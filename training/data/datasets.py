@@ -44,22 +44,22 @@ SIZES = {
     "idx": {"image_size": 28, "channels": 1, "classes": 10},
     **{name: {"image_size": 32, "channels": 3, "classes": kind.labels[-1]} for name, kind in KINDS.items()},
 }
-"""What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
+"""Image size and channels that a data set's name implies; the smallest models are made for the images of digits."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
-"""Data sets of pictures of any size, and what finds their classes and files."""
+"""Data sets of pictures of any size, and the functions that find their classes and files."""
 DIGITS = Path(__file__).parent / "digits.npz"
 
 
 def load(name: str, path: str = "", *, image_size: int | None = None, **fields: Any) -> Dataset:
-    """The data set `name`, read from `path`, with other fields of `DataConfig`; see `load_configured`."""
+    """The data set `name`, read from `path`, with the given fields of `DataConfig`; see `load_configured`."""
     return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
 
 
 def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
-    """The data `own` of `config` with the images of another data set, prepared in the same way, as validation part.
+    """The data set `own` of `config` with another data set's images, prepared in the same way, as its validation split.
 
-    They are the validation part of the other data set, or all of it if it has none. Classes are matched by name and may be a
-    subset. Raises ConfigError for the same data, DataError for a class or images that `own` does not have.
+    They are the other data set's validation split, or all of its images if it has none. Classes are matched by name and may be a
+    subset. Raises ConfigError if the two are the same data, DataError for classes or images that do not fit `own`.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
@@ -84,10 +84,10 @@ def load_configured(
 ) -> Dataset:
     """The data set of a configuration.
 
-    image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
-    whole: if there is no validation part, all of the data are both parts. first: see `load_pictures`.
+    image_size: side in pixels to which images are resized, and cropped if they are not square; None leaves arrays unchanged.
+    whole: without a validation split, use all data for both splits. first: see `load_pictures`.
 
-    Raises ConfigError for a field or size that does not suit the images, DataError for files that cannot be used.
+    Raises ConfigError for a field or size that does not suit the images, DataError for unusable files.
     """
     name, share = config.name, config.validation_share
     if name not in DATASETS and not is_own(name):
@@ -138,7 +138,7 @@ def load_configured(
 
 
 def _own(config: DataConfig, image_size: int | None) -> Dataset:
-    """The data set that a function of the user makes, called with this. Raises ConfigError for one that cannot be trained on."""
+    """The data set that the user's function returns for this configuration. Raises ConfigError if it cannot be trained on."""
     what = f"data.name={config.name!r}"
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):
@@ -157,7 +157,7 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
 
 
 def check_share(config: DataConfig, dataset: Dataset) -> None:
-    """ConfigError if the configuration says how many images are held out, and the data have a validation part."""
+    """Raises ConfigError if the configuration sets a held-out share but the data have a validation split."""
     share = config.validation_share
     if share != DataConfig().validation_share and not dataset.held_out:
         raise ConfigError(
@@ -166,9 +166,9 @@ def check_share(config: DataConfig, dataset: Dataset) -> None:
 
 
 def _resized(dataset: Dataset, size: int | None) -> Dataset:
-    """The data set with images `(size, size, channels)`: the shorter side is resized (bicubic), the middle square is cut out.
+    """The data set with images `(size, size, channels)`: the shorter side is resized (bicubic), then the middle square is cropped.
 
-    An image is resized when it is read. Random crops are cut out of the original image.
+    Images are resized when read. Random crops are taken from the original image.
     """
     height, width, channels = dataset.shape
     if size is None or height == width == size:
@@ -187,6 +187,6 @@ def _resized(dataset: Dataset, size: int | None) -> Dataset:
 
 
 def _read(part: Split, size: int, maximum: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Images `(images, size, size, channels)`; values above white, which bicubic resizing produces, become white."""
+    """Images `(images, size, size, channels)`. Bicubic resizing can exceed white; such values are clipped to white."""
     squares = np.stack([middle(part.picture(int(index)), size, 0) for index in indices])
     return np.minimum(squares, np.uint8(maximum)).reshape(*squares.shape[:3], -1)

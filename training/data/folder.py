@@ -1,11 +1,11 @@
-"""A data set from a folder of images: one folder per class, or a table of labels; by itself or under `train/` and `val/`.
+"""A data set from a folder of images: one folder per class, or a table of labels, directly or under `train/` and `val/`.
 
 photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
 photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
-A class has all images below its folder. The validation part may have any name of `found.HELD`. A table has the name of the
-folder beside it, or is `labels.csv` in it. It has a header and a row for each image: the first column of `IMAGE` that is present
-is its name relative to the folder, with or without ending, and the first column of `LABEL` its class.
+A class has all images below its folder. The validation split may have any name in `found.HELD`. A table has the same name as the
+folder beside it, or is `labels.csv` in the folder. It has a header and one row per image: the first column of `IMAGE` that is present
+gives its name relative to the folder, with or without extension, and the first column of `LABEL` its class.
 """
 
 import csv
@@ -29,10 +29,10 @@ LABEL = ("label", "class", "class_name", "target", "category")
 
 
 def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The names of the classes and the images under `folder`, in the order of class and file names.
+    """The class names and the images under `folder`, ordered by class and file name.
 
-    Without `train/` and `val/` there is one part. Raises DataError naming a folder that is missing or has no class or no images,
-    and a line of a table that is not of one image.
+    Without `train/` and `val/` there is one split. Raises DataError for a missing folder, a folder without classes or images, and
+    a table row without a matching image.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -53,12 +53,12 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
 
 
 def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
-    """All images below a folder, in the order of their names, or the one of a file; and notes on other files.
+    """All images below a folder, ordered by name, or a single image file; and notes on other files.
 
-    Raises DataError for a missing path, and a folder without images.
+    Raises DataError for a missing path or a folder without images.
     """
-    if not os.path.exists(path):  # False, not an error, for a name that no file can have
-        raise DataError(f"{str(path)!r}: no such file or folder")
+    if not os.path.exists(path):  # returns False, not an error, for an impossible file name
+        raise DataError(f"{str(path)!r}: there is no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
     names = sorted(find_files(path, ENDINGS, left := LeftOut()))
@@ -81,7 +81,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
         raise DataError(f"{folder}: neither class folders nor a table of labels ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
-        seen = {identity(folder / name) for name in ("", *classes)}  # a link adds no images of another class
+        seen = {identity(folder / name) for name in ("", *classes)}  # links add no images of another class
         for label in classes:
             found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """The table of a folder: beside one without folders, or in one with one at most. Raises DataError if there are both."""
+    """The label table of a folder: beside a folder without subfolders, or in one with at most one. Raises DataError if both exist."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:
@@ -102,7 +102,7 @@ def _table(folder: Path) -> Path | None:
 
 
 def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
-    """The label of each picture that has a row, in the order of the names."""
+    """The label of each image that has a row, ordered by name."""
     pictures: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         for key in {name, os.path.splitext(name)[0]}:

@@ -1,4 +1,4 @@
-"""The files of a data set: those that are read, and counts of all others with the name of one."""
+"""Lists the files of a data set that are read, and counts all others."""
 
 import os
 from collections.abc import Collection, Container
@@ -10,33 +10,33 @@ from moespec.models.errors import DataError
 __all__ = ["HELD", "LeftOut", "below", "beside", "directories", "find_files", "hidden", "identity", "validation_name"]
 
 HELD = ("val", "validation", "valid")
-"""Names of a validation part, of which a data set has one."""
+"""Possible names of the validation split, of which a data set has at most one."""
 
 
 class LeftOut:
-    """What is not read: of each kind how many there are, and the name of the first."""
+    """Files that are not read: for each kind the count and the name of the first."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[int, str]] = {}
 
     def add(self, kind: str, name: str, count: int = 1) -> None:
-        """`count` more of a kind."""
+        """Counts `count` more of a kind."""
         number, first = self._kinds.get(kind, (0, name))
         self._kinds[kind] = number + count, first
 
     def notes(self, source: object) -> tuple[str, ...]:
-        """A line for the user, which begins with `source`, or none."""
+        """A line for the user that begins with `source`, or none."""
         kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
         return (f"{source}: ignored: {kinds}",) if kinds else ()
 
 
 def hidden(name: str) -> bool:
-    """Whether a name, or one of a folder in it, begins with a dot or is that of a folder of macOS."""
+    """Whether a name, or a folder in it, begins with a dot or is a macOS system folder."""
     return any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts)
 
 
 def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
-    """The names in `folder / start`, relative to `folder` and in order, and whether each is a folder. Raises DataError."""
+    """The names in `folder / start`, sorted and relative to `folder`, and whether each is a folder. Raises DataError."""
     try:
         with os.scandir(folder / start) as found:
             return sorted((f"{start}{entry.name}", entry.is_dir()) for entry in found)
@@ -45,19 +45,19 @@ def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
 
 
 def directories(folder: Path) -> list[str]:
-    """The names of the folders in a folder that are not hidden, in order."""
+    """The names of the visible subfolders of a folder, sorted."""
     return [name for name, is_folder in entries(folder) if is_folder and not hidden(name)]
 
 
 def beside(folder: Path, known: Container[str | None], left: LeftOut, kind: str) -> None:
-    """Counts what is in a folder, but for the names in `known`."""
+    """Counts the entries of a folder whose names are not in `known`."""
     for name, is_folder in entries(folder):
         if name not in known:
             left.add("hidden" if hidden(name) else kind, f"{name}{'/' * is_folder}")
 
 
 def identity(folder: Path) -> tuple[int, int]:
-    """What two names of one folder have in common."""
+    """An identity that different paths to the same folder share."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino
 
@@ -71,10 +71,10 @@ def find_files(
     known: Container[str] = (),
     seen: set[tuple[int, int]] | None = None,
 ) -> list[str]:
-    """The files below `folder / start` with one of the endings, at any depth: names relative to `folder`, in order.
+    """The files below `folder / start`, at any depth, with one of the endings: names relative to `folder`, sorted.
 
-    Links are followed, to each folder once, and to none in `seen`, to which it adds those that it reads. All other files are
-    counted in `left`, except the names in `known`.
+    Links are followed. Each folder is read once; folders in `seen` are skipped, and folders that are read are added to it. All other
+    files are counted in `left`, except the names in `known`.
     """
     names: list[str] = []
     seen = set() if seen is None else seen
@@ -100,7 +100,7 @@ def find_files(
 
 
 def validation_name(names: Collection[str], source: object) -> str | None:
-    """The name of `HELD` that is among the names, if any. Raises DataError if there are several."""
+    """The name from `HELD` that occurs among the names, if any. Raises DataError if there are several."""
     found = [name for name in HELD if name in names]
     if len(found) > 1:
         raise DataError(f"{source}: several validation splits, {' and '.join(map(repr, found))}; expected one")
@@ -108,12 +108,12 @@ def validation_name(names: Collection[str], source: object) -> str | None:
 
 
 def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
-    """A file that third-party data name. DataError, which begins with `where`, unless it is below the folder.
+    """A file named by third-party data. Raises a DataError that begins with `where` unless the file is below the folder.
 
-    links: whether it may be a link that leads out of the folder, as in the cache of Hugging Face.
+    links: whether it may be a link that leads out of the folder, as in the Hugging Face cache.
     """
     root = folder.resolve()
-    with suppress(OSError, ValueError, RuntimeError):  # of names that no file can have, and links in a circle
+    with suppress(OSError, ValueError, RuntimeError):  # impossible file names, and circular links
         path = Path(os.path.normpath(root / name))
         if path.is_relative_to(root) and path.is_file() and (links or (root / name).resolve().is_relative_to(root)):
             return path

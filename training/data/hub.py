@@ -1,7 +1,7 @@
-"""A data set of the Hugging Face library `datasets`, from files on this machine: parquet, an image folder, or `save_to_disk`.
+"""A data set of the Hugging Face library `datasets`, from local files: parquet, an image folder, or `save_to_disk`.
 
-Nothing is fetched. Only parquet files, images and their metadata are read, no README, script or archive. The column of type
-Image holds the images, the column of type ClassLabel, or one of integers called "label", the labels. No other column is decoded.
+Nothing is downloaded. Only parquet files, images and their metadata are read; READMEs, scripts and archives are not. The column of type
+Image holds the images. The labels are in the column of type ClassLabel, or in an integer column called "label". Others are not decoded.
 """
 
 import io
@@ -27,14 +27,14 @@ from moespec.training.data.picturesets import Part
 __all__ = ["CAPTION", "find_hub"]
 
 CAPTION = ("caption", "text", "title", "captions")
-"""Columns of captions."""
+"""Names of caption columns."""
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""What an image folder may say of its pictures."""
+"""Names of the metadata files of an image folder."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The pictures in a column of a table, whose files are mapped into memory."""
+    """The pictures in a column of a table whose files are memory-mapped."""
 
     table: Any
     column: str
@@ -56,14 +56,14 @@ class Rows:
         return below(self.root, cell["path"], self.name(index), links=True)
 
     def known(self, index: int) -> str:
-        return ""  # a cell is read to be known
+        return ""  # knowing it would require reading a cell
 
 
 def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The names of the classes and the images of the parts that the library finds in a folder.
+    """The class names and the images of the splits that the library finds in a folder.
 
-    captions: read captions in place of labels, see `pairs.find_pairs`. Raises ConfigError when `datasets` is not installed,
-    DataError for a folder that is missing or cannot be used.
+    captions: read captions instead of labels, see `pairs.find_pairs`. Raises ConfigError if `datasets` is not installed,
+    DataError for a missing or unusable folder.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -77,8 +77,8 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
             tables = _found(datasets, folder.resolve(), left) if saved is None else saved
     except DataError:
         raise
-    except Exception as error:  # the library raises all kinds of exceptions, pyarrow's too
-        raise DataError(f"{folder}: datasets failed to load it ({error})") from error
+    except Exception as error:  # the library raises all kinds of exceptions, including pyarrow's
+        raise DataError(f"{folder}: datasets cannot load it ({error})") from error
     if not hasattr(tables, "keys"):
         tables = {"train": tables}
     if "train" not in tables:
@@ -97,7 +97,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """The libraries of Hugging Face use no network, even if they were imported before; by default they report what is loaded."""
+    """Keeps the Hugging Face libraries off the network, even if already imported; by default they report each load."""
     from huggingface_hub import constants
 
     config = datasets.config
@@ -110,7 +110,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _saved(datasets: Any, folder: Path) -> Any:
-    """What `save_to_disk` wrote, or None. Raises DataError if it names a file that is not below the folder."""
+    """The data that `save_to_disk` wrote, or None. Raises DataError if it names a file outside the folder."""
     parts, whole = [folder], folder / "dataset_dict.json"
     if whole.is_file():
         parts = [folder / name for name in json.loads(read_file(whole, RECORD))["splits"]]
@@ -124,13 +124,13 @@ def _saved(datasets: Any, folder: Path) -> Any:
 
 
 def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
-    """The tables of parquet files, or of pictures, each part of which is given to the library file by file."""
+    """The tables of parquet files or pictures; each split is passed to the library file by file."""
     from datasets.data_files import DataFilesDict, DataFilesList, get_data_patterns
 
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
-        raise DataError(f"{wrong[0]}: expected a name without '::', which datasets reads as a file inside another")
-    tests: dict[str, Callable[[Path], bool]] = {  # by the name of a builder of the library
+        raise DataError(f"{wrong[0]}: has '::' in its name, which stands for files in other files there")
+    tests: dict[str, Callable[[Path], bool]] = {  # by the name of a library builder
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
     }
@@ -145,7 +145,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
 
 
 def _plain(table: Any, column: str) -> Any:
-    """The values of a column as they are in the file, not decoded, whatever its type says."""
+    """The undecoded values of a column, whatever its type."""
     return table.select_columns([column]).with_format("arrow")[:][column].to_pylist()
 
 
@@ -161,7 +161,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
 
 
 def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
-    """The images as bytes of their files. Raises DataError if their column or `others`, the columns of `what`, are missing."""
+    """The images as the bytes of their files. Raises DataError if the image column or a column in `others`, for `what`, is missing."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "images (type Image)"

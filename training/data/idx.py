@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST and its relatives: four files in a folder, compressed with gzip or not.
+"""IDX files, the format of MNIST and its relatives: four files in a folder, plain or gzip-compressed.
 
 An IDX file is: two zero bytes, a byte for the type (8: unsigned byte), a byte for the number of axes, the length of
 each axis as a big-endian 32-bit integer, then the values in row-major order (LeCun, Cortes and Burges, "The MNIST
@@ -23,13 +23,13 @@ __all__ = ["load_idx", "read_idx"]
 
 UNSIGNED_BYTE = 8
 DEFLATE = 1032
-"""Bytes that a byte of a gzip file stands for, at most: what a header says has this bound."""
+"""Maximum bytes that a byte of a gzip file can expand to: it bounds the size in a header."""
 
 
 def load_idx(folder: Path) -> Dataset:
     """The data set in `folder`: the `train-` files for training and the `t10k-` files for validation.
 
-    Raises DataError naming the file that is missing, truncated, of another type, or does not fit its partner.
+    Raises DataError, naming the file, if one is missing, truncated, of another type, or does not match its partner.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -42,14 +42,14 @@ def load_idx(folder: Path) -> Dataset:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes. Raises DataError naming the file and what is wrong with it."""
+    """The array in an IDX file of unsigned bytes. Raises DataError, naming the file and the defect."""
     try:
         with open(path, "rb", opener=regular) as raw:
             compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file: Any = gzip.GzipFile(fileobj=raw) if compressed else raw
             shape = _shape(path, file.read(4), file)
-            # Not more than the file can hold is read, whatever its header says.
+            # Read no more than the file can hold, whatever its header claims.
             size = min(math.prod(shape), DEFLATE * path.stat().st_size)
             content = file.read(size)
             more = file.read(1)
@@ -62,7 +62,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _shape(path: Path, start: bytes, file: Any) -> tuple[int, ...]:
-    """The lengths of the axes, which come after the four bytes of `start`."""
+    """The lengths of the axes, which follow the four bytes of `start`."""
     if len(start) < 4 or start[:2] != b"\0\0":
         raise DataError(f"{path}: not an IDX file (it starts with {start.hex() or 'nothing'})")
     kind, rank = start[2:]

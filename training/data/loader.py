@@ -1,10 +1,10 @@
-"""Batches: which images a step sees, and what is done to them: on the host, and on the device, where they arrive as uint8.
+"""Batches: which images a step sees, and how they are processed, on the host and, after they arrive as uint8, on the device.
 
-Each epoch has its own permutation of the training images, which depends on seed and epoch alone. Batches are consecutive parts of
-the epochs laid end to end, so that no image is left out at an epoch's end, and step `n` starts at position `n * batch`.
+Each epoch has its own permutation of the training images, which depends only on seed and epoch. Batches are consecutive slices of
+the concatenated epochs, so no image is dropped at the end of an epoch, and step `n` starts at position `n * batch`.
 
-With `data.balance` an epoch has as many images as before, but other numbers of each class, which goes through permutations of its
-own, one after the other, so that all of its images are drawn equally often, give or take one.
+With `data.balance` an epoch keeps its number of images but has other numbers of each class. Each class goes through its own
+permutations, one after another, so its images are drawn equally often, plus or minus one.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ __all__ = [
 Array = Any
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 VIEW = 2**48
-"""Distance of the random numbers of two views of an image; more than the steps, or images, of a run."""
+"""Offset between the random numbers of two views of an image; exceeds the steps and images of any run."""
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
@@ -54,7 +54,7 @@ def training_indices(split: Split, balance: float, batch: int, seed: int, step: 
 
 
 def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
-    """The epoch after `step` steps, and how many of its images have been seen."""
+    """The epoch after `step` steps, and the number of its images seen so far."""
     epoch, offset = divmod(step * batch, examples)
     return {"epoch": epoch, "offset": offset}
 
@@ -64,13 +64,13 @@ def training_batch(
 ) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 
-    In this order: crop, move and mirror; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Targets are
-    mixed here, images with the weight "mixup" on the device (`prepared`). Without classes there are no targets.
+    In this order: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Targets are
+    mixed here; mixup of images happens on the device, with the weight "mixup" (`prepared`). Without classes there are no targets.
 
-    rows: only these of the batch, with the images before each as "neighbours" for mixup. view: draws another view.
+    rows: only these of the batch, with the image before each as "neighbours" for mixup. view: draws another view.
     """
     mixes = bool(config.mixup or config.cutmix)
-    # The first of `rows` has its neighbour before it, which is dropped when all are mixed.
+    # The first of `rows` is preceded by its neighbour, which is dropped after mixing.
     places = np.arange(batch) if rows is None else np.arange(rows.start - mixes, rows.stop) % batch
     indices = training_indices(dataset.train, config.balance, batch, seed, step)[places]
     positions = step * batch + places + view * VIEW
@@ -94,7 +94,7 @@ def training_batch(
 def views_of_step(
     dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """Several views of the images of a step by name, each `{"images"}` of a `training_batch` with its own augmentation."""
+    """Several views of a step's images by name, each `{"images"}` of a `training_batch` with its own augmentation."""
     return {
         name: {"images": training_batch(dataset, config, batch, seed, step, rows=rows, view=view)["images"]}
         for view, (name, config) in enumerate(views.items())
@@ -104,7 +104,7 @@ def views_of_step(
 def pairs_of_step(
     dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """The pairs of a step: `{"image": {"images"}}`, or `{"features"}` if they are known, and `{"text": {"ids"}}`."""
+    """The pairs of a step: `{"image": {"images"}}`, or `{"features"}` if precomputed, and `{"text": {"ids"}}`."""
     indices = batch_indices(len(dataset.train), batch, seed, step)
     chosen = indices if rows is None else indices[rows.start : rows.stop]
     ids, features = dataset.train.ids, dataset.train.features
@@ -117,9 +117,9 @@ def pairs_of_step(
 def evaluation_batch(
     dataset: Dataset, split: Split, *, batch: int, index: int, rows: range | None = None
 ) -> dict[str, Any]:
-    """Batch `index` of a split in order, "images" (uint8) and "targets", of which only the first "count" count.
+    """Batch `index` of a split in order, "images" (uint8) and "targets"; only the first "count" are valid.
 
-    The last batch is filled up with images from the start of the split. rows: only these images.
+    The last batch is padded with images from the start of the split. rows: only these images.
     """
     start = index * batch
     indices = np.arange(start, start + batch) % len(split)
@@ -135,7 +135,7 @@ def _epoch_order(examples: int, seed: int, epoch: int, part: int) -> NDArray[np.
 
 @lru_cache(maxsize=2)
 def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The images of an epoch, class by class. It has so many of a class of n images, at least one:
+    """The images of an epoch, class by class. A class of n images contributes at least one, and otherwise
 
     n^(1 - balance), scaled to the sum of all n and rounded by largest remainders
     """
@@ -152,7 +152,7 @@ def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np
 def prepared(
     B: Backend, dataset: Dataset, pixels: Array, weight: Array | None = None, neighbours: Array | None = None
 ) -> Array:
-    """Pixels `(N, H, W, Ch)`, uint8 arrays of `B`, as what the model sees: mixed, if there is a `weight`, and normalised.
+    """Turns pixels `(N, H, W, Ch)`, uint8 arrays of `B`, into the model's input: mixes them, given a `weight`, and normalises them.
 
     factor (weight x_i + (1 - weight) x_(i-1)) - offset         with the scale of the data set
 
@@ -173,5 +173,5 @@ def _function(backend: str, scale: Scale) -> Callable[[Array, Array | None, Arra
             x = weight * x + (1 - weight) * before
         return factor * x - offset
 
-    # With torch four operations are soon done, and to compile them takes seconds.
+    # For torch the four operations are cheap, and compiling them takes seconds.
     return run if backend == "torch" else B.compile(run)

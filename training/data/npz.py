@@ -22,9 +22,9 @@ __all__ = ["load_npz", "read_arrays"]
 def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     """A data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)` or `(N, 1)`.
 
-    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels` (or another name of `HELD`), or `images`
-    and `labels`, of which `held_out` says what is held out; with a share of 1 all are in both parts. Optional: `maximum` (the
-    value of white, 255 unless given). Nothing is unpickled. Raises DataError naming the file.
+    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels` (or another name of `HELD`), or `images` and
+    `labels`, which `held_out` splits; with a share of 1 both splits hold all images. Optional: `maximum` (the value of white,
+    default 255). Nothing is unpickled. Raises DataError naming the file.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -52,7 +52,7 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
 
 
 def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
-    """The arrays of the two parts, or of one, the name of the validation part, and a note on other arrays."""
+    """The arrays of one or two splits, the name of the validation split, and a note on other arrays."""
     left, held = LeftOut(), "validation"
 
     def choose(names: Collection[str]) -> Collection[str]:
@@ -73,9 +73,9 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
 def read_arrays(
     path: Path, choose: Callable[[Collection[str]], Collection[str]] = lambda names: names
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an npz file, or those that `choose` returns of their names. No pickle is read.
+    """The arrays of an npz file, or the ones whose names `choose` returns. Never unpickles.
 
-    Raises OSError for a file that cannot be opened, and ValueError, which names the array, for one that is damaged.
+    Raises OSError for a file that cannot be opened, and ValueError, naming the array, for a damaged one.
     """
     arrays, place = {}, ""
     with open(path, "rb", opener=regular) as file:
@@ -89,28 +89,28 @@ def read_arrays(
                         continue
                     place = f"{name!r}: "
                     with archive.open(info) as content:
-                        if _size(cast(BinaryIO, content)) > info.file_size:  # before memory is allocated for it
-                            raise ValueError("fewer bytes than its header declares")
+                        if _size(cast(BinaryIO, content)) > info.file_size:  # before allocating memory for it
+                            raise ValueError("fewer bytes than its header says")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
-                        if content.read(1):  # reading to the end also compares the checksum
-                            raise ValueError("more bytes than its header declares")
+                        if content.read(1):  # reading to the end also verifies the checksum
+                            raise ValueError("more bytes than its header says")
         except DataError:
             raise
-        except Exception as error:  # zipfile, its decompressors and NumPy raise all kinds for damaged files
+        except Exception as error:  # zipfile, its decompressors and NumPy raise many types for damaged files
             raise ValueError(f"{place}{error}") from error
     return arrays
 
 
 def _size(content: BinaryIO) -> int:
-    """The bytes of an array, by its header."""
+    """The size of an array in bytes, from its header."""
     headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     shape, _, dtype = headers[npy.read_magic(content)](content)
     return math.prod(shape) * dtype.itemsize
 
 
 def _maximum(path: Path, arrays: dict[str, NDArray[Any]]) -> int:
-    """The value of white: an integer from 1 to 255, in an array of one number."""
+    """The value of white: an integer from 1 to 255, in a one-element array."""
     maximum = arrays.get("maximum", np.array(255))
     if maximum.size != 1 or maximum.dtype.kind not in "iuf" or not 1 <= maximum.item() <= 255 or maximum.item() % 1:
         shown = maximum.item() if maximum.size == 1 else f"an array of shape {maximum.shape}"

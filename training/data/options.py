@@ -21,7 +21,7 @@ TARGETS = Only("objective", unless=("moco", "lit"), why="the objective has no ta
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The images and their augmentation. What is drawn for an image depends on the seed, the step and its place in the batch."""
+    """The images and their augmentation. The random numbers for an image depend on the seed, the step and its position in the batch."""
 
     name: (
         Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"] | OwnName
@@ -95,7 +95,7 @@ class DataConfig:
             raise ConfigError(f"data.std={self.std!r}: expected numbers above 0")
         if self.transform and not is_own(self.transform):
             raise ConfigError(f"data.transform={self.transform!r}: expected package.module:function")
-        from PIL import ImageColor  # here, since `moespec ledger` needs no extra
+        from PIL import ImageColor  # a local import: `moespec ledger` needs no extra
 
         try:
             ImageColor.getrgb(self.background)
@@ -104,7 +104,7 @@ class DataConfig:
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
-    """The numbers in a text, separated by commas. Raises ConfigError, which calls it `name`."""
+    """The comma-separated numbers in a text. Raises ConfigError, which calls it `name`."""
     try:
         values = tuple(float(word) for word in text.split(","))
     except ValueError:

@@ -1,16 +1,16 @@
-"""A data set of images with captions, from one of four places.
+"""A data set of images with captions, from one of four kinds of sources.
 
 | `path` | images | captions |
 |---|---|---|
-| a folder | pictures at any depth, maybe all under `train/` and `val/` | `a.txt` beside `a.jpg` |
+| a folder | pictures at any depth, or all under `train/` and `val/` | `a.txt` beside `a.jpg` |
 | a `.csv`, `.tsv` or `.jsonl` file | the column `image`, or another of `IMAGE` | `caption`, or another of `CAPTION` |
 | a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
-Paths of images are relative to the folder of the table, and lead to files below it. An image may have several captions: a list in
-JSON and in `datasets`, or several rows of a table. Each makes a pair, whose label is the number of its image. Names of columns are
-those of Hugging Face's image folders (`file_name`, `text`) and of mlfoundations/open_clip, `src/open_clip_train/params.py`
-(`filepath`, `title`).
+Image paths are relative to the table's folder and must stay below it. An image may have several captions: a list in JSON and in
+`datasets`, or several rows of a table. Each caption makes a pair, whose label is the number of its image. Column names come from
+Hugging Face's image folders (`file_name`, `text`) and from mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`,
+`title`).
 """
 
 import csv
@@ -39,9 +39,9 @@ TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": ""}
 
 
 def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
-    """No classes, and the pairs of the training part and, if there is one, of the validation part, in the order of names or rows.
+    """No classes, and the pairs of the training split and, if present, the validation split, ordered by name or row.
 
-    Raises DataError for a path that is missing or has no pairs, and naming an image or a caption that is missing.
+    Raises DataError for a path that is missing or has no pairs, and, naming it, for a missing image or caption.
     """
     if path.suffix.lower() in TABLES and path.is_file():
         return (), _of_table(path), None
@@ -113,7 +113,7 @@ def _of_table(path: Path) -> Part:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a table, numbered from 1, without the names of its columns."""
+    """The rows of a table, numbered from 1, without its header."""
     delimiter, number = TABLES[path.suffix.lower()], 0
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -125,7 +125,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """The lines that are not blank, each of which is an object of JSON and so has an end in sight."""
+    """The lines that are not blank. Each is a JSON object, which bounds its length."""
     while line := file.readline(16 * LONGEST):
         if line.strip():
             yield line

@@ -1,15 +1,15 @@
-"""Picture files as they look, in eight bits: what a viewer shows on a white page, the right way up.
+"""Picture files as they look, in eight bits: as a viewer shows them on a white page, the right way up.
 
-| in the file | what is made of it |
+| in the file | result |
 |---|---|
-| 16 bits of grey | scaled to 8: 65535 is white; of a TIFF of 12 bits 4095, of one whose white is 0 (WhiteIsZero) inverted |
+| 16-bit grey | scaled to 8 bits: 65535 is white; in a 12-bit TIFF 4095 is white; a TIFF with white at 0 (WhiteIsZero) is inverted |
 | a palette, transparency | its colours, on white, or another background |
-| an orientation (EXIF, XMP) | turned and mirrored as it says; not if it cannot be read |
-| a colour profile, texts | nothing, nor if they are damaged |
+| an orientation (EXIF, XMP) | rotated and mirrored accordingly; ignored if unreadable |
+| a colour profile, texts | ignored, even if damaged |
 | CMYK, YCbCr, HSV | RGB |
 | several frames | the first |
-| floating-point numbers, integers with a sign or of 32 bits | an error: which number is white is not known |
-| a TIFF of 10 or 14 bits | an error: Pillow does not read it |
+| floating-point numbers, signed or 32-bit integers | an error: the value of white is unknown |
+| a TIFF of 10 or 14 bits | an error: Pillow cannot read it |
 """
 
 import io
@@ -36,14 +36,14 @@ FORMATS = {
     **{"BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jfif", ".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".ppm",)},
     **{"TIFF": (".tif", ".tiff"), "WEBP": (".webp",)},
 }
-"""Formats that Pillow may recognise, whatever the name says: some of its others start programs."""
+"""Formats that Pillow may recognise, regardless of the file name; some of Pillow's other formats start programs."""
 ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
 Seen = TypeVar("Seen")
 MOST = 2**28
-"""Bytes of a file that are searched for damage."""
+"""Number of bytes of a file that are searched for damage."""
 BITS, PHOTOMETRIC = 258, 262
-"""Tags of TIFF."""
-# They do not name the file. Twice as many pixels as the second one allows are an error.
+"""TIFF tags."""
+# These warnings do not name the file. Pillow rejects images of twice the size that triggers the second.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
@@ -51,8 +51,8 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, modul
 class Files(Protocol):
     """Image files by number. It is pickled for worker processes.
 
-    name: what errors call a file. open: what Pillow opens. known: name and size of a file, the same on another machine; empty if
-    it would have to be read.
+    name: the file's name in errors. open: the object that Pillow opens. known: name and size of a file, the same on any machine; empty
+    if that would require reading the file.
     """
 
     def __len__(self) -> int: ...
@@ -85,8 +85,8 @@ class Folder:
 class Pictures:
     """Some of the pictures of `files`, `chosen` by number, as images `(size, size, channels)`.
 
-    resize: length of the shorter side in pixels before the middle square of `size` is cut out; 0 for `size`.
-    background: colour behind transparency. advice: end of the error of a damaged file.
+    resize: length of the shorter side in pixels before the middle square of `size` is cropped; 0 for `size`.
+    background: colour behind transparency. advice: end of the error message for a damaged file.
     """
 
     files: Files
@@ -101,15 +101,15 @@ class Pictures:
         return len(self.chosen)
 
     def name(self, index: int) -> str:
-        """The file of a picture."""
+        """The file name of a picture."""
         return self.files.name(int(self.chosen[index]))
 
     def picture(self, index: int) -> Image.Image:
-        """A whole picture, of mode RGB, or L if there is one channel. Raises DataError naming a file that is damaged."""
+        """An uncropped picture, of mode RGB, or L if there is one channel. Raises DataError naming a damaged file."""
         return self._look(index, lambda file: _shown(file, self.channels, self.background))
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The middle squares of pictures. Raises DataError naming a file that is damaged."""
+        """The middle squares of pictures. Raises DataError naming a damaged file."""
 
         def square(file: Image.Image) -> NDArray[np.uint8]:
             return middle(_shown(file, self.channels, self.background), self.size, self.resize)
@@ -120,13 +120,13 @@ class Pictures:
         return images
 
     def head(self, index: int, length: int) -> bytes:
-        """The first bytes of a file, as they are."""
+        """The first bytes of a file, unchanged."""
         source = self.files.open(int(self.chosen[index]))
         with open(source, "rb", opener=regular) if isinstance(source, Path) else source as file:
             return file.read(length)
 
     def transparent(self, index: int) -> bool:
-        """Whether there may be transparency, by the header. Raises DataError naming a file that is not a picture by that."""
+        """Whether the header allows transparency. Raises DataError, naming the file, if the header is not a picture's."""
         return self._look(index, _transparent)
 
     def _look(self, index: int, look: Callable[[Image.Image], Seen]) -> Seen:
@@ -146,7 +146,7 @@ def read_image(
 
 
 def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
-    """The middle square of `size` pixels, of a picture whose shorter side is made `resize` pixels long (0: `size`)."""
+    """The middle square of `size` pixels, after scaling the picture's shorter side to `resize` pixels (0: `size`)."""
     whole = resize or size
     square = ImageOps.fit(image, (whole, whole), method=Image.Resampling.BICUBIC)
     edge = (whole - size) // 2
@@ -166,15 +166,15 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
                 return _opened(io.BytesIO(bare), look)
     except DataError as error:
         raise DataError(f"{name}: {error}{advice}") from error
-    except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # its text has an address, another one each time
-        text = f"none of {', '.join(FORMATS)} that Pillow reads; grey TIFF needs 8, 12 or 16 bits" if unknown else error
+    except Exception as error:  # decoders raise many exception types for damaged files
+        unknown = isinstance(error, UnidentifiedImageError)  # its text contains a memory address that changes each time
+        text = f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 
 def _opened(file: BinaryIO, look: Callable[[Image.Image], Seen]) -> Seen:
     with Image.open(file, formats=list(FORMATS)) as image:
-        # Grey of 16 bits is of mode I where Pillow reads it from PNG (before version 11) and PPM.
+        # Pillow reads 16-bit grey as mode I from PNG (before version 11) and PPM.
         if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
             kind = "floating-point numbers" if image.mode == "F" else "signed or 32-bit integers"
             raise DataError(f"its pixels are {kind}, whose value range is unknown; save it with 8 or 16 bits")
@@ -182,7 +182,7 @@ def _opened(file: BinaryIO, look: Callable[[Image.Image], Seen]) -> Seen:
 
 
 def _bare(content: bytes) -> bytes | None:
-    """A PNG file without colour profile, texts and the like, in which damage does not matter; None for other files."""
+    """A PNG file without colour profile, texts and other chunks whose damage does not matter; None for other files."""
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
         return None
     kept, place = bytearray(content[:8]), 8
@@ -196,9 +196,9 @@ def _bare(content: bytes) -> bytes | None:
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
-    """The picture as it is to be seen, of mode RGB, or L if there is one channel. It is decoded here."""
+    """The picture as it should look, of mode RGB, or L if there is one channel. This decodes it."""
     file.load()
-    with suppress(Exception):  # of a damaged block of EXIF; then nothing is turned
+    with suppress(Exception):  # a damaged EXIF block; then the orientation is ignored
         ImageOps.exif_transpose(file, in_place=True)
     image, mode = _in_eight_bits(file, background), "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
@@ -209,7 +209,7 @@ def _transparent(image: Image.Image) -> bool:
 
 
 def _in_eight_bits(image: Image.Image, background: str) -> Image.Image:
-    """The picture with 8 bits a channel, on the background where it is transparent."""
+    """The picture with 8 bits per channel, on the background where it is transparent."""
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         clear = values == image.info.get("transparency", -1)

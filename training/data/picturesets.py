@@ -1,7 +1,7 @@
-"""Data sets of pictures of any size, wherever the files come from.
+"""Data sets of pictures of any size, from any source.
 
-The header of every picture is read at the start. Batches decode pictures when they need them: the shorter side is resized, and the
-middle square, or a random part, is cut out. They have three channels.
+Every picture's header is read at the start. Pictures are decoded when a batch needs them: the shorter side is resized, and the
+middle square or a random part is cropped. They have three channels.
 """
 
 import functools
@@ -25,17 +25,17 @@ from moespec.training.progress_bar import Bar
 __all__ = ["SKIP", "First", "Part", "broken", "load_pictures"]
 
 SHOWN = 5
-"""Files that a note names."""
-SKIP = "--data.broken skip skips such images"
-"""What may be done about those that cannot be decoded."""
+"""Number of files that a note lists."""
+SKIP = "--data.broken skip leaves such pictures out"
+"""Advice for pictures that cannot be decoded."""
 CHUNK = 64
-"""Pictures that a worker decodes at a time."""
+"""Number of pictures that a worker decodes at a time."""
 First = Callable[[Dataset], None]
 
 
 @dataclass(frozen=True)
 class Part:
-    """The files of a part of a data set and their labels; with captions, labels are the number of the picture of each pair."""
+    """The files of a split of a data set and their labels; with captions, a label is the number of the pair's picture."""
 
     files: Files
     labels: NDArray[np.int64]
@@ -53,17 +53,17 @@ def load_pictures(
     config: DataConfig,
     first: First | None = None,
 ) -> Dataset:
-    """The pictures as a data set of images of `size` pixels. held: the validation part; None for `held_out` of `part`.
+    """The pictures as a data set of images of `size` pixels. held: the validation split; if None, `held_out` takes one from `part`.
 
-    first: called with the data set before a picture is read, when nothing is left out. Raises DataError for an empty
-    part, for a file that is not an image by its header, and, unless `config.broken` is "skip", when a broken file is read.
+    first: called with the data set before any picture is read or left out. Raises DataError for an empty
+    split, for a file whose header is not an image's, and, unless `config.broken` is "skip", on reading a broken file.
     """
     once = held is part
     train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
     if held is None:
         if part.captions is None:
             kept_back = held_out(part.labels, config.validation_share)
-        else:  # of all pictures, with all of their pairs
+        else:  # by picture, keeping its pairs together
             kept_back = held_out(np.zeros(part.labels.max() + 1, np.int64), config.validation_share)[part.labels]
         share, what = f"{config.validation_share:g}", "no class has" if classes else "there are not"
         if not kept_back.any() or kept_back.all():

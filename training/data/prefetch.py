@@ -1,6 +1,6 @@
-"""Batches made in advance, on a thread or by worker processes, in the order of their steps, by the library grain.
+"""Batches prepared in advance, on a thread or by worker processes, in step order, with the library grain.
 
-A batch is a function of its step. Of W workers, worker w makes the batches of the steps start + w, start + w + W, and so on.
+A batch is a function of its step. Of W workers, worker w prepares the batches of steps start + w, start + w + W, and so on.
 """
 
 import functools
@@ -19,18 +19,18 @@ from moespec.models.memory import cores
 __all__ = ["Prefetcher"]
 
 SHARED = 2**16
-"""Bytes from which an array goes from a worker to the training process in shared memory."""
+"""Size in bytes from which workers pass arrays to the training process through shared memory."""
 
 
 class Prefetcher:
     """Runs `make(step)` for the steps from `start` to `stop`, `ahead` results in advance.
 
-    workers: processes that run it, at most as many as cores, each `ahead` results in advance; 0 for a thread of this process.
+    workers: processes that run it, at most one per core, each `ahead` results in advance; 0 for a thread of this process.
         `make` is pickled for each (with cloudpickle).
     receive: applied to each step and its result on a thread of this process, for example to move it to a device.
 
-    Use as a context manager and iterate: it yields `(step, result)` in order. Exceptions of `make` are raised at their place in
-    the order, and RunError if a worker was killed. Leaving the context ends threads and workers. Workers end with this process,
+    Use as a context manager and iterate: it yields `(step, result)` in order. Exceptions in `make` are raised in order at their
+    step, and RunError if a worker was killed. Leaving the context ends threads and workers. Workers end with this process,
     however it ends, and leave Ctrl-C to it.
     """
 
@@ -55,15 +55,15 @@ class Prefetcher:
 
     def __exit__(self, *error: object) -> None:
         self._iterator.close()
-        del self._iterator  # it holds what was made in advance
+        del self._iterator  # it holds the batches prepared in advance
         for thread in set(threading.enumerate()) - self._threads:
-            if thread.name.startswith("grain-"):  # they may be about to finish what they began
+            if thread.name.startswith("grain-"):  # they may be finishing their current work
                 thread.join()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:
             yield from self._iterator
-        except RuntimeError as error:  # grain names the status in its text alone
+        except RuntimeError as error:  # grain reports the status only in its text
             if not (found := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
                 raise
             if (status := int(found[1])) >= 0:
@@ -74,7 +74,7 @@ class Prefetcher:
             raise RunError(f"a data worker was killed ({why}); {advice}") from None
 
     def _pipeline(self) -> Any:
-        """The pipeline of grain, which is imported here, as it takes time and imports JAX where there is JAX."""
+        """The grain pipeline. grain is imported here because that takes time and imports JAX if installed."""
         logging.getLogger("absl").setLevel(logging.ERROR)  # without JAX, grain warns that it cannot profile
         import grain
 
@@ -87,7 +87,7 @@ class Prefetcher:
             return items.map(receive).to_iter_dataset(threads)
         from absl import flags
 
-        if not flags.FLAGS.is_parsed():  # grain reads its settings from these; a program without any must say so
+        if not flags.FLAGS.is_parsed():  # grain reads them; a program without flags must mark them
             flags.FLAGS.mark_as_parsed()
         one = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=self._ahead)
@@ -107,7 +107,7 @@ def _receive(receive: Callable[[int, Any], Any] | None, made: tuple[int, Any]) -
 
 
 def _start_worker(index: int, count: int) -> None:
-    """Makes a worker leave signals of the terminal to its parent, and end when the parent ends."""
+    """Makes a worker leave terminal signals to its parent, and end when the parent ends."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,27 +1,27 @@
 """RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and magnitudes of the ViT and V-MoE recipes.
 
-`randaug(2, 15)` of those recipes is two of the 16 operations below, drawn with repetition, each at magnitude 15 of 10: what
-is written as "at M" below is `M / 10` times what it is at 10.
+`randaug(2, 15)` in those recipes means two of the 16 operations below, drawn with repetition, each at magnitude 15 of 10. The
+strength "at magnitude M" is `M / 10` times the strength at 10.
 
 | operation | at magnitude M |
 |---|---|
 | AutoContrast, Equalize, Invert | - |
-| Rotate | 30 degrees M/10, either way |
+| Rotate | 30 degrees M/10, in either direction |
 | Posterize | `int(4 M/10)` bits are kept, at least 1 (TensorFlow shifts by at most 7) and at most 8 |
 | Solarize | values of `int(256 M/10)` and above are inverted |
 | SolarizeAdd | values below 128 are raised by `int(110 M/10)` |
 | Color, Contrast, Brightness, Sharpness | factor `0.1 + 1.8 M/10` |
-| ShearX, ShearY | 0.3 M/10, either way |
-| TranslateX, TranslateY | 100 pixels M/10, either way |
+| ShearX, ShearY | 0.3 M/10, in either direction |
+| TranslateX, TranslateY | 100 pixels M/10, in either direction |
 | Cutout | a grey square of `2 int(40 M/10)` pixels, cut off at the edges |
 
-What comes into view is grey (128). Images smaller than 224 pixels are moved and cut out by as much less as they are smaller.
+Uncovered areas are grey (128). For images smaller than 224 pixels, translations and cutouts shrink in proportion.
 
-Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. Its operations are there to equal
-Pillow's, and Pillow's are taken here. Contrast differs: there the picture is blended with the grey value (pixels / 256),
-which is 196 at 224 pixels, here with the mean of the picture, as in Pillow and as the comment there says. At magnitudes
-above 10 the threshold of Solarize is beyond white, so that nothing is inverted; what TensorFlow makes of a threshold
-that its type cannot hold was not looked at.
+Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. Its operations are meant to equal
+Pillow's; this module uses Pillow's. Contrast differs: big_vision blends the picture with the grey value (pixels / 256),
+which is 196 at 224 pixels. Here it is blended with the picture's mean, as in Pillow and as the comment in big_vision says. At
+magnitudes above 10 the threshold of Solarize is beyond white, so nothing is inverted; TensorFlow's behaviour for a threshold
+that its type cannot hold was not examined.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ __all__ = ["OPERATIONS", "randaugment"]
 
 GREY = 128
 FULL = 224
-"""Side in pixels from which the distances are those of the recipes."""
+"""Side in pixels from which distances are as in the recipes."""
 
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 
 def randaugment(image: Image.Image, random: np.random.Generator, *, operations: int, magnitude: float) -> Image.Image:
-    """A picture (mode L or RGB) after so many operations, drawn with repetition, of that magnitude (10: full)."""
+    """A picture (mode L or RGB) after that many operations, drawn with repetition, of that magnitude (10: full)."""
     names = list(OPERATIONS)
     for _ in range(operations):
         image = OPERATIONS[names[random.integers(len(names))]](image, magnitude / 10, random)
@@ -63,12 +63,12 @@ def _moved(image: Image.Image, level: float, random: np.random.Generator) -> flo
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    """Each pixel `(x, y)` from `(a x + b y + c, d x + e y + f)`, the nearest."""
+    """Reads each pixel `(x, y)` from `(a x + b y + c, d x + e y + f)`, nearest neighbour."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_fill(image))
 
 
 def _shear_x(image: Image.Image, slope: float) -> Image.Image:
-    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow counts from the corner of the first pixel
+    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow measures from the corner of the first pixel
 
 
 def _shear_y(image: Image.Image, slope: float) -> Image.Image:
@@ -116,4 +116,4 @@ OPERATIONS: dict[str, Operation] = {
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
 }
-"""The operations, each of a picture, a magnitude (1: full) and the random numbers."""
+"""The operations, each a function of a picture, a magnitude (1: full) and the random numbers."""

@@ -1,8 +1,8 @@
-"""A data set from WebDataset shards: tar files whose members belong together by name, `cat12.jpg` and `cat12.cls`.
+"""A data set from WebDataset shards: tar files whose members share a name, `cat12.jpg` and `cat12.cls`.
 
 The label is the integer in the member `.cls`, or the entry "label" or "cls" of the member `.json`; a caption is the member `.txt`.
-The shards are indexed once. The index is kept next to them as `moespec-index.npz`, of captions `moespec-captions.npz`, if the
-folder can be written to, and made again when a shard changes. Images are read from their places in the tar files, in any order.
+The shards are indexed once. If the folder is writable, the index is saved there as `moespec-index.npz`, or `moespec-captions.npz`
+with captions, and rebuilt when a shard changes. Images are read in any order directly from the tar files.
 Shards must not be compressed.
 
 Source of the convention: webdataset/webdataset, src/webdataset/tariterators.py, base_plus_ext and group_by_keys.
@@ -38,14 +38,14 @@ __all__ = ["Shards", "find_shards"]
 
 INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moespec index of shards 2"
 HELD_WORD = re.compile(f"{'|'.join(sorted(HELD, reverse=True))}|test")
-"""In the name of a shard, or of its folder, that is for validation, where others have the word train."""
+"""Words in the name of a validation shard, or of its folder, when others have the word train."""
 LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
-"""Bytes of a label, of the JSON that has one, and of a caption, at most."""
+"""Maximum size in bytes of a label, of JSON with a label, and of a caption."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Images in tar files: number of the file, offset, size and name of each."""
+    """Images in tar files: the file number, offset, size and name of each."""
 
     paths: Sequence[str]
     shard: NDArray[np.int64]
@@ -69,10 +69,10 @@ class Shards:
 
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The labels as names of classes, and the images of the shards in a folder, in the order of names.
+    """The labels as class names, and the images of the shards in a folder, ordered by name.
 
-    Shards with the word val or test in their names are for validation, if others have the word train (`train-000.tar` and
-    `val-000.tar`, also in folders `train/` and `val/`); otherwise there is one part. captions: read captions in place of
+    Shards with the word val or test in their names are for validation if others have the word train (`train-000.tar` and
+    `val-000.tar`, or folders `train/` and `val/`); otherwise there is one split. captions: read captions instead of
     labels, see `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member without label or caption.
     """
     left, whole = LeftOut(), folder.is_dir()
@@ -105,11 +105,11 @@ def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int
 
 
 def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
-    """The table of all images and notes on members that are left out, from the index of the folder if it is of these shards."""
+    """The table of all images and notes on skipped members, from the folder's index if it matches these shards."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     with (
-        suppress(Exception),  # a damaged index is made again
+        suppress(Exception),  # a damaged index is rebuilt
         open(index, "rb", opener=regular) as file,
         np.load(file, allow_pickle=False) as saved,
     ):
@@ -142,7 +142,7 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
 
 
 def _lines(table: dict[str, NDArray[Any]]) -> list[str]:
-    """The captions of an index, none of which has a line break."""
+    """The captions of an index; none has a line break."""
     return table["text"].tobytes().decode().split("\n")
 
 
@@ -155,7 +155,7 @@ def _record(stamps: NDArray[Any], table: dict[str, NDArray[Any]]) -> dict[str, A
 
 
 def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
-    """ValueError or IndexError for a table that cannot be one of shards with these sizes, in bytes."""
+    """Raises ValueError or IndexError for a table that does not fit shards of these sizes, in bytes."""
     shard, offset, size, label = (table.get(key, table["shard"]) for key in ("shard", "offset", "size", "label"))
     whole = all(array.dtype == np.int64 and array.shape == (len(shard),) for array in (shard, offset, size, label))
     texts = (table["name"], shard.shape), (table["notes"], table["notes"].shape[:1])
@@ -170,7 +170,7 @@ def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
 
 
 def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:
-    """Place, length, name, and label or caption of each picture of a shard, in order."""
+    """Offset, length, name, and label or caption of each picture of a shard, in order."""
     pictures: dict[str, tarfile.TarInfo] = {}
     values: dict[str, int | str] = {}
     endings = (".txt",) if captions else (".cls", ".json")
@@ -190,8 +190,8 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
-                if member.issparse():  # of any size in a shard of any other
-                    raise DataError(f"{name}: sparse file; pack it without --sparse")
+                if member.issparse():  # it may claim any size in a shard of any size
+                    raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:
                         left.add("images whose name a later image has", f"{path.name}:{pictures[key].name}")

@@ -2,14 +2,14 @@
 
 | | ids | end |
 |---|---|---|
-| bytes, the default | the bytes of the text in UTF-8, 0 to 255 | 256 |
-| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file says | the first of `ENDS` that it has, or the one that is named |
+| bytes, the default | the text's UTF-8 bytes, 0 to 255 | 256 |
+| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file defines | the first of `ENDS` that it has, or the named one |
 
-    ids, end, end, ...        to the length S, one end at least
+    ids, end, end, ...        to the length S, at least one end
 
-The rest is filled with the end token, so that the last token is always an end, which pooling may rely on: the "sticky" end of
-google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text without room for its end is
-an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is cut. Nothing is downloaded.
+Padding with the end token makes the last token an end, which pooling may rely on: the "sticky" end of
+google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text with no room for its end is
+an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless cutting is enabled. Nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +28,13 @@ from moespec.training.data.captions import Captions
 __all__ = ["ENDS", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
 
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
-"""Tokens that end a text in usual vocabularies."""
+"""End tokens of common vocabularies."""
 CHUNK = 4096
-"""Texts that are encoded at once."""
+"""Number of texts encoded at once."""
 
 
 class Tokenizer(NamedTuple):
-    """tokens: the ids of each of some texts. vocabulary: how many ids there are. end: the one after a text."""
+    """tokens: the ids of each of several texts. vocabulary: the number of ids. end: the end token's id."""
 
     tokens: Callable[[Sequence[str]], list[list[int]]]
     vocabulary: int
@@ -42,9 +42,9 @@ class Tokenizer(NamedTuple):
 
 
 def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
-    """The tokenizer of a file `tokenizer.json`, with the token that ends a text; without a path the bytes of UTF-8.
+    """The tokenizer of a file `tokenizer.json`, with its end token; without a path, UTF-8 bytes.
 
-    Raises ConfigError when `tokenizers` is not installed or the file has no such token, DataError for another file.
+    Raises ConfigError if `tokenizers` is not installed or the file has no such token, DataError for an invalid file.
     """
     if not path:
         return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)
@@ -64,13 +64,13 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
 
     def tokens_of(texts: Sequence[str]) -> list[list[int]]:
         found = (encoding.ids for encoding in library.encode_batch(list(texts)))
-        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # the end, which some files add
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some files add the end
 
     return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:
-    """ConfigError unless each id of the tokenizer is one of the text tower's `vocabulary`."""
+    """Raises ConfigError unless the text tower's `vocabulary` covers every id of the tokenizer."""
     if tokenizer.vocabulary > vocabulary:
         raise ConfigError(f"vocabulary={vocabulary!r}: the tokenizer has {tokenizer.vocabulary} ids")
 
@@ -83,10 +83,10 @@ def encode(
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
 ) -> NDArray[np.int32]:
-    """The ids of texts, `(N, length)`, filled with ends. long: what to do with a text that has no room for its end.
+    """The ids of texts, `(N, length)`, padded with ends. long: how to treat a text with no room for its end.
 
-    name: what errors call a text, by its number. Raises ConfigError for a length below 2, DataError for a text without tokens
-    or one that is too long.
+    name: the name of a text in errors, by its number. Raises ConfigError for a length below 2, DataError for a text that has no tokens
+    or is too long.
     """
     if length < 2:
         raise ConfigError(f"text.length={length!r}: expected at least 2, for a token and the end of the text")

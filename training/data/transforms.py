@@ -1,7 +1,7 @@
-"""Transforms of single training images by the configuration: crop, colours, RandAugment, the user's function, erasing.
+"""Transforms of single training images as configured: crop, colours, RandAugment, the user's function, erasing.
 
-Random numbers depend on the seed, the position of the image in the order of all images that training sees (step times batch, plus
-its place in the batch), and the operation. Switching on one operation does not change the others.
+Random numbers depend on the seed, the operation, and the position of the image among all images that training sees (step times
+batch, plus its position in the batch). Enabling one operation does not change the others.
 """
 
 import math
@@ -27,24 +27,24 @@ __all__ = [
 CROP, JITTER, GREY, BLUR, SOLARISE, RANDAUGMENT, TRANSFORM, ERASE = range(8)
 """Parts of the stream PICTURE."""
 COLOURS = ("jitter", "grey", "blur", "solarise", "randaugment")
-"""Fields of operations on pictures of 8 bits, grey or RGB."""
+"""Fields of operations that need 8-bit images, grey or RGB."""
 SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
-"""Random erasing: shares of the area, and the smallest ratio of sides; the largest is its inverse."""
+"""Random erasing: range of the area fraction, and the smallest aspect ratio; the largest is its inverse."""
 ATTEMPTS = 1000
 RATIO_LIMIT = 1e-7
 BLUR_RADIUS = (0.1, 2.0)
-"""Smallest and largest radius of the blur, the standard deviation in pixels."""
+"""Smallest and largest radius of the blur: its standard deviation in pixels."""
 
 Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
 Numbers = NDArray[np.int64]
 Box = tuple[int, int, int, int]
-"""Where a crop is cut out, `(left, top, width, height)` in whole pixels; it is then resized to the size of the model's images."""
+"""Crop `(left, top, width, height)` in whole pixels; it is then resized to the size of the model's images."""
 
 
 def cut_out(
     dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """The training images `indices` at these positions, each cut out of its picture by `config.crop`."""
+    """The training images `indices` at these positions, each cropped from its picture as `config.crop` says."""
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
@@ -62,10 +62,10 @@ def cut_out(
 def with_changes(
     images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: Numbers, indices: Numbers
 ) -> NDArray[np.uint8]:
-    """Images `(N, H, W, Ch)` at these positions after changes of colour, RandAugment, the user's transform and random erasing.
+    """Images `(N, H, W, Ch)` at these positions after colour changes, RandAugment, the user's transform and random erasing.
 
-    indices: of the training images, for errors. Raises ConfigError when the user's transform raises, or returns something else
-    than an image of the same shape and dtype.
+    indices: of the training images, for errors. Raises ConfigError if the user's transform raises, or returns anything but an image
+    of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)
@@ -110,7 +110,7 @@ def _coloured(picture: Image.Image, config: DataConfig, *, seed: int, position: 
 def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int) -> None:
     """Fills a rectangle of an image `(H, W, Ch)`, in place, with values uniform in 0..maximum.
 
-    Its share of the area is uniform in [0.02, 0.4], its ratio of height to width in [0.3, 1/0.3]; it is drawn until it fits.
+    Its area fraction is uniform in [0.02, 0.4], its ratio of height to width in [0.3, 1/0.3]; both are redrawn until the rectangle fits.
     Source: Zhong et al. 2017 (arXiv 1708.04896), Algorithm 1 with the values of section 4.2.
     """
     height, width, channels = image.shape
@@ -126,7 +126,7 @@ def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int
 
 
 def try_transform(dataset: Dataset, config: DataConfig) -> None:
-    """ConfigError if the user's transform, tried on the first training image, raises, or returns no such image."""
+    """Raises ConfigError if the user's transform raises on the first training image or returns no valid image."""
     if own := user_transform(config.transform):
         image, random = dataset.train.read(np.arange(1))[0], generator(0, PICTURE, 0, TRANSFORM)
         _transformed(own, image, random, f"data.transform={config.transform!r}, image 0")
@@ -141,12 +141,12 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
 
 
 def user_transform(name: str) -> Transform | None:
-    """The function `package.module:function`, or None for no name. Raises ConfigError when it cannot be imported."""
+    """The function `package.module:function`, or None without a name. Raises ConfigError if it cannot be imported."""
     return own_function("data.transform", name, load=True) if name else None
 
 
 def check_changes(dataset: Dataset, config: DataConfig) -> None:
-    """ConfigError naming a field that these images do not support."""
+    """Raises ConfigError naming a field that these images do not support."""
     channels = dataset.shape[2]
     wanted = [name for name in COLOURS if getattr(config, name)]
     if config.crop != "middle" and channels not in (1, 3):
@@ -158,11 +158,11 @@ def check_changes(dataset: Dataset, config: DataConfig) -> None:
 
 
 def inception_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:
-    """The crop of Inception, which covers a share of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
+    """The Inception crop: it covers a fraction of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
 
-    The ratio is uniform; for it the height, a whole number, is uniform between those of the smallest and the largest share.
-    After 100 ratios without a fitting crop it is the whole picture. The last place on each axis is never taken, unless it is
-    the only one.
+    The aspect ratio is uniform. Given the ratio, the height in pixels is uniform between the heights for the smallest and largest
+    fraction. After 100 ratios without a fitting crop the whole picture is used. The last position on each axis is never used unless
+    it is the only one.
 
     Source: tensorflow/tensorflow, core/kernels/image/sample_distorted_bounding_box_op.cc, GenerateRandomCrop, with the
     arguments of google-research/big_vision, pp/ops_image.py, decode_jpeg_and_inception_crop.
@@ -191,9 +191,9 @@ def inception_box(width: int, height: int, random: np.random.Generator, *, area:
 
 
 def torchvision_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:
-    """The crop of `RandomResizedCrop`: a share uniform from `area` to 1, a ratio of sides from 3/4 to 4/3, its logarithm uniform.
+    """The crop of `RandomResizedCrop`: area fraction uniform from `area` to 1, log-uniform aspect ratio from 3/4 to 4/3.
 
-    After 10 that do not fit it is the middle, as much as has a ratio of sides in that interval.
+    After 10 crops that do not fit, it is the largest central crop whose ratio is in that interval.
 
     Source: pytorch/vision, torchvision/transforms/transforms.py, RandomResizedCrop.get_params.
     """
@@ -223,9 +223,9 @@ def jitter(
     saturation: float,
     hue: float,
 ) -> Image.Image:
-    """Brightness, contrast, saturation and hue changed in a random order.
+    """Brightness, contrast, saturation and hue changed in random order.
 
-    The first three by a factor uniform in `[max(0, 1 - x), 1 + x]`, the hue by a part of the circle uniform in
+    The first three are scaled by a factor uniform in `[max(0, 1 - x), 1 + x]`; the hue is rotated by a part of the circle uniform in
     `[-hue, hue]`. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
     """
     strengths = (brightness, contrast, saturation)
@@ -241,7 +241,7 @@ def jitter(
 
 
 def shift_hue(image: Image.Image, turn: float) -> Image.Image:
-    """The hue moved by `turn` of the circle, in steps of 1/255; a grey picture has none.
+    """The hue rotated by `turn` of the circle, in steps of 1/255; grey pictures do not change.
 
     Source: pytorch/vision, torchvision/transforms/_functional_pil.py, adjust_hue.
     """
@@ -253,7 +253,7 @@ def shift_hue(image: Image.Image, turn: float) -> Image.Image:
 
 
 def grey(image: Image.Image) -> Image.Image:
-    """The picture without colours, in the mode that it has."""
+    """The picture without colours, in its original mode."""
     return image.convert("L").convert(image.mode)
 
 

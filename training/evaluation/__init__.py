@@ -1,1 +1,1 @@
-"""What evaluation measures of a model: accuracy and routing over a split, few-shot, nearest neighbours, slots of Soft MoE."""
+"""Evaluation of a model: accuracy and routing over a split, few-shot, nearest neighbours, slots of Soft MoE."""

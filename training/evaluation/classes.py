@@ -1,4 +1,4 @@
-"""Results of each class, and what an accuracy is to be compared with: that of always answering the largest class."""
+"""Results per class, and the baseline for an accuracy: always predicting the largest class."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,25 +13,25 @@ __all__ = ["always", "beside", "by_class", "class_tables", "confused", "confusio
 
 Numbers = NDArray[np.integer[Any]]
 CLASSES = 20
-"""Most classes that have a whole table; of more, the classes of the lowest recall are shown, and as many pairs as are confused most."""
+"""Largest number of classes for a full table; beyond it, tables list the classes with the lowest recall and the most confused pairs."""
 
 
 def always(dataset: Dataset) -> tuple[str, float]:
-    """The most frequent class of the validation images, and its fraction of them: the accuracy of always answering it."""
+    """The most frequent class of the validation images, and the accuracy of always predicting it."""
     counts = np.bincount(dataset.validation.labels)
     return dataset.classes[counts.argmax()], float(counts.max() / counts.sum())
 
 
 def by_class(labels: Numbers, read: Numbers) -> dict[str, float]:
-    """ "balanced_accuracy", the mean over the classes that have images of the fraction that is right, and "largest_class", the fraction
-    of the images that are of the most frequent class."""
+    """ "balanced_accuracy", the mean recall over the classes that have images, and "largest_class", the fraction of images in the most
+    frequent class."""
     images, right = np.bincount(labels), np.bincount(labels, weights=labels == read)
     balanced = np.mean(right[images > 0] / images[images > 0])
     return {"balanced_accuracy": float(balanced), "largest_class": float(images.max() / images.sum())}
 
 
 def beside(results: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    """The line beside an accuracy on the validation images; none if the images have no classes."""
+    """The line printed next to an accuracy on the validation images; none if the images have no classes."""
     if not dataset.classes:
         return []
     name, fraction = always(dataset)
@@ -40,27 +40,27 @@ def beside(results: Mapping[str, Any], dataset: Dataset) -> list[str]:
 
 
 def confusion(labels: Numbers, read: Numbers, classes: int) -> NDArray[np.int64]:
-    """How many images of class i are read as class j, `(classes, classes)`."""
+    """The number of images of class i predicted as class j, `(classes, classes)`."""
     counts = np.zeros((classes, classes), np.int64)
     np.add.at(counts, (labels, read), 1)
     return counts
 
 
 def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """The most frequent mistakes, at most `most`: (label, read as)."""
+    """The most frequent mistakes, at most `most`: (label, prediction)."""
     wrong = counts * ~np.eye(len(counts), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[: min(most, int(np.count_nonzero(wrong)))]
     return [(int(place) // len(counts), int(place) % len(counts)) for place in order]
 
 
 def class_tables(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, Any]:
-    """What a page or a terminal shows of `confusion`: all of it, or of many classes what stands out.
+    """The part of `confusion` that a page or terminal shows: all of it, or for many classes the worst classes and pairs.
 
     recall[c]     counts[c, c] / images of class c
-    precision[c]  counts[c, c] / images that are read as class c
+    precision[c]  counts[c, c] / images predicted as class c
     """
     images, whole = counts.sum(axis=1), len(names) <= CLASSES
-    with np.errstate(invalid="ignore"):  # "-" of no images
+    with np.errstate(invalid="ignore"):  # 0 / 0 is shown as "-"
         recall, precision = counts.diagonal() / images, counts.diagonal() / counts.sum(axis=0)
     order = range(len(names)) if whole else np.argsort(recall, kind="stable")[:CLASSES].tolist()
     shown = [[f"{part[i]:.1%}".replace("nan%", "-") for part in (recall, precision)] for i in order]

@@ -31,12 +31,12 @@ TOP = 5
 
 
 def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> int:
-    """The smallest batch, of at most `batch`, in which `images` are evaluated in no more batches.
+    """The smallest batch, at most `batch`, that evaluates `images` in the same number of batches.
 
         size >= images / ceil(images / batch)
 
-    The devices share it, and the groups of the routers are those of `batch`. If a group is all of a batch and there are fewer
-    images than that, the group is these images.
+    The devices must be able to share it, and router groups stay as for `batch`. If a group is a complete batch and there are fewer
+    images than that, the group is all the images.
     """
     layers_of, parts = family(model).moe_layers, -(-images // batch)
 
@@ -44,16 +44,16 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
         return [layer.settings.tokens for layer in layers_of(model, size // sizes.devices)]
 
     for size in range(-(-images // parts), batch):
-        with suppress(SpecError):  # which do not fill the groups
+        with suppress(SpecError):  # a batch that does not fill the groups
             if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
                 return size
     return batch
 
 
 def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
-    """`loss(logits, targets)`, both `(N, classes)`, to the loss of each image, `(N,)`.
+    """`loss(logits, targets)`, both `(N, classes)`, returns the loss of each image, `(N,)`.
 
-    kind: "softmax" (of exclusive classes), "sigmoid" (each class by itself, summed), or the user's function of `(B, logits, targets)`.
+    kind: "softmax" (exclusive classes), "sigmoid" (independent classes, summed), or the user's function of `(B, logits, targets)`.
     """
     if is_own(kind):
         return partial(own_function("training.loss", kind), B)
@@ -61,7 +61,7 @@ def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
 
 
 def try_loss(kind: str, classes: int, backend: str) -> None:
-    """Raises ConfigError unless the loss returns one finite number per image, in NumPy and in the backend, for three images."""
+    """Raises ConfigError unless the loss returns one finite number per image for three images, in NumPy and in the backend."""
     what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, max(classes, 1)))
     for B in (reference, import_module(f"moespec.backends.{backend}")):
         given = B.from_numpy((logits, np.ones_like(logits) / logits.shape[1]))
@@ -83,14 +83,14 @@ def evaluate(
     kind: str,
     labels: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Means over the validation images: "accuracy", those of `by_class`, "top5", "loss" (that of `kind`), "images" and "moe".
+    """Means over the validation images: "accuracy", the results of `by_class`, "top5", "loss" (of kind `kind`), "images" and "moe".
 
-    "accuracy" is the precision at 1. "top5", how often a right label is among the five largest logits, needs more than five
-    classes. `forward` is `make_forward`'s; `params` are arrays of `B`. The routing metrics are means over batches, weighted by
-    their images, and include the filling of the last batch.
+    "accuracy" is the precision at 1. "top5", the fraction of images with a right label among the five largest logits, needs more than
+    five classes. `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means over batches, weighted
+    by their images, and include the padding of the last batch.
 
-    labels: several right labels of each image, in place of those of the data set. Images without any do not count, and there is
-    no loss, nor anything by class. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
+    labels: one or more right labels per image, instead of the data set's. Images without labels do not count, and there is neither a
+    loss nor a result per class. ImageNet-ReaL is measured this way (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
     `big_vision/evaluators/classification.py`).
     """
     losses = loss_of(reference, kind)
@@ -123,10 +123,10 @@ def evaluate(
 def over(
     B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """`function(params, images)` (as NumPy) for all batches of a split in order, and each batch.
+    """Yields `function(params, images)` (as NumPy) and the batch, for all batches of a split in order.
 
-    The last batch is filled up with images from the start of the split: `batch["count"]` of them count. The device computes a
-    batch while the caller uses the one before. Within an `Interruption` a signal raises Interrupted between two batches.
+    The last batch is padded with images from the start of the split; `batch["count"]` of them count. The device computes the next
+    batch while the caller uses the current one. Within an `Interruption` a signal raises Interrupted between two batches.
     """
 
     def make(index: int) -> dict[str, Any]:
@@ -150,6 +150,6 @@ def over(
 def features(
     B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
 ) -> NDArray[Any]:
-    """What the head sees of every image of a split, `(images, D)`; `function` is `make_features`'s."""
+    """The head's input for every image of a split, `(images, D)`; `function` comes from `make_features`."""
     parts = over(B, function, params, dataset, split, batch=batch)
     return np.concatenate([np.asarray(rows)[: part["count"]] for rows, part in parts])

@@ -1,18 +1,18 @@
-"""Few-shot linear evaluation: a linear classifier of frozen features, learned from a few images of each class.
+"""Few-shot linear evaluation: a linear classifier of frozen features, fitted to a few images per class.
 
-    mu, sigma   mean and population standard deviation + 1e-5 of each feature, of the N chosen images
-    x'          ((x - mu) / sigma, 100)                          the last feature is a bias that is hardly regularised
+    mu, sigma   mean, and population standard deviation + 1e-5, of each feature over the N chosen images
+    x'          ((x - mu) / sigma, 100)                          the last feature is a bias with almost no regularisation
     Y           2 onehot(label) - 1
     W           (X'^T X' + l2 I)^-1 X'^T Y        =        X'^T (X' X'^T + l2 I)^-1 Y
     label       arg max of x' W
 
 The chosen images of a class are the first `shots` of a permutation of its training images by
-`numpy.random.default_rng(seed)`, classes in order; a class with fewer gives all that it has.
+`numpy.random.default_rng(seed)`, classes in order; a class with fewer images contributes all of them.
 
 Sources: google-research/big_vision, `big_vision/evaluators/fewshot_lsr.py`, `_precompute_cache` and
 `compute_fewshot_metrics` (three seeds; l2 = 2^10 in `configs/common_fewshot.py`); google-research/vmoe,
-`vmoe/evaluate/fewshot.py`, the same and `_find_best_l2_reg` (l2 from 2^-10 to 2^19 in `configs/common_fewshot.py`). These
-compute in float32, this in float64.
+`vmoe/evaluate/fewshot.py`, the same and `_find_best_l2_reg` (l2 from 2^-10 to 2^19 in `configs/common_fewshot.py`). Both
+compute in float32, this module in float64.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ def few_shot(
     l2: Sequence[float],
     seeds: int,
 ) -> dict[str, Any]:
-    """Accuracy on the images of `test` of a ridge regression on `shots` images a class of `train`.
+    """Accuracy on the images of `test` of a ridge regression fitted to `shots` images per class of `train`.
 
     train, test: features `(N, D)` and labels `(N,)`. Returns for each number of shots `{"shots_10": {"accuracy", "l2",
-    "by_seed"}}`: the mean over the seeds 0, 1, ..., its L2 regularisation, and the accuracy with each seed.
+    "by_seed"}}`: the mean over the seeds 0, 1, ..., the L2 regularisation used, and the accuracy for each seed.
     """
     (features, labels), (held, held_labels) = train, test
     results: dict[str, Any] = {}
@@ -61,11 +61,11 @@ def few_shot(
 def ridge(
     features: NDArray[Any], labels: NDArray[np.integer[Any]], held: NDArray[Any], *, classes: int, l2: Sequence[float]
 ) -> list[NDArray[np.intp]]:
-    """The labels of `held` `(M, D)` by the regression on `features` `(N, D)`, `labels` `(N,)`: `(M,)` for each `l2`.
+    """The labels predicted for `held` `(M, D)` by the regression on `features` `(N, D)`, `labels` `(N,)`: `(M,)` for each `l2`.
 
-    One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves all `l2`, as in the public code.
+    One eigendecomposition, of the smaller of X'^T X' and X' X'^T, covers every `l2`, as in the public code.
     """
-    from scipy.linalg import eigh  # here, since its import is slow
+    from scipy.linalg import eigh  # here, since it is slow to import
 
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + 1e-5
@@ -87,9 +87,9 @@ def ridge(
 
 
 def best_l2(accuracies: Array) -> int:
-    """Which column of `accuracies` (seeds, L2 values) has the best mean rank; the first of those that do.
+    """The column of `accuracies` (seeds, L2 values) with the best mean rank, the first in case of ties.
 
-    The rule of vmoe, which ranks over data sets where this ranks over seeds. The choice looks at the test images.
+    The rule is vmoe's, except that vmoe ranks over data sets and this function over seeds. The choice uses the test images.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1), axis=1)
     return int(np.argmax(ranks.mean(axis=0)))

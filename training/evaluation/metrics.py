@@ -15,7 +15,7 @@ __all__ = ["line", "make_features", "make_forward", "moe_metrics", "unflatten", 
 
 EXPERTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
 SHOWN = ("coverage", "dropped", "entropy", "dispatch_max", "combine_max", *EXPERTS)
-"""The scalars that are shown, in this order, as far as a layer has them."""
+"""The scalars to show, in this order, if a layer has them."""
 
 
 def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
@@ -31,7 +31,7 @@ def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, d
 
 
 def make_features(B: Backend, model: Config) -> Callable[[Any, Any], Any]:
-    """`features(params, images) -> (images, D)`: what the head sees, after the final norm and the pooling; no noise."""
+    """`features(params, images) -> (images, D)`: the head's input, after the final norm and the pooling; no noise."""
     forward = family(model).forward
     return lambda params, images: B.over_devices(forward(B, model, params, images).features, {})[0]
 
@@ -48,9 +48,9 @@ def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
-    """The output of a model with statistics added to the metrics of each layer, which no training step computes.
+    """The output of a model with statistics added to each layer's metrics; training steps do not compute them.
 
-    A soft routing has those of `collapse_metrics`, any other those of `experts_per_token`. MultiHash has none, since it mixes
+    Soft routings get `collapse_metrics`, all others `experts_per_token`. MultiHash gets none, since it mixes
     several experts for each token inside their MLP.
     """
 
@@ -65,6 +65,6 @@ def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> O
 
 
 def line(metrics: Mapping[str, Any]) -> str:
-    """The metrics of a layer at evaluation in one line."""
+    """The evaluation metrics of a layer in one line."""
     scalars = [f"{name} {metrics[name]:.3f}" for name in SHOWN if name in metrics]
     return ", ".join([*scalars, "load " + " ".join(f"{value:.3f}" for value in metrics["load"])])

@@ -1,4 +1,4 @@
-"""Classification by the nearest neighbours of frozen features, each vote weighted by how near it is.
+"""Classification by the nearest neighbours of frozen features; nearer neighbours have more weight.
 
     s_ij      cosine of the features of image i and training image j
     score     sum over the k largest s_ij with label c of exp(s_ij / temperature)
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 __all__ = ["nearest_neighbours", "spread", "unit"]
 
 CHUNK = 2**24
-"""Cosines that are held at once."""
+"""Maximum number of cosines in memory."""
 
 
 def nearest_neighbours(
@@ -40,7 +40,7 @@ def nearest_neighbours(
     for start in range(0, len(queries), step):
         cosines = queries[start : start + step] @ references.T
         nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :most]
-        votes = np.exp((np.take_along_axis(cosines, nearest, 1) - 1.0) / temperature)  # a factor that all share
+        votes = np.exp((np.take_along_axis(cosines, nearest, 1) - 1.0) / temperature)  # the shift is a common factor
         for count in neighbours:
             scores = np.zeros((len(cosines), classes))
             rows = np.repeat(np.arange(len(cosines)), count)
@@ -50,18 +50,18 @@ def nearest_neighbours(
 
 
 def spread(features: NDArray[Any]) -> float:
-    """How far the directions of features `(N, D)` are spread, from 0, where all are the same, to 1:
+    """The spread of the directions of features `(N, D)`, from 0, where all are equal, to 1:
 
         1 - |mean of f_i / |f_i||^2
 
-    which is the sum of the variances of the entries of the normalised features.
+    This is the sum of the variances of the entries of the normalised features.
     """
     mean = unit(features).mean(axis=0)
     return float(1 - mean @ mean)
 
 
 def unit(features: NDArray[Any]) -> NDArray[np.float64]:
-    """Features of length 1; those of length 0 stay as they are."""
+    """Features scaled to length 1; features of length 0 stay 0."""
     x = np.asarray(features, np.float64)
     length = np.linalg.norm(x, axis=1, keepdims=True)
     return x / np.where(length > 0, length, 1.0)

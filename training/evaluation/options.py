@@ -12,7 +12,7 @@ __all__ = ["EvaluationConfig"]
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """One evaluation besides that of the run's own validation images: what is measured, on which images, how often."""
+    """One evaluation in addition to the run's own validation images: the measure, the images and the interval."""
 
     kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] | OwnName = "head"
     """head: precision of the model's head; few_shot: linear few-shot evaluation of its features; neighbours: nearest neighbours;

@@ -1,7 +1,7 @@
-"""Statistics of the dispatch and combine weights of Soft MoE, by which the paper inspects a trained model.
+"""Statistics of the dispatch and combine weights of Soft MoE, with which the paper inspects a trained model.
 
-Source: Soft MoE (arXiv 2308.00951), appendices G, H and I. Shapes: G groups, of one image or less; T tokens of a group;
-S = E C slots, slot (e, c) being number e C + c.
+Source: Soft MoE (arXiv 2308.00951), appendices G, H and I. Shapes: G groups of at most one image; T tokens per group;
+S = E C slots; slot (e, c) has number e C + c.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from moespec.training.compilation import compile_if, pays
 __all__ = ["FRACTION", "SlotStatistics", "largest_first", "needed", "numbers", "relative", "slot_statistics"]
 
 FRACTION = 0.9
-"""Fraction of a slot, or of a token, for the counts of `needed`."""
+"""Fraction of a slot's or token's total weight, for the counts of `needed`."""
 BATCH = 16
 QUANTILES = {"smallest": 0, "5%": 5, "median": 50, "95%": 95, "largest": 100}
 
@@ -26,13 +26,13 @@ Floats = NDArray[np.float64]
 
 
 class SlotStatistics(NamedTuple):
-    """One MoE layer of a model over some images. `block` is its name, `experts` and `capacity` are E and C.
+    """One MoE layer of a model over some images. `block` is its name; `experts` and `capacity` are E and C.
 
-    dispatch: `(G, T)`, the weight of a token in all slots together (Figure 24, left); its mean is S / T.
-    combine: `(G, S)`, the weight of a slot in all tokens together, in multiples of the least of its group (Figure 24).
-    cumulative_dispatch: `(T,)`, what the k largest tokens make up of a slot, on average (Figure 26, its line).
-    cumulative_combine: `(S,)`, what the k largest slots make up of a token, on average: the same of combine weights.
-    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, how many of the largest make up 90 % of a slot, or of a token.
+    dispatch: `(G, T)`, the weight of a token summed over all slots (Figure 24, left); its mean is S / T.
+    combine: `(G, S)`, the weight of a slot summed over all tokens, in multiples of the smallest in its group (Figure 24).
+    cumulative_dispatch: `(T,)`, the mean fraction of a slot that its k largest tokens account for (Figure 26, the line).
+    cumulative_combine: `(S,)`, the mean fraction of a token that its k largest slots account for, from the combine weights.
+    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, the number of largest weights that add up to 90 % of a slot, or of a token.
     similarity: `(S, S)`, inner products of the normalised parameters of the slots (Figures 28 to 30).
     """
 
@@ -49,9 +49,9 @@ class SlotStatistics(NamedTuple):
 
 
 def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.float32]) -> list[SlotStatistics]:
-    """The statistics of each MoE layer, in order. `params` are arrays of `B`; images `(N, H, W, Ch)` as the model sees them.
+    """The statistics of each MoE layer, in order. `params` are arrays of `B`; images `(N, H, W, Ch)` are model inputs.
 
-    `model` has one image to a group, or less. Raises ConfigError, naming the router, unless that is Soft MoE.
+    A group of `model` has at most one image. Raises ConfigError, naming the router, for other routers than Soft MoE.
     """
     module = family(model)
     layers = module.moe_layers(model, 1)
@@ -80,7 +80,7 @@ def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.f
 
 
 def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Of weights `(G, T, E, C)`: `combine`, `cumulative_combine` of each group, `tokens_needed` and `slots_needed`."""
+    """For weights `(G, T, E, C)`: `combine`, `cumulative_combine` per group, `tokens_needed` and `slots_needed`."""
     groups, tokens = dispatch.shape[:2]
     into, back = (np.asarray(weights, np.float64).reshape(groups, tokens, -1) for weights in (dispatch, combine))
     of_token = largest_first(back)
@@ -89,7 +89,7 @@ def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[
 
 
 def relative(weights: Floats) -> Floats:
-    """Weights `(..., n)` in multiples of the least of the n; infinity where that is 0.
+    """Weights `(..., n)` in multiples of the smallest of the n; infinity where that is 0.
 
     >>> relative(np.array([0.5, 0.25, 1.0])).tolist()
     [2.0, 1.0, 4.0]
@@ -100,7 +100,7 @@ def relative(weights: Floats) -> Floats:
 
 
 def largest_first(weights: Floats) -> Floats:
-    """Entry k is the sum of the k + 1 largest of the weights, over the last axis `(..., n)`.
+    """Cumulative sums over the last axis `(..., n)`, largest first: entry k is the sum of the k + 1 largest weights.
 
     >>> largest_first(np.array([0.25, 0.5, 0.25])).tolist()
     [0.5, 0.75, 1.0]
@@ -110,7 +110,7 @@ def largest_first(weights: Floats) -> Floats:
 
 
 def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
-    """How many of the largest make up `fraction` of all, up to rounding: of `largest_first`'s sums `(..., n)`, `(...)`.
+    """The number of largest weights that make up `fraction` of the total, up to rounding: `(...)` from `largest_first`'s `(..., n)`.
 
     >>> needed(np.array([0.5, 0.75, 1.0])), needed(np.array([0.5, 0.75, 1.0]), 0.75)
     (np.int64(3), np.int64(2))
@@ -121,7 +121,7 @@ def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
 
 
 def numbers(statistics: Sequence[SlotStatistics]) -> dict[str, Any]:
-    """The statistics of each layer in numbers, lists and dicts, by the name of the layer."""
+    """The statistics of each layer as numbers, lists and dicts, by layer name."""
     return {each.block: _numbers(each) for each in statistics}
 
 
@@ -144,7 +144,7 @@ def _numbers(one: SlotStatistics) -> dict[str, Any]:
 
 
 def _spread(values: NDArray[Any]) -> dict[str, float | None]:
-    """Mean and quantiles; None for what is not finite, which JSON does not have."""
+    """Mean and quantiles; None for numbers that are not finite, which JSON lacks."""
     quantiles = np.quantile(values, [q / 100 for q in QUANTILES.values()], method="lower")
     spread = {"mean": float(values.mean()), **dict(zip(QUANTILES, map(float, quantiles), strict=True))}
     return {name: value if np.isfinite(value) else None for name, value in spread.items()}

@@ -1,19 +1,19 @@
-"""Zero-shot classification: an image is of the class whose prompts are nearest to it in the space shared with texts.
+"""Zero-shot classification: an image gets the class whose prompts are nearest to it in the space shared with texts.
 
-    w_c     mean over the prompts of class c of z / |z|, divided by its own length
-    label   arg max over c of the cosine of w_c and the features of the image
+    w_c     mean over the prompts of class c of z / |z|, normalised to length 1
+    label   arg max over c of the cosine of w_c and the image's features
 
 Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/discriminative_classifier.py`, _average_embeddings,
-after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are taken as they are, where
-`prompt_engineering.py` of big_vision makes them lower case without punctuation.
+after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are used unchanged, whereas
+`prompt_engineering.py` of big_vision converts them to lower case without punctuation.
 
-Retrieval: whether the captions of an image are those nearest to it, and an image is nearest to its captions.
+Retrieval: whether an image's captions are the texts nearest to it, and whether an image is nearest to its captions.
 
     s_ij        cosine of the features of image i and text j
-    recall@k    how often one of the right ones is among the k of the largest s; among equals the lower index comes first
+    recall@k    how often a right item is among the k with the largest s; the lower index wins ties
 
-Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; an image
-with several captions is right by any of them).
+Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; for an image
+with several captions any of them counts).
 """
 
 from collections import Counter
@@ -32,27 +32,27 @@ from moespec.training.evaluation.neighbours import CHUNK, unit
 __all__ = ["PLACE", "RECALLS", "Prompts", "class_embeddings", "read_prompts", "retrieval", "zero_shot"]
 
 PLACE = "{}"
-"""Where the name of a class stands in a prompt."""
+"""Placeholder for a class name in a prompt."""
 RECALLS = (1, 5, 10)
 Labelled = tuple[NDArray[Any], NDArray[np.integer[Any]]]
 
 
 class Prompts(NamedTuple):
-    """The names of the classes in the order of the labels, and the prompts that each is put into."""
+    """The class names in label order, and the prompts into which each is inserted."""
 
     classes: tuple[str, ...]
     prompts: tuple[str, ...]
 
     @property
     def texts(self) -> list[str]:
-        """All prompts of the first class, then those of the second, and so on."""
+        """All prompts of the first class, then of the second, and so on."""
         return [prompt.replace(PLACE, name) for name in self.classes for prompt in self.prompts]
 
 
 def read_prompts(path: Path) -> Prompts:
     """The prompts of a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
 
-    Raises DataError, naming the file, for other content.
+    Raises DataError, naming the file, for invalid content.
     """
     table = read_json(path, DataError, object)
     lists: list[Any] = [table.get(key) for key in Prompts._fields] if isinstance(table, dict) else []
@@ -70,14 +70,14 @@ def read_prompts(path: Path) -> Prompts:
 
 
 def class_embeddings(features: NDArray[Any], classes: int) -> NDArray[np.float64]:
-    """`(classes, D)` of length 1, from the features `(classes * prompts, D)` of `Prompts.texts`."""
+    """Embeddings `(classes, D)` of length 1, from the features `(classes * prompts, D)` of `Prompts.texts`."""
     return unit(unit(features).reshape(classes, -1, features.shape[1]).mean(axis=1))
 
 
 def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
-    """`{"accuracy"}` on images, features `(N, D)` and labels `(N,)`, with the embeddings of the classes `(classes, D)`.
+    """`{"accuracy"}` on images, features `(N, D)` and labels `(N,)`, with the class embeddings `(classes, D)`.
 
-    Raises ConfigError for features of another width, and a label that is not a class.
+    Raises ConfigError for features of another width, or a label that is not a class.
     """
     features, labels = images
     if features.shape[1] != embeddings.shape[1]:
@@ -91,8 +91,8 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
 def retrieval(images: Labelled, texts: Labelled) -> dict[str, dict[str, float]]:
     """`{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`, fractions.
 
-    images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. Of images with the same
-    label the first counts. Raises ConfigError for a label without an image or without a text.
+    images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. Only the first image with a
+    label counts. Raises ConfigError for a label without an image or without a text.
     """
     labels, first = np.unique(images[1], return_index=True)
     order = np.sort(first)

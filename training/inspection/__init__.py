@@ -1,1 +1,1 @@
-"""Pictures of what the routers of a trained model do with an image."""
+"""Pictures of how the routers of a trained model handle an image."""

@@ -1,4 +1,4 @@
-"""`moespec inspect --analysis`: the pictures by which the paper of Soft MoE looks at slots, and their numbers as JSON."""
+"""`moespec inspect --analysis`: the pictures that the Soft MoE paper uses to examine slots, and their numbers as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from moespec.version import version
 __all__ = ["analysis_command", "draw_analysis"]
 
 IMAGES = 64
-"""Validation images that are looked at, from the first to the last."""
+"""Number of validation images used, from the start of the split."""
 COLUMNS = (
     "token: total dispatch weight over slots\n(Fig. 24 left; dotted: mean, slots / tokens)",
     "slot: total combine weight over tokens\n(Fig. 24; in multiples of the smallest)",
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | str | None) -> None:
-    """Writes the pictures of a checkpoint at `out` and the numbers in a file of that name with the ending .json."""
+    """Writes a checkpoint's pictures to `out`, and the numbers to a file with the same name and the extension .json."""
     values = out.with_suffix(".json")
     check_output("out", out, [".png"])
     check_output("out", values)
@@ -68,7 +68,7 @@ def _said(block: dict[str, Any]) -> str:
 
 
 def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
-    """A row for each layer, with the panels of `COLUMNS`; a column has the same axes in all rows, to be compared."""
+    """Draws a row for each layer, with the panels of `COLUMNS`; a column has the same axes in all rows, for comparison."""
     rows = len(statistics)
     figure = Figure(figsize=(3.0 * len(COLUMNS), 2.3 * rows + 1.0), layout="constrained")
     axes = figure.subplots(rows, len(COLUMNS), squeeze=False)
@@ -82,7 +82,7 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
     }
     for column, (values, low, high) in histograms.items():
         high = max(high, *(float(each[np.isfinite(each)].max(initial=high)) for each in values))
-        width = -(-int(high - low) // 40)  # of about 40 bins, of tokens whole numbers
+        width = -(-int(high - low) // 40)  # about 40 bins; for tokens the width is a whole number
         edges = np.arange(low + 0.5, high + width + 0.5, width) if column == 4 else np.linspace(low, high, 41)
         for axis, part in zip(axes[:, column], values, strict=True):
             counts, _ = np.histogram(part[np.isfinite(part)], edges)
@@ -106,7 +106,7 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
 
 
 def _cumulative(axis: Axes, sums: NDArray[np.float64]) -> None:
-    """The sums of the k largest weights against k."""
+    """Plots the sums of the k largest weights against k."""
     number = np.arange(1, len(sums) + 1)
     axis.plot(number, sums, lw=1.2)
     axis.plot(number, number / len(sums), ls=":", lw=1, color="0.3")

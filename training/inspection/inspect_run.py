@@ -1,16 +1,16 @@
-"""Which expert handles which patch: the routing of one image by each MoE layer, as numbers and as a picture.
+"""Which expert handles which patch: how each MoE layer routes one image, as numbers and as a picture.
 
-The image is routed alone, as a group of one image; the capacity of the experts is scaled accordingly. A model whose groups are
-parts of an image keeps them, and an expert shows the slots of all groups.
+The image is routed separately, as a group of one image, and the capacity of the experts is scaled to match. A model whose groups
+are parts of an image keeps them; an expert then shows the slots of all groups.
 
-Sparse-MLP routes channels, and tokens that mix the patches of the whole image. They have no place in the image and are drawn row by
-row, in the order of their numbers, in the squarest grid that they fill.
+Sparse-MLP routes channels, and tokens that mix the patches of the entire image. They have no position in the image and are drawn
+row by row, in numerical order, on the most nearly square grid that they fill.
 
-All panels of a layer have one scale. A router that assigns patches is drawn on the image: the panel of an expert shows the patches
-that it handles in its colour, the more opaque the larger their weight. The scale of Soft MoE is in multiples of the uniform weight,
-1 / tokens: white is uniform, red more, blue less; it reaches at least from half to twice uniform.
+All panels of a layer share one scale. A router that assigns patches is drawn on the image: an expert's panel shows the patches
+that it handles in its colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
+1 / tokens: white is uniform, red is more, blue is less; it covers at least half to twice uniform.
 
-Only functions that draw import matplotlib, so that training, whose report has tables of pixels, does not.
+Only drawing functions import matplotlib, so training does not: its report shows tables of pixels.
 """
 
 import io
@@ -40,31 +40,31 @@ __all__ = [
 ]
 
 PANELS = 8
-"""Number of experts (or slots) that get a panel of their own in a row unless they are chosen."""
+"""Number of experts (or slots) with a panel of their own in a row, unless they are chosen."""
 MOST_PANELS = 64
-"""Largest number of panels in a row that can be chosen."""
+"""Maximum number of panels that can be chosen for a row."""
 FAINTEST = 2.0
-"""The colours of Soft MoE reach this many times the uniform weight, or more."""
+"""Soft MoE's colour scale reaches at least this multiple of the uniform weight."""
 LETTERS = 17
-"""Letters of the explanation on an inch of a line."""
+"""Characters of the explanation per inch of line."""
 UNASSIGNED, NOTHING = (0.15, 0.15, 0.15), (0.6, 0.6, 0.6)
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
-"""Of experts, and of the lines of a chart; those after the last have the first ones again."""
+"""Colours of experts and of chart lines; they repeat after the last."""
 SOFT = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
-"""From the least weight of a slot to the largest, which are as far from uniform."""
+"""From a slot's smallest weight to its largest; both ends are equally far from uniform."""
 HARD = ("#000004", "#51127c", "#b73779", "#fc8961", "#fcfdbf")
 """From no weight to the largest."""
 TINT = 0.5
-"""How much of a patch on the image is the colour of its expert."""
+"""Opacity of an expert's colour over a patch of the image."""
 
 
 class BlockRouting(NamedTuple):
     """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
 
-    block: the name of the layer, the number of its block if that has one. items: of the grid, "patches", or "channels" or
-    "tokens" in the order of their numbers. experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of
+    block: the name of the layer, or the number of its block if it has one. items: the content of the grid: "patches", or
+    "channels" or "tokens" in numerical order. experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of
     the combine weights over its slots). slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures;
-    if not, a slot holds at most one item. tokens: of a group.
+    if not, a slot holds at most one item. tokens: the number of tokens in a group.
     """
 
     block: str
@@ -76,7 +76,7 @@ class BlockRouting(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """What one panel of a row shows: its name, "expert 3" or "slot 3.0", the expert, and `(rows, columns)` weights."""
+    """One panel of a row: its name, "expert 3" or "slot 3.0", the expert, and `(rows, columns)` weights."""
 
     name: str
     expert: int
@@ -86,9 +86,9 @@ class Panel(NamedTuple):
 def make_route(
     B: Backend, model: Config
 ) -> Callable[[Any, NDArray[np.float32]], tuple[NDArray[np.float64], list[BlockRouting]]]:
-    """`route(params, image)`: logits `(classes,)`, none without a head, and the routing by each MoE layer of an image in [-1, 1].
+    """`route(params, image)`: logits `(classes,)`, none without a head, and how each MoE layer routes an image in [-1, 1].
 
-    `params` are arrays of `B`, `image` is `(H, W, Ch)`. A class token is left out of the grids.
+    `params` are arrays of `B`, `image` is `(H, W, Ch)`. The grids omit a class token.
     """
     single = alone(model)
     module, patches = family(model), model.image_size // model.patch_size
@@ -115,7 +115,7 @@ def make_route(
 
 
 def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights of groups `(G, T, E, C)` as those of one, `(G T, E, G C)`: the slots of one group hold nothing of another."""
+    """Weights of groups `(G, T, E, C)` as weights of a single group, `(G T, E, G C)`: a group's slots hold only its own tokens."""
     groups, tokens, experts, capacity = parts.shape
     joined = np.zeros((groups, tokens, experts, groups, capacity))
     for group, part in enumerate(parts):
@@ -124,7 +124,7 @@ def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def alone(model: Config) -> Config:
-    """The model with one image to a group, or less."""
+    """The model with at most one image per group."""
     if isinstance(model, vit.VitConfig):
         return model if model.fewest_images == 1 else vit.regrouped(model, 1)
     if isinstance(model, sparse_mlp.SparseMlpConfig):
@@ -133,7 +133,7 @@ def alone(model: Config) -> Config:
 
 
 def squarest(items: int) -> tuple[int, int]:
-    """Rows and columns, as nearly equal as can be, that `items` fill.
+    """Rows and columns, as nearly equal as possible, that `items` fill exactly.
 
     >>> squarest(392), squarest(7)
     ((14, 28), (1, 7))
@@ -143,7 +143,7 @@ def squarest(items: int) -> tuple[int, int]:
 
 
 def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -> str:
-    """The class of the largest logit and its probability, of all classes ("softmax") or by itself ("sigmoid"), in words.
+    """The class with the largest logit and its probability, over all classes ("softmax") or independently ("sigmoid"), in words.
 
     >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
     ', read as dog (probability 0.881)'
@@ -158,16 +158,16 @@ def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -
 def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
     """The dispatch weights of a soft routing in multiples of 1 / tokens, `(rows, columns, E, C)`.
 
-    NaN where a slot takes in nothing of a patch: it is one of another group, or its weight is too small for the dtype.
+    NaN where a slot takes nothing from a patch: the slot belongs to another group, or the weight underflows the dtype.
     """
     return np.where(routing.slots > 0, routing.slots * routing.tokens, np.nan)
 
 
 def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
-    """The panels of experts, or of the slots of Soft MoE: those that are `chosen`, or eight from the first to the last.
+    """The panels of experts, or of Soft MoE's slots: the ones in `chosen`, or eight spaced from the first to the last.
 
-    chosen: experts, "3"; of Soft MoE slots, "3.0" for the first of expert 3, or "3" for all of them. Soft MoE's weights are
-    multiples of uniform. Raises ConfigError for unknown ones, and for too many.
+    chosen: experts, "3"; for Soft MoE slots, "3.0" for the first slot of expert 3, or "3" for all of them. Soft MoE's weights are
+    multiples of uniform. Raises ConfigError for unknown names and for too many.
     """
     experts, capacity = routing.slots.shape[2:]
     if routing.soft:
@@ -196,7 +196,7 @@ def draw(
 ) -> "Figure":
     """A picture, one row per MoE block: the image, the main expert of each patch, and a panel per expert or slot.
 
-    chosen: which experts or slots, see `panels`.
+    chosen: experts or slots, see `panels`.
     """
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
     from matplotlib.figure import Figure
@@ -261,9 +261,9 @@ def _draw_on_image(
 def tinted(
     image: NDArray[np.float64], colour: NDArray[np.float64], opacity: NDArray[np.float64] | float = 1.0
 ) -> NDArray[np.float64]:
-    """The image `(H, W, 3)`, grey, under the colours of its patches, `(rows, columns, 3)`.
+    """The image `(H, W, 3)` in grey, tinted with the colours of its patches, `(rows, columns, 3)`.
 
-    opacity: `(rows, columns)`, 0 to 1; of a patch with 0 a trace is left, on white. Returns `(H, W, 3)`, 0 to 1.
+    opacity: `(rows, columns)`, 0 to 1; a patch with 0 remains as a trace on white. Returns `(H, W, 3)`, 0 to 1.
     """
     sides = zip(image.shape, colour.shape[:2], strict=False)
     place = np.ix_(*(np.arange(pixels) * patches // pixels for pixels, patches in sides))
@@ -274,7 +274,7 @@ def tinted(
 
 
 def _ends(routing: BlockRouting) -> tuple[float, float]:
-    """The weights at the ends of the colours, for all panels of a layer. Soft MoE's are as far from uniform, which is 1."""
+    """The weights at the ends of the colour scale, for all panels of a layer. For Soft MoE both ends are equally far from uniform, 1."""
     if not routing.soft:
         return 0.0, max(float(routing.experts.max()), 1e-12)
     weights = routing.slots[routing.slots > 0] * routing.tokens
@@ -283,7 +283,7 @@ def _ends(routing: BlockRouting) -> tuple[float, float]:
 
 
 def weights_of(routing: BlockRouting) -> str:
-    """The weights of a layer in words; of Soft MoE with their range."""
+    """The meaning of a layer's weights in words; for Soft MoE with their range."""
     if not routing.soft:
         return "weight"
     weights = routing.slots[routing.slots > 0] * routing.tokens
@@ -292,10 +292,10 @@ def weights_of(routing: BlockRouting) -> str:
 
 
 def shaded(routing: BlockRouting, panel: Panel) -> NDArray[np.float64]:
-    """An RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours that `draw` gives them."""
+    """An RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours of `draw`."""
     ends, weights = np.array(_ends(routing)), panel.weights
     if routing.soft:
-        ends, weights = np.log(ends), np.log(weights)  # NaN, not 0, where a slot takes in nothing
+        ends, weights = np.log(ends), np.log(weights)  # NaN, not 0, where a slot takes nothing
     anchors = _rgb(SOFT if routing.soft else HARD)
     place = (weights - ends[0]) / (ends[1] - ends[0]) * (len(anchors) - 1)
     channels = [np.interp(place, np.arange(len(anchors)), channel) for channel in anchors.T]
@@ -312,8 +312,8 @@ def _range(panel: Panel, soft: bool) -> str:
 def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
     """An RGB grid: each patch in the colour of the expert with the largest weight, dark where no expert handles it.
 
-    The more even the weights, the paler the colour. Of Soft MoE it is white where all experts have the same weight, and
-    pure where one has twice that.
+    The more even the weights, the paler the colour. For Soft MoE it is white where all experts have the same weight, and
+    pure where one has twice that weight.
     """
     total = routing.experts.sum(axis=2)
     fraction = routing.experts.max(axis=2) / np.where(total > 0, total, 1)
@@ -327,7 +327,7 @@ def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray
 
 
 def explanation(routings: list[BlockRouting], *, on_image: bool) -> str:
-    """What the panels show, in words."""
+    """A description of the panels in words."""
     if not routings:
         return "The model has no MoE block."
     experts, capacity = routings[0].slots.shape[2:]

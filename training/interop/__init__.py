@@ -1,4 +1,4 @@
-"""Parameters of other projects' vision models, to ours and back.
+"""Converts the parameters of other projects' vision models to this project's and back.
 
     from_vmoe(params, config) -> params                    to_vmoe(params, config) -> params
     from_timm(state_dict, config) -> params                to_timm(params, config) -> state dict
@@ -7,9 +7,9 @@
     from_vision_transformer(params, config) -> params      to_vision_transformer(params, config) -> params
     config_from_vmoe(model, ...), config_from_timm(arguments), config_from_huggingface(config, ...) -> VitConfig
 
-A conversion renames and reorders; it changes no value and no dtype, so that both directions are exact inverses, and gradients
-convert as parameters do. bfloat16, which NumPy lacks, becomes float32. A parameter that is missing, unexpected or of another shape
-is an error that names it. `moespec convert` converts files.
+A conversion only renames and reorders. It changes no value and no dtype, so the two directions are exact inverses, and gradients
+convert like parameters. The exception is bfloat16, which NumPy lacks: it becomes float32. Errors name a parameter that is missing,
+unexpected or of another shape. `moespec convert` converts files.
 """
 
 from moespec.training.interop.flax import BIG_VISION, VISION_TRANSFORMER

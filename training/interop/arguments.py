@@ -1,4 +1,4 @@
-"""Another project's arguments; one without counterpart is an error."""
+"""Another project's arguments; an argument without a counterpart is an error."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,51 +12,51 @@ __all__ = ["Arguments"]
 
 
 class Arguments:
-    """A mapping of another project's arguments, all of which must be read."""
+    """A mapping of another project's arguments. Each must be read."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         self.name, self._rest = name, dict(values)
 
     def take(self, key: str, *default: Any) -> Any:
-        """The value of `key`, or the default; ConfigError if there is neither."""
+        """The value of `key`, or the default. Raises ConfigError if there is neither."""
         if key not in self._rest and not default:
             raise ConfigError(f"{self.name}.{key} is missing")
         return self._rest.pop(key, *default)
 
     def number(self, key: str, *default: Any) -> float:
-        """The value of `key`, a number greater than 0 that is finite."""
+        """The value of `key`, a finite number greater than 0."""
         check_value(f"{self.name}.{key}", value := self.take(key, *default), Positive)
         return float(value)
 
     def count(self, key: str, *default: Any) -> Any:
-        """The value of `key`, an integer of at least 1; or None, if that is its default."""
+        """The value of `key`, an integer of at least 1, or None if that is the default."""
         value = self.take(key, *default)
         if value is not None or None not in default:
             check_value(f"{self.name}.{key}", value, Count)
         return value
 
     def section(self, key: str) -> Self:
-        """A nested mapping; empty if there is none."""
+        """A nested mapping; empty if absent."""
         value = self.take(key, None) or {}
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.name}.{key}={value!r}: expected a mapping of arguments")
         return type(self)(f"{self.name}.{key}", value)
 
     def choose(self, key: str, default: Any, options: Mapping[Any, Any]) -> Any:
-        """Our name for the value of `key`."""
+        """This project's name for the value of `key`."""
         value = self.take(key, default)
-        if value not in list(options):  # not the mapping, which asks for a hash
+        if value not in list(options):  # a list, since the value may not be hashable
             raise ConfigError(f"{self.name}.{key}={value!r}: expected one of {', '.join(map(repr, options))}")
         return options[value]
 
     def require(self, key: str, expected: Any) -> None:
-        """ConfigError for every value of `key` but one, which is also its default."""
+        """Raises ConfigError unless the value of `key` is `expected`, which is also its default."""
         value = self.take(key, expected)
         if value != expected:
             raise ConfigError(f"{self.name}.{key}={value!r}: only {expected!r} is supported")
 
     def square(self, key: str, *default: Any) -> int:
-        """A size, or a pair of equal sizes."""
+        """A size, given as a number or a pair of equal sizes."""
         value = self.take(key, *default)
         sizes = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
         if not sizes or any(size != sizes[0] for size in sizes):
@@ -65,7 +65,7 @@ class Arguments:
         return int(sizes[0])
 
     def skip(self, *keys: str) -> None:
-        """Reads over arguments that do not change the function."""
+        """Ignores arguments that do not change the function."""
         for key in keys:
             self._rest.pop(key, None)
 
@@ -76,6 +76,6 @@ class Arguments:
                 warnings.warn(f"{self.name}.{key}={rate!r} {advice}", stacklevel=3)
 
     def finish(self) -> None:
-        """ConfigError if an argument was not read."""
+        """Raises ConfigError if an argument was not read."""
         for key, value in self._rest.items():
             raise ConfigError(f"{self.name}.{key}={value!r} is not supported")

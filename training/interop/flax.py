@@ -1,7 +1,7 @@
 """google-research/big_vision and google-research/vision_transformer: parameters of their ViT and MLP-Mixer, and back.
 
-Both are flax modules with our layouts: kernels have their inputs first, attention kernels are `(D, heads, D/heads)` and
-`(heads, D/heads, D)`. Names differ, and the class token, which has no position in big_vision: ours gets the position 0.
+Both are flax modules with the same layouts as here: kernels have their inputs first, attention kernels are `(D, heads, D/heads)` and
+`(heads, D/heads, D)`. Names differ, and so does the class token: it has no position in big_vision, and gets position 0 here.
 
 Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
 """
@@ -23,7 +23,7 @@ __all__ = ["BIG_VISION", "VISION_TRANSFORMER", "flax", "mlp_names", "renumbered"
 def flax(
     encoder: str, positions: str, pool: str, attention: str, norm2: str, mlp: str, *, of_pool: tuple[str, str, str]
 ) -> Table:
-    """The names of a ViT of flax, from those of its modules. of_pool: attention, norm and mlp of the attention pooling."""
+    """The parameter names of a flax ViT, from its module names. of_pool: attention, norm and mlp of the attention pooling."""
     block, (pool_attention, pool_norm, pool_mlp) = rf"{encoder}/encoderblock_\1", of_pool
     return {
         r"(embedding|head)/(kernel|bias)": r"\1/\2",
@@ -43,13 +43,13 @@ def flax(
 
 
 def mlp_names(ours: str, theirs: str) -> Table:
-    """The names of a perceptron."""
+    """The parameter names of an MLP."""
     layers = (("w1", "Dense_0/kernel"), ("b1", "Dense_0/bias"), ("w2", "Dense_1/kernel"), ("b2", "Dense_1/bias"))
     return {f"{ours}/{own}": f"{theirs}/{other}" for own, other in layers}
 
 
 def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters by name, without stacked blocks: `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x`, ..."""
+    """Parameters by name, with blocks unstacked: `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x`, ..."""
     apart: dict[str, Any] = {}
     for name, value in flat.items():
         if name.startswith("Transformer/encoderblock/") and np.ndim(value):
@@ -62,8 +62,8 @@ def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
 def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of vision_transformer by name, with the modules of a block numbered as in its released files.
 
-    Released files number all modules (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), its present
-    code each kind (flax's `convert_pre_linen`).
+    Released files number all modules of a block together (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`);
+    the current code numbers each kind separately (flax's `convert_pre_linen`).
     """
     if not any("/MlpBlock_0/" in name for name in flat):
         return dict(flat)
@@ -77,7 +77,7 @@ def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _WithoutToken(Layout):
-    """The positions of the patches without that of the class token, which is 0."""
+    """The patch positions without the class token's position, which is 0."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return (1, shapes[0][1] - 1, shapes[0][2])
@@ -105,7 +105,7 @@ BIG_VISION = Project(
     prepared=unstacked,
     token_has_position=False,
 )
-"""Its ViT, also one that scans its blocks."""
+"""Its ViT, with or without scanned blocks."""
 
 VISION_TRANSFORMER = Project(
     "google-research/vision_transformer",
@@ -119,7 +119,7 @@ VISION_TRANSFORMER = Project(
     extra=lambda config: _MIXER if isinstance(config, MixerConfig) else {},
     prepared=renumbered,
 )
-"""Its ViT, with the names of its released files, and its MLP-Mixer."""
+"""Its ViT, with the parameter names of the released files, and its MLP-Mixer."""
 
 _MIXER: Table = {
     r"embedding/(\w+)": r"stem/\1",

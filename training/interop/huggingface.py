@@ -1,6 +1,6 @@
-"""Hugging Face transformers: parameters and configuration of its `ViTForImageClassification` and `ViTModel`, and back.
+"""Hugging Face transformers: converts parameters and configuration of its `ViTForImageClassification` and `ViTModel`, and back.
 
-The names are those of its files, which its version 5 still writes, though its modules are called otherwise now.
+Names are as in its files. Version 5 still writes them, although it has renamed its modules.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def _check(config: VitConfig) -> None:
 
 
 def _names(config: VitConfig) -> Table:
-    """Those of `ViTForImageClassification`, or of `ViTModel` where there are no classes, whose pooler is our `representation`."""
+    """The names of `ViTForImageClassification`, or without classes of `ViTModel`, whose pooler is `representation` here."""
     model = "vit." if config.classes else ""
     block = rf"{model}encoder.layer.\1"
     embeddings, attention = f"{model}embeddings", rf"{block}.attention.attention.\2"
@@ -63,11 +63,11 @@ HUGGINGFACE = Project(
 
 
 def config_from_huggingface(config: Mapping[str, Any], *, classes: int, representation: int = 0) -> VitConfig:
-    """The `VitConfig` of the `config.json` of a ViT with so many classes (0: a `ViTModel`).
+    """The `VitConfig` for the `config.json` of a ViT with this number of classes (0: a `ViTModel`).
 
-    What it leaves out has the default of transformers.
+    Missing entries have the default of transformers.
 
-    Raises ConfigError for a value that has no counterpart.
+    Raises ConfigError for a value without counterpart.
     """
     theirs = Arguments("config", config)
     theirs.require("model_type", "vit")
@@ -92,12 +92,12 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "layer_norm_eps": ("norm_epsilon", 1e-12),
     "qkv_bias": ("qkv_bias", True),
 }
-"""Name in `config.json` -> our field, and the default of transformers."""
+"""Name in `config.json` -> field here, and the default of transformers."""
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 def config_to_huggingface(config: VitConfig) -> dict[str, Any]:
-    """What `config.json` says of a model like `config`. Raises ConfigError when transformers has none."""
+    """The content of `config.json` for a model like `config`. Raises ConfigError if transformers has no such model."""
     HUGGINGFACE.check(config)
     return {
         "architectures": ["ViTForImageClassification" if config.classes else "ViTModel"],

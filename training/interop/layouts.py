@@ -1,6 +1,6 @@
-"""How parameters of another project hold ours: names, shapes and the conversion in both directions.
+"""How another project's parameters ("theirs") hold this project's ("ours"): names, shapes, and the conversion in both directions.
 
-Ours that share a name of theirs are stacked in the order of `parameter_shapes`: query, key, value.
+Ours that share one of theirs are stacked in the order of `parameter_shapes`: query, key, value.
 """
 
 import math
@@ -25,17 +25,17 @@ __all__ = [
 ]
 
 WRAPPERS = ("params", "state_dict")
-"""Keys under which projects put the parameters, beside what they keep of the training."""
+"""Keys under which projects store the parameters, next to training state."""
 
 LISTED = 4
-"""Mismatches that an error names."""
+"""Maximum number of mismatches that an error names."""
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
 
 class Layout:
-    """How a parameter of theirs holds ours: one of ours, as it is, unless a subclass overrides it."""
+    """How one of their parameters holds ours: exactly one, unchanged, unless a subclass overrides it."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return shapes[0]
@@ -48,7 +48,7 @@ class Layout:
 
 
 class Convolution(Layout):
-    """The kernel of the patch embedding, with its outputs and channels in front: (p, p, channels, D) reordered."""
+    """The kernel of the patch embedding, (p, p, channels, D), stored with outputs and channels first."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return tuple(shapes[0][axis] for axis in (3, 2, 0, 1))
@@ -63,7 +63,7 @@ class Convolution(Layout):
 class Linear(Layout):
     """A linear layer, outputs first and its axes flattened; several of ours are stacked along the outputs.
 
-    inputs: how many leading axes of our kernel are inputs; 0 for a bias, and for a scale.
+    inputs: the number of leading input axes in our kernel; 0 for a bias or a scale.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -85,11 +85,11 @@ class Linear(Layout):
 SAME = Layout()
 
 Table = Mapping[str, str | tuple[str, Layout]]
-"""Our name, a pattern -> their name, and how their parameter holds ours if not as it is."""
+"""Our name, a pattern -> their name, and the layout if the parameter is not stored unchanged."""
 
 
 def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
-    """The table of torch's linear layers and, with 0 inputs, normalisations: our layer -> theirs, and the axes of inputs."""
+    """The table for torch's linear layers and, with 0 inputs, normalisations: our layer -> theirs, and its number of input axes."""
     table: dict[str, tuple[str, Layout]] = {}
     for ours, (theirs, inputs) in rows.items():
         table[f"{ours}/{'kernel' if inputs else 'scale'}"] = (f"{theirs}.weight", Linear(inputs))
@@ -98,7 +98,7 @@ def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
 
 
 class Entry(NamedTuple):
-    """One parameter of theirs: its name, how it holds ours, and the names and shapes of ours, in order."""
+    """One of their parameters: its name, its layout, and the names and shapes of ours, in order."""
 
     theirs: str
     layout: Layout
@@ -107,7 +107,7 @@ class Entry(NamedTuple):
 
 
 Has = Mapping[str, Sequence[Any] | None]
-"""Field of our configurations -> the values of it that another project has; None: all."""
+"""Field of our configurations -> the values that another project supports; None: all."""
 
 _SELDOM: Has = {
     **{"stem": [0], "registers": [0], "pre_norm": [False], "norm_epsilon": [1e-6], "layer_scale": [0.0]},
@@ -115,16 +115,16 @@ _SELDOM: Has = {
     **{"expert_hidden": [0], "expert_activation": ["gelu"], "expert_bias": [True]},
     **{"shared_experts": [0], "block": [{}]},
 }
-"""What a project has that says nothing else."""
+"""The values that a project supports unless it states others."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """Another project's models: which of ours they are, and how their parameters hold ours.
+    """Another project's models: which of ours it has, and how its parameters hold ours.
 
-    argument, separator: name of its parameters in errors, and separator of the parts of their names ("/": they are nested).
-    extra: the part of the table that depends on the model, and comes first. check_extra: raises ConfigError for combinations.
-    prepared: maps its parameters to the names of the table. token_has_position: whether a class token has one.
+    argument, separator: the name of its parameters in errors, and the separator in parameter names ("/": they are nested).
+    extra: the part of the table that depends on the model; it takes precedence. check_extra: raises ConfigError for combinations.
+    prepared: maps its parameters to the names of the table. token_has_position: whether a class token has a position.
     """
 
     name: str
@@ -139,10 +139,10 @@ class Project:
     token_has_position: bool = True
 
     def from_theirs(self, params: Mapping[str, Any], config: Config) -> Params:
-        """Our parameters from theirs, a mapping of arrays or tensors, also under `params` or `state_dict`.
+        """Our parameters from theirs: a mapping of arrays or tensors, possibly under `params` or `state_dict`.
 
-        The arrays returned may share memory with `params`. Raises ConfigError when the project has no model like `config`, or a
-        parameter is missing or unexpected, ShapeError and DtypeError for another shape or dtype.
+        The returned arrays may share memory with `params`. Raises ConfigError if the project has no model like `config`, or if a
+        parameter is missing or unexpected; ShapeError and DtypeError for another shape or dtype.
         """
         entries = self._entries(config)
         return nested(to_ours(self.argument, self.prepared(flatten(unwrapped(params), self.separator)), entries))
@@ -157,7 +157,7 @@ class Project:
         return nested(arrays) if self.separator == "/" else arrays
 
     def check(self, config: Config) -> None:
-        """ConfigError, naming the field, unless the project has a model like `config`."""
+        """Raises ConfigError, naming the field, unless the project has a model like `config`."""
         if not isinstance(config, self.kinds):
             raise ConfigError(f"{type(config).__name__}: {self.name} has no such model")
         for field, values in {**_SELDOM, **self.has}.items():
@@ -166,7 +166,7 @@ class Project:
         self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
-        """The name of the parameter that holds one of ours, and how. Raises ConfigError where there is none."""
+        """The name of the parameter that holds one of ours, and its layout. Raises ConfigError if there is none."""
         for table in (self.extra(config) if config else {}, self.table):
             for pattern, row in table.items():
                 if match := re.fullmatch(pattern, ours):
@@ -175,7 +175,7 @@ class Project:
         raise ConfigError(f"{ours}: {self.name} has no such parameter")
 
     def _entries(self, config: Config) -> list[Entry]:
-        """The parameters that the project has for a model like `config`."""
+        """The project's parameters for a model like `config`."""
         self.check(config)
         entries: dict[str, Entry] = {}
         for ours, shape in flatten(family(config).parameter_shapes(config)).items():
@@ -197,7 +197,7 @@ def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) 
 
 
 def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:
-    """The arrays as NumPy arrays, after checks of every name, shape and dtype."""
+    """The arrays as NumPy arrays, after checking every name, shape and dtype."""
     checked = {name: _array(value) for name, value in arrays.items()}
     names = [f"missing {name} {shape}" for name, shape in expected.items() if name not in checked]
     names += [f"unexpected {name} {array.shape}" for name, array in checked.items() if name not in expected]
@@ -221,7 +221,7 @@ def _listed(mismatches: list[str]) -> str:
 
 
 def _array(value: Any) -> Array:
-    """An array, or a tensor of torch wherever it is, as a NumPy array; bfloat16, which NumPy lacks, as float32."""
+    """An array or a torch tensor on any device as a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if "bfloat16" in str(value.dtype) else value
@@ -230,7 +230,7 @@ def _array(value: Any) -> Array:
 
 
 def unwrapped(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of a tree that has them under `params` or `state_dict`; any other tree as it is."""
+    """The parameters of a tree that stores them under `params` or `state_dict`; any other tree unchanged."""
     for wrapper in WRAPPERS:
         if isinstance(tree.get(wrapper), Mapping):
             return unwrapped(tree[wrapper])

@@ -1,4 +1,4 @@
-"""timm: parameters and arguments of its `VisionTransformer`, to ours and back."""
+"""timm: converts parameters and arguments of its `VisionTransformer`, and back."""
 
 import json
 import re
@@ -61,9 +61,9 @@ TIMM = Project(
     extra=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
     check_extra=_check,
 )
-"""Its `VisionTransformer`: the state dict as a mapping of arrays or tensors; `load_state_dict` takes ours through `torch.from_numpy`.
+"""Its `VisionTransformer`: the state dict is a mapping of arrays or tensors; `load_state_dict` takes ours through `torch.from_numpy`.
 
-timm takes images as (N, channels, height, width), we as (N, height, width, channels). Both compute the same function when the
+timm takes images as (N, channels, height, width), moespec as (N, height, width, channels). Both compute the same function if their
 settings correspond, see `config_from_timm`.
 
 Source: timm, `timm/models/vision_transformer.py`, `timm/layers/attention.py`, `timm/layers/attention_pool.py`.
@@ -73,23 +73,23 @@ Source: timm, `timm/models/vision_transformer.py`, `timm/layers/attention.py`, `
 def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     """The `VitConfig` that computes what timm's `VisionTransformer(**arguments)` computes.
 
-    What `arguments` leave out has timm's default, among others a class token and the erf form of GELU.
+    Arguments missing from `arguments` have timm's defaults, including a class token and the erf form of GELU.
 
     | timm | ours |
     |---|---|
     | `global_pool="avg"`, by default with the last normalisation after it | pool "gap_norm" |
     | `global_pool="avg"`, `fc_norm=False` | pool "gap" |
     | `global_pool="map"` | pool "map" |
-    | `qk_norm`, which has a bias | `qk_norm` and `qk_norm_bias` |
+    | `qk_norm`, always with a bias | `qk_norm` and `qk_norm_bias` |
     | `reg_tokens` | `registers` |
-    | `no_embed_class=True`, where there is a class token or a register | positions "learned_patches" |
+    | `no_embed_class=True`, with a class token or a register | positions "learned_patches" |
     | `init_values` | `layer_scale` |
     | `pre_norm` | `pre_norm` |
     | `norm_layer=LayerNorm` with an `eps` | `norm_epsilon` |
 
-    Averages and attention pooling correspond where there is no class token. Dropout is treated as in `config_from_vmoe`.
+    Averages and attention pooling correspond only without a class token. Dropout is treated as in `config_from_vmoe`.
 
-    Raises ConfigError for an argument, or a value of one, that has no counterpart.
+    Raises ConfigError for an argument or value without counterpart.
     """
     of_timm = Arguments("arguments", arguments)
     pool = of_timm.choose("global_pool", "token", {"token": "token", "avg": "gap_norm", "map": "map"})
@@ -104,7 +104,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
         pool = "gap"
     for name, value in _REQUIRED.items():
         of_timm.require(name, value)
-    of_timm.skip("weight_init", "fix_init", "dynamic_img_size")  # the last changes nothing at the size that is given
+    of_timm.skip("weight_init", "fix_init", "dynamic_img_size")  # the last changes nothing at the configured size
     of_timm.warn_of_dropout("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
     of_timm.warn_of_dropout("drop_path_rate")
     width, qk_norm = of_timm.count("embed_dim", 768), of_timm.take("qk_norm", False)
@@ -134,19 +134,19 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
 
 
 def _epsilon(of_timm: Arguments) -> float:
-    """That of the normalisations: timm's default is 1e-6, and that of "LayerNorm", which is torch's, 1e-5."""
+    """The epsilon of the normalisations: 1e-6 by timm's default; 1e-5, torch's default, for "LayerNorm"."""
     layer = of_timm.take("norm_layer", None) or "LayerNorm{'eps': 1e-06}"
     match = re.fullmatch(r"(?:layernorm|LayerNorm)(?:\{'eps': ([-+.e\d]+)\})?", str(layer))
     try:
         if match is not None:
             return float(match[1] or 1e-5)
-    except ValueError:  # 1e-, say
+    except ValueError:  # for example 1e-
         pass
     raise ConfigError(f"arguments.norm_layer={layer!r}: expected 'LayerNorm', optionally followed by {{'eps': ...}}")
 
 
 _EITHER = {True: True, False: False}
-"""What an argument that is true or false becomes."""
+"""The values of a boolean argument here."""
 
 
 _REQUIRED: dict[str, Any] = {
@@ -154,22 +154,22 @@ _REQUIRED: dict[str, Any] = {
     **{"pos_embed": "learn", "final_norm": True, "pool_include_prefix": False, "dynamic_img_pad": False},
     "embed_norm_layer": None,
 }
-"""The arguments of timm that have one value, its default, with a counterpart here."""
+"""timm's arguments that have a counterpart here for only one value, their default."""
 
 
 @cache
 def models_of_timm() -> dict[str, dict[str, Any]]:
-    """Name -> arguments of every `VisionTransformer` of timm 1.0.31, as `config_from_timm` takes them.
+    """Name -> arguments of every `VisionTransformer` of timm 1.0.31, in the form that `config_from_timm` takes.
 
-    Recorded from timm's entry points, with the image size and the classes of each name's default weights, without arguments that
-    have timm's default. `config_from_timm` rejects those without counterpart.
+    Recorded from timm's entry points, with the image size and classes of each name's default weights, omitting arguments equal to
+    timm's defaults. `config_from_timm` rejects arguments without counterpart.
     """
     models: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "timm_models.json").read_text())
     return models
 
 
 def timm_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the model that timm's `config.json` on the hub describes, for `config_from_timm`.
+    """The arguments of the model in timm's `config.json` on the hub, for `config_from_timm`.
 
     Raises ConfigError for an `architecture` that is not a `VisionTransformer` of timm.
     """

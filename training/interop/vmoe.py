@@ -1,6 +1,6 @@
-"""google-research/vmoe: parameters and configurations of its `VisionTransformerMoe`, to ours and back.
+"""google-research/vmoe: converts parameters and configurations of its `VisionTransformerMoe`, and back.
 
-Letters of the shape comments: D width, E experts.
+Letters in shape comments: D width, E experts.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -38,9 +38,9 @@ VMOE = Project(
         **{"qk_norm_bias": [False], "group_tokens": None, "round_experts": None},
     },
 )
-"""Its `VisionTransformerMoe`. The layouts differ in names only: in both, kernels have their inputs first, attention kernels are
-`(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. What vmoe calls `Router/mu` are our
-slots. Both compute the same function when the settings correspond, see `config_from_vmoe`.
+"""Its `VisionTransformerMoe`. The layouts differ only in names: in both, kernels have their inputs first, attention kernels are
+`(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. vmoe's `Router/mu` are the slots
+here. Both compute the same function if their settings correspond, see `config_from_vmoe`.
 
 Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
 """
@@ -49,7 +49,7 @@ Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/
 def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int = 3) -> VitConfig:
     """The `VitConfig` that computes what vmoe's `VisionTransformerMoe` computes with the arguments `model`.
 
-    `model` is the nested mapping that vmoe's configurations call `config.model`. What it leaves out has vmoe's default:
+    `model` is the nested mapping that vmoe's configurations call `config.model`. Missing entries have vmoe's defaults:
     capacities are rounded up to a multiple of 4, and auxiliary losses have weight 1.
 
     | vmoe | ours |
@@ -71,8 +71,8 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `split_rngs` | `expert_init` |
     | `deterministic`, not in `model` | `forward` without `noise` |
 
-    The dispatcher, its precision and its partitions do not change the function and are ignored. Dropout gets a warning: training
-    differs, evaluation agrees. Raises ConfigError for an argument, or a value, without counterpart, such as other solvers
+    The dispatcher, its precision and its partitions do not change the function and are ignored. Dropout causes a warning: training
+    differs, evaluation agrees. Raises ConfigError for an argument or value without counterpart, such as other solvers
     (`use_lbfgs`, `SparseProjection...`).
     """
     arguments = Arguments("model", model)
@@ -106,7 +106,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
 
 
 def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> dict[str, Any]:
-    """The fields of `VitConfig` that concern its MoE blocks."""
+    """The fields of `VitConfig` for its MoE blocks."""
     moe.warn_of_dropout("dropout_rate")
     experts, group_size = moe.count("num_experts"), moe.count("group_size")
     whole = group_size % dense.sequence == 0
@@ -117,7 +117,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     ours, read = _ROUTERS[name]
     options = read(router, group_size, experts)
     router.finish()
-    rounds = options.pop("round_experts", True)  # the soft router, which does not say, always rounds
+    rounds = options.pop("round_experts", True)  # the soft router has no such option and always rounds
     return {
         "moe": _placement(layers, dense.depth),
         "router": ours,
@@ -173,7 +173,7 @@ def _expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, An
 
 
 def _plan(router: Arguments, iterations: str) -> dict[str, Any]:
-    """What the routers by a plan have in common. iterations: our name for how long it is improved."""
+    """The options shared by the plan-based routers. iterations: our name for the number of improvement steps."""
     combine = router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})
     return {"combine_with": combine, iterations: router.take("maxiter", 20)}
 
@@ -182,7 +182,7 @@ def _sinkhorn_token_choice(router: Arguments, tokens: int, experts: int) -> dict
     router.require("use_lbfgs", False)
     router.skip("use_implicit_differentiation")
     options = _token_choice(router, tokens, experts, weight=0.0)
-    del options["balance_weight"]  # which vmoe's has, and no such loss
+    del options["balance_weight"]  # vmoe's router has the option, but not the loss
     return {**options, "combine_from_clean_logits": True, **_plan(router, "sinkhorn_iterations")}
 
 
@@ -193,13 +193,13 @@ def _sinkhorn_expert_choice(router: Arguments, tokens: int, experts: int) -> dic
 
 def _sparse_expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    # vmoe's has the argument, and no noise
+    # vmoe's router has the argument, but no noise
     return {**_expert_choice(router, tokens, experts), "noise_multiplier": 0.0, **_plan(router, "transport_steps")}
 
 
 def _sparse_token_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    # vmoe's has the arguments, and neither noise nor losses
+    # vmoe's router has the arguments, but neither noise nor losses
     without = dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0)
     return {**_token_choice(router, tokens, experts), **without, **_plan(router, "transport_steps")}
 
@@ -221,7 +221,7 @@ _ROUTERS: dict[str, tuple[str, Callable[[Arguments, int, int], dict[str, Any]]]]
     "KSparseProjectionTransportTopItemsPerExpertRouter": ("sparsity_constrained_expert_choice", _sparse_expert_choice),
     "KSparseProjectionTransportTopExpertsPerItemRouter": ("sparsity_constrained_token_choice", _sparse_token_choice),
 }
-"""vmoe's router -> ours, and what reads its options: of arguments, the tokens of a group, and experts."""
+"""vmoe's router -> ours, and the function that reads its options from its arguments, tokens per group and experts."""
 
 
 def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The training loop: steps, checkpoints, evaluation while training, logs and the folder of a run."""
+"""The training loop: steps, checkpoints, evaluation during training, logs and the folder of a run."""

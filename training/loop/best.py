@@ -1,6 +1,6 @@
-"""The best evaluation of a run, whose checkpoint is kept (`training.keep_best`), and an early end (`training.patience`).
+"""The best evaluation of a run, whose checkpoint is kept (`training.keep_best`), and early stopping (`training.patience`).
 
-Each checkpoint records the best up to its step, so that a run that goes on from it decides as an unbroken one does."""
+Each checkpoint records the best evaluation up to its step, so a resumed run makes the same decisions as an uninterrupted one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ __all__ = ["Best", "check_measure", "ended", "sentences", "updated"]
 
 
 class Best(NamedTuple):
-    """The best value of a measure, the step that was evaluated, and how many evaluations since then were no better."""
+    """The best value of a measure, its step, and the number of evaluations since then that were no better."""
 
     measure: str
     value: float
@@ -25,16 +25,16 @@ class Best(NamedTuple):
 
 
 def check_measure(config: Config, others: Sequence[str]) -> None:
-    """ConfigError unless `training.keep_best` is a result of the run's own evaluation, or one of `others`, of [evaluation.NAME]."""
+    """Raises ConfigError unless `training.keep_best` is a result of the run's own evaluation or one of `others`, from [evaluation.NAME]."""
     own = ["accuracy", "balanced_accuracy", "loss", "top5"] if objective_of(config).head else ["accuracy"]
     if (measure := config.training.keep_best) and measure not in (*own, *others):
         raise ConfigError(f"training.keep_best={measure!r}: expected one of {', '.join([*own, *others])}")
 
 
 def updated(B: Backend, config: Config, best: Best | None, step: int, results: Mapping[str, Any]) -> Best | None:
-    """The best evaluation after those of `step`, whose results are by the kind of their line. All processes take process 0's value.
+    """The best evaluation including `step`, whose results are keyed by the kind of their log line. All processes use process 0's value.
 
-    A loss is best when smallest, any other measure when largest. The earlier of equal ones stays, and NaN is never better.
+    The best loss is the smallest; for other measures the largest is best. Among equals the earlier stays. NaN is never better.
     """
     measure = config.training.keep_best
     name, _, path = measure.partition("/")
@@ -51,12 +51,12 @@ def updated(B: Backend, config: Config, best: Best | None, step: int, results: M
 
 
 def ended(config: Config, best: Best | None) -> bool:
-    """Whether a run ends early, as `training.patience` evaluations in a row were no better."""
+    """Whether a run stops early: `training.patience` evaluations in a row were no better."""
     return best is not None and 0 < config.training.patience <= best.since
 
 
 def sentences(config: Config, best: Best | None, done: int) -> list[str]:
-    """What is best, and why a run of so many steps ended early if it did."""
+    """The best evaluation, and the reason if a run that did `done` steps stopped early, in words."""
     if best is None:
         return []
     why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without an improvement of {best.measure}"

@@ -1,19 +1,19 @@
-"""Checkpoints: the state of a run, from which it goes on to the same bits; safe against a crash and checked when read.
+"""Checkpoints: the state from which a run resumes bit for bit; crash-safe, and verified when read.
 
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
-    arrays.safetensors    params/... and a slot/... for each of what the optimiser keeps of them, such as mu/..., nu/...
-    state.json            step, configuration and the changes made to it on purpose, random state (seed and step),
+    arrays.safetensors    params/..., and slot/... for each value that the optimiser keeps per parameter, such as mu/..., nu/...
+    state.json            step, configuration and deliberate changes to it, random state (seed and step),
                           generator of noise, data position, backend, seconds of training, version of moespec,
                           the SHA-256 of arrays.safetensors and of itself
 
-Of several processes each writes a file of its own, `arrays-00001-of-00004.safetensors`, on a thread, with the shards that it has
-(`moespec.training.loop.shards`), and a note of its checksum. When all notes are there, process 0 writes state.json, which names the
-files, and renames the folder. Processes communicate only through the folder, so that training goes on meanwhile. Any number of
-processes reads it, each what it needs.
+With several processes, each one writes its shards (`moespec.training.loop.shards`) to its own file,
+`arrays-00001-of-00004.safetensors`, on a thread, and a note with the file's checksum. Once all notes exist, process 0 writes
+state.json, which names the files, and renames the folder. Processes communicate only through the folder, so training continues
+meanwhile. Any number of processes can read the checkpoint, each loading what it needs.
 
-It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote. The recorded
-configuration says what the optimiser keeps. Format 1 had both moments of all parameters; those not needed are ignored.
+A checkpoint is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend can read another's. The
+recorded configuration says what the optimiser keeps. Format 1 had both moments of all parameters; unused ones are ignored.
 """
 
 import json
@@ -43,28 +43,28 @@ __all__ = [
 ]
 
 FORMATS = (1, 2, 3)
-"""Formats that are read. Format 2 has one file of arrays, format 3 one of each process."""
+"""Formats that can be read. Format 2 has one file of arrays, format 3 one per process."""
 ARRAYS, STATE = "arrays.safetensors", "state.json"
 ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)}
 }
-"""Required entries of state.json, besides its format, its own checksum and those of arrays."""
+"""Required entries of state.json, in addition to its format, its checksum and the arrays' checksums."""
 PATIENCE, LOOK = 600.0, 0.05
-"""Seconds that process 0 waits for the parts of the others, and between looks."""
+"""Seconds that process 0 waits for the other processes' parts, and between checks."""
 MORE: dict[str, Any] = {"overrides": list, "owed": list, "logged": int, "stamp": dict, "best": dict | None}
 """Optional entries, which older versions did not write."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`state` is what `export_state` of a backend gives ("params", "step" and slots); `record` is state.json."""
+    """`state` is the result of a backend's `export_state` ("params", "step" and slots); `record` is state.json."""
 
     state: dict[str, Any]
     record: dict[str, Any]
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint into `folder` and removes all but the newest `keep`, that of step `spare`, and their best. Returns its path."""
+    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best of the kept ones. Returns its path."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -74,22 +74,22 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None 
         write_synced(temporary / ARRAYS, arrays)
         return _finish(folder, record, keep=keep, spare=spare)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # what a full disk took of it is of no use
+        shutil.rmtree(temporary, ignore_errors=True)  # a part of it, left by a full disk, is useless
         raise
 
 
 def _unfinished(folder: Path, step: int) -> Path:
-    """The folder of a checkpoint while it is written."""
+    """The folder of a checkpoint during writing."""
     return folder / f".{step:08d}.tmp"
 
 
 def _encoded(state: dict[str, Any]) -> bytes:
-    """The arrays of a state, or those that this process is to save, as a safetensors file."""
+    """The arrays of a state, or this process's part of them, as a safetensors file."""
     return safetensors.numpy.save(named_pieces(flatten({name: tree for name, tree in state.items() if name != "step"})))
 
 
 def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
-    """Writes the record of a checkpoint whose arrays are written, gives it its name, and removes older ones; see `write`."""
+    """Writes the record of a checkpoint after its arrays, gives it its final name, and removes older ones; see `write`."""
     final, temporary = folder / f"{record['step']:08d}", _unfinished(folder, record["step"])
     write_synced(temporary / STATE, signed(record))
     sync_directory(temporary)
@@ -98,14 +98,14 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
     present = steps(folder)
     kept = {spare, *present[-keep:]}
     for step in kept.intersection(present) if record.get("best") else ():
-        with suppress(CheckpointError):  # whoever goes on from it is told of the damage
+        with suppress(CheckpointError):  # resuming from it reports the damage
             kept.add((read_record(folder / f"{step:08d}").get("best") or {}).get("step"))
     for old in present:
         if old not in kept:
             try:
                 _remove(folder / f"{old:08d}")
-            except OSError as error:  # the new one is whole
-                warnings.warn(f"{folder}: cannot remove the old checkpoint {old} ({error.strerror})", stacklevel=1)
+            except OSError as error:  # the new one is complete
+                warnings.warn(f"{folder}: the old checkpoint {old} cannot be removed ({error.strerror})", stacklevel=1)
     return final
 
 
@@ -115,7 +115,7 @@ def amend(path: Path, record: dict[str, Any]) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames the checkpoint at `path`, so that it is no longer one of the run. Returns the new path."""
+    """Renames the checkpoint at `path` so that it no longer belongs to the run. Returns the new path."""
     aside = path.with_name(f"cooled_{path.name}")
     _remove(aside)
     path.rename(aside)
@@ -123,9 +123,9 @@ def set_aside(path: Path) -> Path:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint in `folder`, in order."""
+    """The steps of the checkpoints in `folder`, in order."""
     names = [path.name for path in folder.glob("[0-9]*")]
-    numbers = {name: int(name) for name in names if re.fullmatch("[0-9]{8,}", name)}  # isdigit is true of ² as well
+    numbers = {name: int(name) for name in names if re.fullmatch("[0-9]{8,}", name)}  # isdigit also accepts ²
     return sorted(step for name, step in numbers.items() if name == f"{step:08d}")
 
 
@@ -136,10 +136,10 @@ def latest(folder: Path) -> Path | None:
 
 
 def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
-    """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after checking it.
+    """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after verifying it.
 
-    whole: False reads and checks arrays when slices of them are requested, `Stored`. Raises CheckpointError, naming the file, if
-    a file is missing or damaged, or arrays are not those of the model.
+    whole: False reads and verifies arrays only when slices of them are requested, `Stored`. Raises CheckpointError, naming the file,
+    if a file is missing or damaged, or the arrays do not belong to the model.
     """
     record = read_record(path)
     files = [ArrayFile(path / name, sha256) for name, sha256 in _files(record).items()]
@@ -174,12 +174,12 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
 
 
 def _files(record: dict[str, Any]) -> dict[str, str]:
-    """The files of arrays of a checkpoint with their checksums."""
+    """The array files of a checkpoint with their checksums."""
     return record["files"] if record["format"] >= 3 else {ARRAYS: record["arrays_sha256"]}
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """state.json of the checkpoint at `folder`, after checking it. Raises CheckpointError, naming the file."""
+    """state.json of the checkpoint at `folder`, after verifying it. Raises CheckpointError, naming the file."""
     path = folder / STATE
     try:
         record = unsigned(read_file(path, RECORD))
@@ -188,8 +188,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
-        by = record.get("version", "0.1")  # which did not say
-        raise CheckpointError(f"{path}: format {record.get('format')!r} of moespec {by}; expected one of {FORMATS}")
+        by = record.get("version", "0.1")  # version 0.1 did not record it
+        raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
         if key not in record:
@@ -210,18 +210,18 @@ def _advice(path: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint so that no moment shows a part of it."""
+    """Removes a checkpoint without ever exposing a partial one."""
     if path.exists():
         aside = path.with_name(f".{path.name}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        shutil.rmtree(str(aside))  # whose errors show a path as it is given
+        shutil.rmtree(str(aside))  # a str, since errors repeat the path in its given type
 
 
 class Saver:
-    """Writes the checkpoints of a run into `folder`, of which it keeps so many and that of the step `spare`.
+    """Writes a run's checkpoints into `folder` and keeps the newest `keep` and step `spare`.
 
-    Use as a context manager: leaving it waits for what is being written. An error of writing is raised by the next call, or there.
+    Use as a context manager: leaving it waits for the current write. The next call, or leaving the context, raises a write's error.
     """
 
     def __init__(self, B: Backend, folder: Path, *, keep: int, spare: int | None) -> None:
@@ -238,7 +238,7 @@ class Saver:
             self.wait()
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Saves an exported state. With several devices it returns when the thread has begun."""
+        """Saves an exported state. With several devices it returns once the thread has started."""
         if self._B.sizes.devices == 1:
             write(self._folder, Checkpoint(state, record), keep=self._keep, spare=self._spare)
             return
@@ -246,7 +246,7 @@ class Saver:
         self._last = self._threads.submit(self._write, state, record)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is whole."""
+        """Waits until the last checkpoint is complete."""
         if self._last is not None:
             self._last.result()
 
@@ -271,7 +271,7 @@ class Saver:
             _finish(self._folder, record, keep=self._keep, spare=self._spare)
 
     def _checksum(self, folder: Path, process: int) -> str:
-        """That of the file of a process, when it is written."""
+        """Waits for a process's file and returns its checksum."""
         note, until = _note(folder, process), time.monotonic() + PATIENCE
         while not note.exists():
             if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""A run keeps its configuration: what it goes on with is compared with what its last checkpoint says it was trained with."""
+"""Compares the configuration of a run to resume with the one that its last checkpoint was trained with."""
 
 import tomllib
 from collections.abc import Mapping
@@ -20,30 +20,30 @@ FREE = frozenset(
         *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"),
     }
 )
-"""Fields that may change between sittings without more ado; `training.steps` may where no rate of a step done changes."""
+"""Fields that may change freely when a run resumes; `training.steps` only if no completed step's rate changes."""
 
 BESIDES = ("evaluation.", "log")
-"""Fields, or their beginnings, that no checkpoint depends on: what else is evaluated, and where the run is logged, too."""
+"""Fields, or their prefixes, that affect no checkpoint: additional evaluations and loggers."""
 
 EVALUATED = (
     *("model.", "data.name", "data.validation_share", "training.loss"),
     *("data.mean", "data.std", "data.resize", "data.background"),
 )
-"""Fields, or their beginnings, that decide what an evaluation computes."""
+"""Fields, or their prefixes, that affect the result of an evaluation."""
 
 NUMBER = "number of the training images"
-"""What decides their order."""
+"""The entry of a data stamp that determines the order of the images."""
 
 Changes = dict[str, tuple[Any, Any]]
-"""Dotted field -> its value before, its value now."""
+"""Dotted field -> its previous value, its current value."""
 
 
 def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
     """The fields in which `config` differs from the configuration that a checkpoint recorded.
 
-    A field that a configuration does not have, as it is older than the field, has its default, which of the model is that
-    of the named model; what decayed, the record says itself (see `with_decay`). A field that only the record has, an option of
-    another router in records of an early 0.1, does not count.
+    If the record predates a field, the field has its default; in the section model, the named model's default. The record itself
+    determines which parameters decayed (see `with_decay`). Fields that only the record has do not count: records of an early 0.1
+    hold options of other routers.
     """
     plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))
     before, now, defaults = (
@@ -60,22 +60,22 @@ def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
 
 
 def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> None:
-    """CheckpointError if a checkpoint was trained with another model, or for other data, than `config` says."""
+    """Raises CheckpointError if a checkpoint was trained with another model or for other data than `config` describes."""
     changed = changes(record["config"], config)
     if wrong := {key: pair for key, pair in changed.items() if key.startswith(EVALUATED)}:
         raise CheckpointError(f"{where}, step {record['step']}: trained with another config.toml: {described(wrong)}")
 
 
 def of_data(recorded: Mapping[str, Any], stamp: Mapping[str, Any]) -> Changes:
-    """What differs between two stamps of data, `Dataset.stamp`; nothing of a checkpoint that has none, or of none now."""
+    """The differences between two stamps of data, `Dataset.stamp`; entries that only one of them has do not count."""
     return {key: (recorded[key], now) for key, now in stamp.items() if recorded.get(key, now) != now}
 
 
 def described(changed: Changes) -> str:
-    """Each field with the values of before and of now."""
+    """Each field with its previous and current values."""
 
     def text(key: str, before: Any, now: Any) -> str:
-        digest = " of the " in key and isinstance(now, str)  # of data
+        digest = " of the " in key and isinstance(now, str)  # a data stamp
         return f"{key} changed" if digest else f"{key} is {before!r} there, {now!r} here"
 
     return "; ".join(text(key, *pair) for key, pair in changed.items())

@@ -1,7 +1,7 @@
-"""Training on several devices and processes: joining them, checks, and what one process does for all.
+"""Training on several devices and processes: joining them, checks, and work that one process does for all.
 
-Process 0 alone writes to the terminal and, except for the others' shards of checkpoints, to the folder of the run. Every process
-reads the same configuration and data, and ends with an error if they differ.
+Only process 0 writes to the terminal and to the folder of the run; the others write only their shards of checkpoints. Every process
+reads the same configuration and data, and exits with an error if they differ.
 """
 
 import importlib
@@ -36,9 +36,9 @@ Result = TypeVar("Result")
 
 @contextmanager
 def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
-    """The backend on all devices of all processes that were started together; with torch one process has one device.
+    """The backend on all devices of all processes that were started together; with torch each process has one device.
 
-    Raises ConfigError for a mesh that does not fit the devices, RunError when other processes do not come.
+    Raises ConfigError for a mesh that does not fit the devices, RunError if other processes do not appear.
     """
     process = process_of(os.environ)
     if name == "numpy":
@@ -54,7 +54,7 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
 
 
 def on_devices(name: str, mesh: MeshConfig) -> Backend:
-    """The backend on all devices that its framework knows of."""
+    """The backend on all devices visible to its framework."""
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
     sizes = mesh_sizes(on_mesh.devices(), **mesh.axes)
     backend: Backend = on_mesh.OnMesh(sizes, transport=mesh.transport) if sizes.devices > 1 else load_backend(name)
@@ -63,7 +63,7 @@ def on_devices(name: str, mesh: MeshConfig) -> Backend:
 
 @contextmanager
 def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
-    """Within it, the processes know each other. Where one is lost or fails, all end, with its name."""
+    """Connects the processes within this context. If one is lost or fails, all exit and name it."""
     watchdog = Watchdog(process, timeout)
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
     try:
@@ -84,9 +84,9 @@ def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
 
 
 def check_layout(B: Backend, config: Config) -> None:
-    """ConfigError for a resolved configuration that cannot be trained on these devices.
+    """Raises ConfigError for a resolved configuration that cannot be trained on these devices.
 
-    A device routes whole groups, the same as a single device would.
+    A device routes complete groups, exactly as a single device would.
     """
     sizes, model, training = B.sizes, model_config(config.model), config.training
     if training.cuda_graph:
@@ -103,9 +103,9 @@ def check_layout(B: Backend, config: Config) -> None:
 
 
 def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int, parts: int) -> None:
-    """ConfigError, which begins with `where`, for a batch that does not divide among the devices, or whose groups span devices.
+    """Raises a ConfigError that begins with `where` for a batch that the devices do not divide, or whose groups span devices.
 
-    parts: computed by each device one after the other.
+    parts: the number of parts that each device computes one after another.
     """
     layers_of = family(model).moe_layers
     if images % (sizes.devices * parts):
@@ -124,7 +124,7 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
 
 
 def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> None:
-    """ConfigError for experts that the axis `expert` does not divide, or that cannot be split."""
+    """Raises ConfigError for experts that the axis `expert` does not divide, or that cannot be sharded."""
     for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
         check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
         if multi_hash.chosen(layer.settings):
@@ -132,7 +132,7 @@ def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> N
 
 
 def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> None:
-    """RunError, naming the first process and what differs, unless all have the same configuration, data and version."""
+    """Raises RunError, naming the first process and the difference, unless all have the same configuration, data and version."""
     own = {
         **flat(asdict(replace(config, mesh=MeshConfig()))),
         "mesh.transport": config.mesh.transport,
@@ -148,7 +148,7 @@ def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> No
 
 
 def led(B: Backend, function: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of `function`, JSON, which process 0 alone runs, in all processes. Its error is a RunError of the others."""
+    """Runs `function` on process 0 only; returns its JSON result on all processes. If it fails, the others raise RunError."""
     error: Exception | None = None
     answer: dict[str, Any] = {}
     if B.process == 0:

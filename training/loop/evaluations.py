@@ -1,4 +1,4 @@
-"""The evaluations of `[evaluation.NAME]`: their images, their schedule, and what they measure."""
+"""The evaluations of `[evaluation.NAME]`: their images, their schedule, and their results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,22 +37,22 @@ __all__ = ["Evaluate", "EvaluationSet", "Evaluations", "load_sets"]
 
 
 class EvaluationSet(NamedTuple):
-    """One evaluation: its settings, its images, the right labels if there are several, and the model as it is run here."""
+    """One evaluation: its settings, its images, the right labels if there are several, and the model as configured for it."""
 
     settings: EvaluationConfig
     dataset: Dataset
     labels: Sequence[Sequence[int]] | None
     model: Model
     numbers: Sequence[str] = ()
-    """what a metric of the user measures"""
+    """names of the results of a third-party metric"""
 
 
 def load_sets(
     config: Config, dataset: Dataset, sets: Mapping[str, EvaluationConfig] | None = None
 ) -> dict[str, EvaluationSet]:
-    """The evaluations of a resolved configuration, or `sets`, by name. `dataset` is what the run trains on.
+    """The evaluations of a resolved configuration, or `sets`, by name. `dataset` is the run's training data.
 
-    Raises ConfigError or DataError, naming the evaluation, for what cannot be evaluated.
+    Raises ConfigError or DataError, naming the evaluation, if it cannot be done.
     """
     loaded = {}
     for name, settings in (config.evaluation if sets is None else sets).items():
@@ -78,10 +78,10 @@ def load_sets(
 
 
 def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
-    """The numbers, by name, that a metric of the user's own finds of logits, or features of a model without a head, and labels."""
+    """The numbers, by name, that a third-party metric computes from labels and logits, or features of a model without a head."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
-    if not good or {"kind", "step"}.intersection(made):  # which each line of the log has
+    if not good or {"kind", "step"}.intersection(made):  # every line of the log has these two
         raise ConfigError(
             f"{where}={kind!r}: returned {shown(made)}, expected numbers by name, with names other than kind and step"
         )
@@ -89,7 +89,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
-    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run."""
+    """What the run or data lack for an evaluation, to follow its name; empty if nothing. head: the run's number of classes."""
     kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no text tower (objective={config.objective!r})"
@@ -115,7 +115,7 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
 
 
 def _model(config: Config, settings: EvaluationConfig) -> Model:
-    """The model of the run, with another capacity at evaluation if the settings say so."""
+    """The model of the run, with the capacity that the settings specify for evaluation, if any."""
     section = config.model
     if settings.capacity_factor is not None:
         factor, fields = {"eval_capacity_factor": settings.capacity_factor}, section.set()
@@ -132,7 +132,7 @@ def _model(config: Config, settings: EvaluationConfig) -> Model:
 
 
 def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
-    """The right labels of each validation image. Raises DataError naming the file and what is wrong with it."""
+    """The right labels of each validation image. Raises DataError naming the file and the defect."""
     labels = read_json(path, DataError, object)
     classes = range(len(dataset.classes))
     if not isinstance(labels, list) or len(labels) != len(dataset.validation):
@@ -147,20 +147,20 @@ def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
 
 
 class Evaluations:
-    """What the sets measure of parameters; functions are compiled once."""
+    """Evaluates parameters on the sets; functions are compiled once."""
 
     def __init__(self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet]) -> None:
         self._B, self._config, self._training, self._sets = B, config, config.training, sets
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
     def pending(self, done: int) -> list[str | None]:
-        """The evaluations after `done` steps; None is that of the run's own images."""
+        """The evaluations after `done` steps; None stands for the run's own images."""
         every: list[tuple[str | None, int]] = [(None, self._training.evaluate_every)]
         every += [(name, one.settings.every) for name, one in self._sets.items()]
         return [name for name, steps in every if done % steps == 0 or done == self._training.total]
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
-        """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
+        """The results of evaluation `name` for `params` (arrays of the backend): numbers, and dicts and lists of numbers."""
         settings, dataset, labels, model, _ = one = self._sets[name]
         sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
         batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]
@@ -191,7 +191,7 @@ class Evaluations:
         return nearest_neighbours(train, test, classes=classes, **options)
 
     def _classes(self, path: Path, params: Any) -> Any:
-        """The embeddings of the classes of a file of prompts."""
+        """The class embeddings for a file of prompts."""
         prompts = read_prompts(path)
         ids = encoded(self._config, prompts.texts, f"{path}, text {{}}".format)
         return class_embeddings(text_features(self._B, self._config, False)(params, ids), len(prompts.classes))
@@ -205,7 +205,7 @@ class Evaluations:
 
 
 class Evaluate(Evaluations):
-    """The hook that makes the pending evaluations, until a signal comes."""
+    """The hook that runs the pending evaluations until a signal arrives."""
 
     def __init__(
         self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet], dataset: Dataset, progress: Progress

@@ -1,7 +1,7 @@
-"""The codebook and the tables of the router `hash`, made of a data set.
+"""The codebook and tables of the router `hash`, built from a data set.
 
-k-means on normalised patches of training images finds the codebook, starting from different patches drawn by the seed. The
-frequencies of ids are counted on training images without augmentation.
+k-means on normalised patches of training images builds the codebook; its initial codewords are distinct patches drawn with the
+seed. Id frequencies are counted on training images without augmentation.
 """
 
 import sys
@@ -33,9 +33,9 @@ from moespec.training.rng import TABLES, generator
 __all__ = ["HashTables", "check", "initial_params", "make", "needed"]
 
 PATCHES_PER_CODE = 64
-"""Patches that k-means sees for each codeword, at most."""
+"""Maximum number of patches per codeword for k-means."""
 CHUNK = 256
-"""Images that are read at a time."""
+"""Number of images read at a time."""
 
 
 class HashTables(NamedTuple):
@@ -46,14 +46,14 @@ class HashTables(NamedTuple):
 
 
 def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
-    """Whether the model has a codebook or tables, for routers that need token ids: a ViT with such a router."""
+    """Whether the model has a codebook or tables: a ViT with a router that needs token ids."""
     return isinstance(model, vit.VitConfig) and vit.takes_ids(model)
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
-    """The initial parameters of a run; hash layers have a codebook and tables made of the data.
+    """The initial parameters of a run; hash layers have a codebook and tables built from the data.
 
-    lazily: values are drawn when they are read, `Drawn`.
+    lazily: values are drawn only when read, `Drawn`.
     """
     model = model_config(config.model)
     found = make(model, config, dataset) if needed(model) else None
@@ -71,7 +71,7 @@ def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) ->
 
 
 def check(params: dict[str, Any], model: families.Config, where: str) -> None:
-    """CheckpointError if a table among the parameters names an expert that does not exist."""
+    """Raises CheckpointError if a table among the parameters refers to an expert that does not exist."""
     if not needed(model):
         return
     experts = table_options(model).experts
@@ -137,14 +137,14 @@ def _tables(
             f"model.codes={len(codebook)}: fewer than the {options.experts} clusters of hash.kind={kind!r}"
         )
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
-    # A class token has no pixels: it sits with the patches of one colour, which are 0.
+    # A class token has no pixels: it is grouped with the single-colour patches, which are 0.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
     clusters = hash_table_clustered(embeddings, words)
     return (clusters if kind == "clustered" else hash_table_dispersed(clusters, experts=options.experts))[None]
 
 
 def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[NDArray[np.float64]]:
-    """The images of the training part, some at a time, normalised as in training."""
+    """The images of the training split in chunks, normalised as in training."""
     with Bar(total=len(images), unit="image", desc=what) as bar:
         for start in range(0, len(images), CHUNK):
             chosen = images[start : start + CHUNK]
@@ -153,5 +153,5 @@ def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[ND
 
 
 def table_options(model: vit.VitConfig) -> Options:
-    """The options of the routers that take token ids, which have the same tables in all blocks."""
+    """The options of the routers that take token ids; all blocks share the same tables."""
     return cast(Options, vit.router_config(vit.of_block(model, vit.id_blocks(model)[0])))  # see `needed`

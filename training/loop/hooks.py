@@ -1,20 +1,20 @@
-"""What a run does after each step. Each part is a hook: a function that is called with the run as it then is, an `AfterStep`.
+"""What a run does after each step. Each part is a hook: a function called with the current state of the run, an `AfterStep`.
 
     def hook(after: AfterStep) -> None:
         if after.logs and after.B.process == 0:
             print(after.done, after.metrics["loss"], after.evaluations)
 
-`train` calls, in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and those of `--log`, saving, `Stop.end`. So:
+`train` calls them in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and the `--log` hooks, saving, `Stop.end`. So:
 
-- What is logged, evaluated or saved is finite.
-- A checkpoint is of a step that the hooks have seen. A run that was killed calls them again for the steps that it repeats.
-- A signal leaves evaluations pending (`after.pending`). They are made when the run goes on; hooks are then called once more for
-  their step, without metrics (`after.logs` is false).
-- An error of a hook ends the run, except one of `--log`.
-- On several devices each process calls all hooks, but only process 0 those of `--log`.
+- Logged, evaluated and saved values are finite.
+- The hooks have seen the step of every checkpoint. A run that was killed calls them again for the steps that it repeats.
+- A signal leaves evaluations pending (`after.pending`). The resumed run does them and then calls the hooks once more for
+  that step, without metrics (`after.logs` is false).
+- An error in a hook ends the run, unless it is a `--log` hook.
+- On several devices each process calls all hooks, but only process 0 calls `--log` hooks.
 
-A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTERM)` in a hook ends the run after the next step (of
-several processes, the next that is logged), which is saved.
+A hook must not change anything that a step depends on. `signal.raise_signal(signal.SIGTERM)` in a hook ends the run after the next
+step (with several processes, the next logged step), which is saved.
 """
 
 import math
@@ -54,43 +54,43 @@ TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOT
 
 @dataclass(eq=False)
 class AfterStep:
-    """A run after a step, as its hooks see it. The arrays of the backend are there until the next step."""
+    """A run after a step, as its hooks see it. The backend's arrays are valid until the next step."""
 
     B: Backend
     config: Config
     state: Any
     """the state of the run: its parameters are `B.state_params(after.state)`"""
     done: int
-    """steps done, this one included"""
+    """number of finished steps, including this one"""
     rate: float = 0.0
     """learning rate of the step"""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """metrics of the step, arrays of the backend"""
     pending: list[str | None] = field(default_factory=list)
-    """evaluations after this step that are yet to be made; None is that of the run's own images"""
+    """evaluations still to do after this step; None stands for the run's own images"""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """results of those that were made, by the kind of their line in metrics.jsonl"""
+    """results of the finished evaluations, by the kind of their line in metrics.jsonl"""
     logged: Mapping[str, Any] = field(default_factory=dict)
-    """the "train" line of metrics.jsonl of this step, in process 0; empty where there is none"""
+    """the "train" line of metrics.jsonl for this step, on process 0; empty if there is none"""
     stopped_by: signal.Signals | None = None
-    """the signal after which this step is the last"""
+    """the signal that makes this step the last"""
     unread: bool = False
-    """whether this step is the last as the images of the next cannot be read"""
+    """whether this step is the last because the next step's images cannot be read"""
     best: Best | None = None
     """with `training.keep_best`: the best evaluation so far"""
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The metrics of the step as nested dicts of numbers and lists; waits for the step to end."""
+        """The metrics of the step as nested dicts of numbers and lists; waits until the step has finished."""
         return unflatten(self.B.to_numpy(self.measured))
 
     @cached_property
     def exported(self) -> dict[str, Any]:
-        """The state as it is saved: on one device NumPy arrays, on several `Shards`, those of this process."""
+        """The state in the form that is saved: NumPy arrays on one device, this process's shards on several."""
         return self.B.export_state(self.state)
 
     def every(self, steps: int) -> bool:
-        """Whether a multiple of `steps` is done, or the whole run."""
+        """Whether the number of finished steps is a multiple of `steps`, or the run is complete."""
         return self.done % steps == 0 or self.done == self.config.training.total
 
     @property
@@ -100,7 +100,7 @@ class AfterStep:
 
     @property
     def saves(self) -> bool:
-        """Whether there is a checkpoint of this step."""
+        """Whether this step is checkpointed."""
         scheduled = self.every(self.config.training.checkpoint_every) or self.done == before_cooldown(self.config)
         best = self.best is not None and (self.best.step == self.done or ended(self.config, self.best))
         return scheduled or best or self.stopped_by is not None or self.unread
@@ -110,7 +110,7 @@ Hook = Callable[[AfterStep], None]
 
 
 class Stop:
-    """Stops the run at a signal: called first, it notes the signal, which all processes agree on; `end` is called last."""
+    """Stops the run on a signal. Called first, it notes the signal, which all processes agree on; `end` is called last."""
 
     def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
         self._interruption, self._saver, self._run = interruption, saver, run
@@ -119,7 +119,7 @@ class Stop:
         after.stopped_by = self._interruption.agreed(after.B, after.logs)
 
     def end(self, after: AfterStep) -> None:
-        """Raises Interrupted if there was a signal, when the step is saved."""
+        """Raises Interrupted if there was a signal, after the step is saved."""
         if after.stopped_by is None:
             return
         self._saver.wait()
@@ -135,19 +135,19 @@ class Stop:
 
 @dataclass(frozen=True)
 class Finite:
-    """Ends a run that diverges. Numbers are checked only where something of them is logged, evaluated or saved.
+    """Ends a run that diverges. Numbers are checked only at steps that are logged, evaluated or saved.
 
     If one is not finite, the steps since the last checkpoint are repeated, which gives the same bits, and everything is checked
     after each step.
     """
 
     explain: Callable[[int], RunError]
-    """the error of a run that is not finite after so many steps"""
+    """returns the error of a run that is not finite after this many steps"""
 
     def __call__(self, after: AfterStep) -> None:
         if not (after.logs or after.saves or after.pending):
             return
-        # The state leaves the device only if it is saved, or not finite.
+        # The state leaves the device only if it is saved or not finite.
         looked_at = after.saves or (after.pending and not after.B.finite_state(after.state))
         exported, metrics = after.exported if looked_at else {}, after.metrics
         measured = (f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name]))
@@ -167,7 +167,7 @@ def diverged(
     *,
     last: int,
 ) -> RunError:
-    """The error of a run that is not finite after `last` steps: what diverged first, and when.
+    """The error for a run that is not finite after `last` steps: what diverged first, and when.
 
     make_step: see `step_maker`. exported: the last state known to be finite.
     """
@@ -180,7 +180,7 @@ def diverged(
         if not math.isfinite(value):
             return _error(f"the loss is {value}", step, rate, updates=step)
         if not math.isfinite(norm):
-            # Clipping spreads it to all parameters; a step along the gradient alone tells whose it was.
+            # Clipping spreads it to all parameters; a step with the unclipped gradient shows where it arose.
             alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
             moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
             params = flatten(B.export_state(moved)["params"])
@@ -194,13 +194,13 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """A smaller rate is advised only if one of the `updates` before, which may have led to it, had a rate above 0."""
-    advice = "; try a smaller schedule.peak" if any(rate(index) > 0 for index in range(updates)) else ""
+    """Advises a smaller rate only if one of the `updates` before, which may have caused it, had a rate above 0."""
+    advice = "; a smaller schedule.peak may help" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 
 
 def _not_finite(exported: dict[str, Any]) -> str | None:
-    """The first parameter, or moment of one, with NaN or infinity, in words; None if there is none."""
+    """The first parameter or moment with NaN or infinity, in words; None if there is none."""
     for tree, kind in TREES.items():
         for name, value in flatten(exported.get(tree, {})).items():
             for part in [piece for _, piece in value.shards] if isinstance(value, Shards) else [value]:

@@ -1,6 +1,6 @@
-"""From a configuration to what it stands for: the backend, the data set, the model and the schedule.
+"""Resolves a configuration into the backend, the data set, the model and the schedule.
 
-`resolve` fills in what the configuration leaves open, so that the saved configuration says all that a run did.
+`resolve` fills in all open fields, so the saved configuration describes the run completely.
 """
 
 import importlib
@@ -29,15 +29,15 @@ from moespec.training.objectives.table import objective_of, shapes_of
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
 
 OF_DIGITS = 8
-"""Side of the images, in pixels, that the smallest models have by themselves."""
+"""Default image side of the smallest models, in pixels."""
 DRAWS = 8
-"""Numbers of 32 bits that an entry of a table takes while it is made."""
+"""Number of 32-bit values needed per table entry while building a table."""
 
 
 def choose_backend(requested: str) -> tuple[str, str]:
-    """The name of the backend to compute with, and the reason when it was not requested by name ("" if it was).
+    """The name of the backend to use, and the reason unless it was requested by name ("").
 
-    `auto` is what `moespec.backends.choice.choose` says. Raises ConfigError when the framework is not installed.
+    `auto` resolves by `moespec.backends.choice.choose`. Raises ConfigError if the framework is not installed.
     """
     if requested == "auto":
         return choose()
@@ -46,17 +46,17 @@ def choose_backend(requested: str) -> tuple[str, str]:
 
 
 def load_backend(name: str) -> Backend:
-    """The module `moespec.backends.<name>`; importing it by name leaves the choice of `moespec.backends` open.
+    """The module `moespec.backends.<name>`; importing it by name does not set the choice of `moespec.backends`.
 
-    Raises ConfigError when a package that it needs is missing, or memory.
+    Raises ConfigError for a missing package, or if memory runs out.
     """
     check_limits(name)
     if name == "torch":
-        # OpenMP reads this when torch loads it. By default its threads spin while they wait for each other, which makes
-        # a small model ten times slower on a machine that has anything else to do.
+        # OpenMP reads this when torch loads it. By default its threads spin while waiting for each other, which makes
+        # a small model ten times slower on a machine with any other load.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # The C library gives memory over 32 MiB back at once, so that gradients of many experts are new pages at each step:
-        # large pages are a hundred times fewer. torch reads this when it first takes memory.
+        # The C library frees blocks over 32 MiB immediately, so gradients of many experts use new pages at each step.
+        # Large pages reduce their number a hundredfold. torch reads this at its first allocation.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         loaded = cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
@@ -68,7 +68,7 @@ def load_backend(name: str) -> Backend:
 
 
 def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
-    """The data set of a configuration; images get the size of the model. first: see `load_configured`. Raises DataError or ConfigError."""
+    """The data set of a configuration, with images at the model's size. first: see `load_configured`. Raises DataError or ConfigError."""
     check_limits(workers=config.data.workers)
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:
@@ -77,10 +77,9 @@ def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
 
 
 def without_data(config: Config) -> ModelConfig:
-    """The section `model` for data that are not read: with the sizes that the name of the data set says, and a head only for an
-    objective that has one.
+    """The section `model` without reading the data: sizes follow from the data set's name; only an objective with a head gets one.
 
-    Raises ConfigError where neither that nor the model says how large the images are.
+    Raises ConfigError if neither the name nor the model gives the image size.
     """
     sizes = {**datasets.SIZES.get(config.data.name, {}), **({} if objective_of(config).head else {"classes": 0})}
     model = config.model.but(**{**sizes, **config.model.set()})
@@ -90,7 +89,7 @@ def without_data(config: Config) -> ModelConfig:
 
 
 def _own_size(model: ModelConfig) -> int:
-    """The size of images that a named model has by itself. Raises ConfigError for a model that is made for digits."""
+    """The default image size of a named model. Raises ConfigError for a model made for digits."""
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
         made_for = f"model.name={model.name!r} is designed for digits of {size} x {size} pixels"
@@ -99,9 +98,9 @@ def _own_size(model: ModelConfig) -> int:
 
 
 def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
-    """The configuration with every open field filled in: sizes from the data, the rest from the model and the router.
+    """The configuration with every open field filled in: sizes from the data, the rest from the model and router.
 
-    Raises ConfigError when the model does not fit the data, or a field has no meaning.
+    Raises ConfigError if the model does not fit the data or a field has an invalid value.
     """
     height, width, channels = dataset.shape
     if height != width:
@@ -132,7 +131,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
             _check_layer(layer, training=name == "batch")
     try:
         check_memory(f"model.name={config.model.name!r}, as configured", family(chosen).parameter_count(chosen))
-    except MemoryError as error:  # of the router, which makes its own to count them
+    except MemoryError as error:  # a router that creates its parameters to count them
         raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
@@ -149,7 +148,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
 
 
 def _check_layer(layer: MoeLayer, *, training: bool) -> None:
-    """ConfigError for options of a router that training, or the memory of the machine, has no room for."""
+    """Raises ConfigError for router options that training does not support or the machine's memory cannot hold."""
     settings = layer.settings
     if training:
         own = options_of(layer.router).keys() - {"experts"}
@@ -164,7 +163,7 @@ def _check_layer(layer: MoeLayer, *, training: bool) -> None:
 
 
 def schedule(config: Config) -> Schedule:
-    """The learning rate of each step. Raises ConfigError for a field that this schedule does not have."""
+    """The learning rate at each step. Raises ConfigError for a field that this schedule lacks."""
     section = config.schedule
     options: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
     for key, value in options.items():

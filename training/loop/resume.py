@@ -1,4 +1,4 @@
-"""The state of a run to and from checkpoints: where to start, and what to save."""
+"""Converts the state of a run to and from checkpoints: where to start, and what to save."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -22,13 +22,13 @@ from moespec.version import version
 __all__ = ["Start", "begin", "record_of", "settle", "trained_params"]
 
 GENERATOR = "threefry2x32-20"
-"""What draws noise and dropout. A checkpoint that names none is of an early 0.1, which drew its noise by another."""
+"""The generator of noise and dropout. Checkpoints without this entry come from an early 0.1, which used another."""
 
 
 class Start(NamedTuple):
-    """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden.
+    """Where a run starts or resumes: the backend's state, the finished steps, the seconds they took, and the overrides.
 
-    pending: evaluations of this step that a signal prevented, None for that of the run's own images. logged: lines of the log.
+    pending: evaluations of this step that a signal prevented; None for the run's own images. logged: number of lines of the log.
     """
 
     state: Any
@@ -47,10 +47,10 @@ def begin(
     stamp: Mapping[str, Any],
     initial: Callable[[], dict[str, Any]],
 ) -> Start:
-    """The state of the newest checkpoint in the folder, or that of the initial parameters (NumPy) that `initial` makes.
+    """The state of the newest checkpoint in the folder, or a state with the initial parameters (NumPy) from `initial`.
 
-    stamp: of the data, `Dataset.stamp`. Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch, data
-    or generator of noise, and RunError for an initial parameter that is not finite.
+    stamp: of the data, `Dataset.stamp`. Raises CheckpointError for a checkpoint that is damaged or has another seed, batch, data
+    or noise generator, and RunError for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
     alone = B.sizes.devices == 1
@@ -80,11 +80,11 @@ def begin(
             told = f"{key} {saved.record[key]}, but this run has {value} ({why})"
             raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
     read = saved.state
-    if alone and B.name != "numpy":  # which computes and saves in float64
+    if alone and B.name != "numpy":  # NumPy computes and saves in float64
         read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
         state = B.import_state(read, config.optimizer)
-    except ValueError as error:  # of an array that is read only now
+    except ValueError as error:  # an array is read only now
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
     return Start(
@@ -95,7 +95,7 @@ def begin(
 def record_of(
     B: Backend, config: Config, step: int, *, stamp: Mapping[str, Any], seconds: float, overrides: list[Any]
 ) -> dict[str, Any]:
-    """What a checkpoint after `step` steps, and `seconds` of training, says besides its arrays."""
+    """The record of a checkpoint after `step` steps and `seconds` of training."""
     return {
         "step": step,
         "config": asdict(config),
@@ -111,7 +111,7 @@ def record_of(
 
 
 def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, Any]) -> None:
-    """Notes in the checkpoint of `step` which evaluations are still pending, and which is the best."""
+    """Records in the checkpoint of `step` which evaluations are still pending, and which is the best."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
         checkpoint.amend(path, {**checkpoint.read_record(path), **noted})
@@ -120,9 +120,9 @@ def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, A
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | str | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters (NumPy) of model and objective, and the step, of a run's newest checkpoint or of that of `step`, or "best".
+    """The parameters (NumPy) of model and objective, and the step, from a run's newest checkpoint, or at `step` or "best".
 
-    average: with their averages where there are any. Raises CheckpointError when there is no checkpoint, or it is damaged, or
+    average: use their averages where available. Raises CheckpointError if there is no checkpoint, it is damaged, or
     `config` describes another model or other data.
     """
     model = model_config(config.model)

@@ -1,7 +1,7 @@
-"""The folder of a run, and whether a command may start or go on there.
+"""The folder of a run, and whether a command may start or resume there.
 
 config.toml      the resolved configuration              checkpoints/   see `moespec.training.loop.checkpoint`
-metrics.jsonl    the log                                 report.html    what `moespec train` shows at the end
+metrics.jsonl    the log                                 report.html    the report, which `moespec train` writes at the end
 classes.json     the names of the classes, in order
 """
 
@@ -46,7 +46,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
 
     def config(self) -> Config | None:
-        """The configuration saved here, or None when no run was started here."""
+        """The configuration saved here, or None if no run was started here."""
         file = self.path / CONFIG
         if not exists(file):
             return None
@@ -56,14 +56,14 @@ class RunDirectory:
         return config
 
     def begun_config(self) -> Config:
-        """The configuration saved here. Raises RunError where there is none."""
+        """The configuration saved here. Raises RunError if there is none."""
         config = self.config()
         if config is None:
             raise RunError(f"run={str(self.path)!r}: not a run (no config.toml)")
         return config
 
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
+        """The names of the classes, in label order; empty for runs of versions that did not save them."""
         file = self.path / CLASSES
         if not exists(file):
             return ()
@@ -77,7 +77,7 @@ class RunDirectory:
         return tuple(names)
 
     def check_classes(self, names: Sequence[str], advice: str = "") -> None:
-        """RunError if the classes of the data have other names than those of the run: its labels would be others."""
+        """Raises RunError if the data's class names differ from the run's: labels would have other meanings."""
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
@@ -85,11 +85,11 @@ class RunDirectory:
                 raise RunError(f"run={str(self.path)!r}: {found}{advice}")
 
     def begun(self) -> bool:
-        """Whether a run was started here that has a checkpoint to go on from."""
+        """Whether a run was started here that has a checkpoint to resume from."""
         return isfile(self.path / CONFIG) and bool(checkpoint.steps(self.checkpoints))
 
     def finished(self, config: Config) -> bool:
-        """Whether the newest checkpoint is that of the last step of `config`, or the run ended early, and no evaluation is owed."""
+        """Whether the newest checkpoint is at `config`'s last step, or the run stopped early, and no evaluation is pending."""
         newest = checkpoint.latest(self.checkpoints) if self.begun() else None
         early = ended(config, self.best(config.training.keep_best))
         if newest is None or not (early or int(newest.name) == config.training.steps):
@@ -97,16 +97,16 @@ class RunDirectory:
         return not checkpoint.read_record(newest).get("owed")
 
     def best(self, measure: str | None = None) -> Best | None:
-        """The best evaluation that the newest checkpoint records, if it is of `measure`."""
+        """The best evaluation in the newest checkpoint, if it is of `measure`."""
         newest = checkpoint.latest(self.checkpoints)
         entry = checkpoint.read_record(newest).get("best") if newest else None
         return Best(**entry) if entry and measure in (None, entry["measure"]) else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from training here meanwhile. The system ends the lock with the process, however it ends.
+        """Prevents other processes from training here within this context. The system releases the lock when the process ends.
 
-        Raises BusyError when another process has the lock, and RunError for a folder that is not a run's.
+        Raises BusyError if another process holds the lock, and RunError for a folder that is not a run's.
         """
         self._make()
         lock = FileLock(self.path / ".lock")
@@ -122,16 +122,16 @@ class RunDirectory:
     def claim(
         self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
-        """Makes the folder, which is `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
+        """Sets the folder, which is `locked`, up for a run with the resolved `config`: new or, if `resume`, the one begun here.
 
-        dataset: its names of classes are kept, and its stamp is compared.
+        dataset: its class names are saved and its stamp is compared.
 
         Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run whose newest checkpoint
-        has another configuration (`config_compatibility.FREE` aside), other data or other classes. With `override` the run goes
-        on with `config`, and its checkpoints record from which step on. The configuration of a run without a checkpoint is
+        has another configuration (`config_compatibility.FREE` aside), other data or other classes. With `override` the run
+        resumes with `config`, and its checkpoints record the step of the change. Without a checkpoint the run's configuration is
         replaced, unless `resume` finds config.toml incomplete.
 
-        A run may go on for another number of steps from the newest checkpoint all of whose steps keep their learning rates.
+        With another number of steps, the run resumes from the newest checkpoint all of whose steps keep their learning rates.
         Later checkpoints, of the cooldown, are moved aside; their new paths are returned.
         """
         self._make()
@@ -146,19 +146,19 @@ class RunDirectory:
                 raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
-        self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
+        self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as a run's
         if classes:
             write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
         return aside
 
     def _make(self) -> None:
-        """Makes the folder. RunError if it cannot be made, or there is one that is not a run's."""
+        """Creates the folder. Raises RunError if it cannot be created, or exists but is not a run's."""
         where = f"run={str(self.path)!r}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            raise RunError(f"{where}: cannot create this folder ({error})") from error
+        except (OSError, ValueError) as error:  # ValueError: an impossible file name
+            raise RunError(f"{where}: no such folder can be made ({error})") from error
         rest = OWN if self.checkpoints.is_dir() else ()
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if others := [name for name in others if name not in rest and not self.begun()]:
@@ -183,9 +183,9 @@ class RunDirectory:
     def compared(
         self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
     ) -> tuple[config_compatibility.Changes, list[int]]:
-        """How `config` and the classes differ from those of the run begun here, and checkpoints to be moved aside.
+        """The differences of `config` and the classes from the run begun here, and the checkpoints to move aside.
 
-        Raises RunError as `claim` does; nothing is written.
+        Raises RunError as `claim` does; writes nothing.
         """
         if classes and not override:
             self.check_classes(classes, f". {ADVICE}")
@@ -196,7 +196,7 @@ class RunDirectory:
         changed = {
             key: pair
             for key, pair in config_compatibility.changes(record["config"], config).items()
-            # a free field that is lost was not changed on purpose; one that is None, or of a later version, is not written
+            # a lost free field was not changed on purpose; None and fields of later versions are not written
             if key not in config_compatibility.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):
@@ -205,7 +205,7 @@ class RunDirectory:
         if not override and LENGTH in written and changed.get(LENGTH, (None,))[0] is not None:
             before = int(changed[LENGTH][0])
             same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
-            # Back to before a cooldown only: not from a cosine to a checkpoint of its warm-up.
+            # Only back to before a cooldown: not from a cosine to a checkpoint of its warm-up.
             if steps[0 if config.schedule.name == "rsqrt" else -1] <= same:
                 del changed[LENGTH]
                 later = [step for step in steps if step > same]
@@ -224,7 +224,7 @@ class RunDirectory:
     def _override(
         self, newest: Path, config: Config, changed: config_compatibility.Changes, stamp: Mapping[str, Any]
     ) -> None:
-        """Notes in the newest checkpoint that the run goes on from there with `config`."""
+        """Records in the newest checkpoint that the run resumes from there with `config`."""
         if fixed := sorted({"training.seed", "training.batch"} & changed.keys()):
             told = config_compatibility.described({key: changed[key] for key in fixed})
             raise RunError(f"run={str(self.path)!r}: {told}; {FIXED}")
@@ -243,12 +243,12 @@ class RunDirectory:
         checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides, **of_data})
 
     def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
-        """The newest checkpoint, of a model with parameters of `shapes`, or None. whole: see `checkpoint.read`."""
+        """The newest checkpoint, for a model with parameters of `shapes`, or None. whole: see `checkpoint.read`."""
         path = self.place()
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or None, or of that of `step` or "best", or CheckpointError."""
+        """The folder of the newest checkpoint, or None; with `step`, of that step or "best". Raises CheckpointError if it is missing."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step
@@ -260,7 +260,7 @@ class RunDirectory:
 
 
 def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:
-    """Why a run of another length is another run."""
+    """Why a run of another length is a different run."""
     name, now = config.schedule.name, config.training.total
     listed = ", ".join(map(str, steps))
     why = (

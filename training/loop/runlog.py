@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl always, TensorBoard files as well when the package tensorboard is installed.
+"""The log of a run: metrics.jsonl always, and TensorBoard files if the package tensorboard is installed.
 
 A line of metrics.jsonl is a JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step", the number of updates
 before the measurement, numbers, and "sha256", the checksum of the rest, which version 0.1 did not write. A resumed run drops the
@@ -27,7 +27,7 @@ KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "ima
 def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
     """The lines of one kind in a run's metrics.jsonl, in order.
 
-    Raises RunError naming a damaged line, and with `some` when there are none. Warns if lines of before the newest checkpoint
+    Raises RunError naming a damaged line, and with `some` if there are no lines. Warns if lines from before the newest checkpoint
     are missing.
     """
     path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
@@ -46,17 +46,17 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 
 
 class RunLog:
-    """Writes the records of a run that starts or goes on at `step`. It drops damaged lines and keeps a copy of the log then.
+    """Writes the records of a run that starts or resumes at `step`. If it drops damaged lines, it keeps a copy of the log.
 
-    again: kinds whose line of `step` will be written again, and is dropped. logged: number of lines when the state of `step` was
-    saved; it reports if there are fewer. `lines` is their number now.
+    again: kinds whose line of `step` is dropped because it will be written again. logged: number of lines when the state of `step`
+    was saved; it reports missing ones. `lines` is their current number.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
         path, earlier, damaged = run / NAME, list[bytes](), list[str]()
         if path.exists():
             content = read_file(path)
-            lines, damaged = _read(content if step else b"")  # a run that starts anew has nothing to lose
+            lines, damaged = _read(content if step else b"")  # a new run has nothing to lose
             if damaged:
                 aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
                 write_atomically(aside, content)
@@ -70,7 +70,7 @@ class RunLog:
         self._board = _Board.open(run / "tensorboard", step)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """One record: numbers, lists of numbers, or dicts of these by name."""
+        """Writes one record: numbers, lists of numbers, or dicts of these by name."""
         with named_errors(self._path):
             self._file.write(signed({"kind": kind, "step": step, **values}, indent=None).decode() + "\n")
             self._file.flush()
@@ -79,7 +79,7 @@ class RunLog:
             self._board.write(kind, step, values)
 
     def sync(self) -> None:
-        """Waits until all records are on the disk: a checkpoint must not be newer than the log. RunError if that is no longer there."""
+        """Waits until all records are on disk: a checkpoint must not be newer than the log. Raises RunError if the log has disappeared."""
         with named_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -87,7 +87,7 @@ class RunLog:
             raise RunError(f"{self._path}: removed or replaced while the run wrote to it; the last steps are not saved")
 
     def close(self) -> None:
-        """Ends the log."""
+        """Closes the log."""
         with named_errors(self._path):
             self._file.close()
         if self._board is not None:
@@ -95,15 +95,15 @@ class RunLog:
 
 
 def _fewer(there: int, logged: int, step: int) -> str:
-    """What is wrong with a log of so many lines up to a step at which it had `logged`, if anything is."""
-    return f"has {there} of the {logged} lines written up to step {step}" if there < logged else ""
+    """The error for a log with too few lines up to a step at which it had `logged`; empty if none is missing."""
+    return f"has {there} of the {logged} lines that were there at step {step}" if there < logged else ""
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
     """The lines of a log with their records, without an unfinished last line, and the errors of damaged lines."""
     found, damaged = [], []
     *lines, rest = content.split(b"\n")
-    whole = rest[-3:-1] == b'"}'  # a line with its checksum, whose end is damaged
+    whole = rest[-3:-1] == b'"}'  # a line with its checksum but a damaged end
     for number, line in enumerate([*lines, rest] if whole else lines, start=1):
         try:
             found.append((line, _record(line)))
@@ -113,7 +113,7 @@ def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """The record of a line. Raises ValueError for what `RunLog.write` does not write."""
+    """The record of a line. Raises ValueError for content that `RunLog.write` cannot produce."""
     record = unsigned(line, always=False)
     kind = record.get("kind")
     if not isinstance(kind, str) or kind.partition("/")[0] not in KINDS or type(record.get("step")) is not int:
@@ -125,11 +125,11 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 class _Board:
-    """Scalars in TensorBoard's event files, by TensorBoard's own writer (no other framework is needed)."""
+    """Scalars in TensorBoard's event files, by TensorBoard's own writer (which needs no framework)."""
 
     def __init__(self, folder: Path, step: int, writer: Any, event: Any, summary: Any) -> None:
         self._writer, self._event, self._summary = writer(str(folder)), event, summary
-        start = event.SessionLog(status=event.SessionLog.START)  # TensorBoard forgets what came after this step
+        start = event.SessionLog(status=event.SessionLog.START)  # makes TensorBoard discard everything after this step
         self._writer.add_event(event.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Arrays sharded over files that several processes wrote and any number of processes read.
+"""Arrays sharded over files that several processes write and any number of processes can read.
 
-A tensor of such a file is a whole array or a shard of one: `params/head/kernel@0,128` is the shard of `params/head/kernel` that
+Each tensor in such a file is a complete array or a shard: `params/head/kernel@0,128` is the shard of `params/head/kernel` that
 starts at row 0 and column 128.
 """
 
@@ -28,14 +28,14 @@ AT = "@"
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """A safetensors file with its checksum, which is checked when the first array is read."""
+    """A safetensors file whose checksum is verified when its first array is read."""
 
     path: Path
     sha256: str
 
     @cached_property
     def content(self) -> bytes:
-        """All of it. Raises ValueError if it is damaged."""
+        """The full content. Raises ValueError if it is damaged."""
         content = read_file(self.path)
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise ValueError("damaged: its checksum does not match state.json")
@@ -43,7 +43,7 @@ class ArrayFile:
 
     @cached_property
     def checked(self) -> bool:
-        """Raises ValueError if the file is damaged; reads all of it the first time."""
+        """Raises ValueError if the file is damaged; the first call reads the full file."""
         with open(self.path, "rb", opener=regular) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
                 raise ValueError("damaged: its checksum does not match state.json")
@@ -52,7 +52,7 @@ class ArrayFile:
 
 @dataclass(frozen=True)
 class Part:
-    """A shard of an array: its start, shape and dtype (by the name of safetensors), and a function that reads a part of it."""
+    """A shard of an array: its start, shape and dtype (safetensors' name), and a function that reads a part of it."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Part:
 
 
 class Stored:
-    """An array in files: `array[slice, ...]` reads a part, `np.asarray` all of it."""
+    """An array in files: `array[slice, ...]` reads a part, `np.asarray` the full array."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -94,9 +94,9 @@ class Stored:
 
 
 def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
-    """The arrays of files by name. whole: files are read at once, otherwise parts when they are requested.
+    """The arrays of files by name. whole: read files immediately; otherwise, read parts on request.
 
-    Raises ValueError for an invalid file, OSError for one that cannot be read; the message begins with its name.
+    Raises ValueError for an invalid file, OSError for an unreadable one; the message begins with the file name.
     """
     parts: dict[str, list[Part]] = {}
     for file in files:
@@ -126,7 +126,7 @@ def _in_memory(file: ArrayFile) -> dict[str, Part]:
 
 
 def _in_file(file: ArrayFile) -> dict[str, Part]:
-    """The shards in a file that stays on the disk; they are read when they are needed."""
+    """The shards in a file, read from disk on request."""
 
     def reader(name: str) -> Callable[[Index], NDArray[Any]]:
         def read(index: Index) -> NDArray[Any]:
@@ -146,8 +146,8 @@ def _in_file(file: ArrayFile) -> dict[str, Part]:
         raise ValueError(f"not a safetensors file: {reason(error)}") from error
 
 
-def named_pieces(arrays: Mapping[str, NDArray[Any] | Shards]) -> dict[str, NDArray[Any]]:
-    """The arrays or shards that a process saves, by the names of tensors."""
+def named_pieces(arrays: Mapping[str, NDArray[Any] | Pieces]) -> dict[str, NDArray[Any]]:
+    """The arrays or shards that a process saves, by tensor name."""
     named: dict[str, NDArray[Any]] = {}
     for name, value in arrays.items():
         if not isinstance(value, Shards):

@@ -1,8 +1,8 @@
 """Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or a function of the user.
 
 TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Weights & Biases gets the same numbers under the same
-names, `train/loss`. Process 0 alone imports it; its own environment variables configure it (WANDB_MODE, ...). trackers.json in
-the run's folder keeps its name of the run, with which a resumed run goes on.
+names, `train/loss`. Only process 0 imports it; its own environment variables configure it (WANDB_MODE, ...). trackers.json in
+the run's folder stores its name for the run, so that a resumed run continues it.
 """
 
 import importlib
@@ -33,7 +33,7 @@ PROJECT, NAME = "moespec", "trackers.json"
 
 
 def check_log(config: Config) -> None:
-    """ConfigError, naming the extra, for a package of `config.log` that is missing, and for a function that cannot be imported."""
+    """Raises ConfigError, naming the extra, for a missing package in `config.log`, and for a function that cannot be imported."""
     for name in config.logs:
         if name not in TRACKERS:
             own_function("log", name, load=True)
@@ -43,10 +43,10 @@ def check_log(config: Config) -> None:
 
 @contextmanager
 def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable[[str], None]) -> Iterator[list[Hook]]:
-    """The hooks of `config.log`, of process 0, which are closed at the end. begun: whether the run goes on from a checkpoint.
+    """The hooks of `config.log`, on process 0; they are closed at the end. begun: whether the run resumes from a checkpoint.
 
-    Raises ConfigError for a logger that does not start. A tracker that cannot go on with its earlier run begins a new one. Errors
-    after the start are warnings, the first time.
+    Raises ConfigError for a logger that fails to start. A tracker that cannot continue its earlier run begins a new one. After the
+    start, the first error of a logger is a warning.
     """
     hooks: dict[str, Any] = {}
     failed: set[str] = set()
@@ -68,7 +68,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
         try:
             function(*arguments)
-        except Exception as error:  # whatever a logger raises
+        except Exception as error:  # anything that a logger raises
             if name not in failed:
                 tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run continues")
             failed.add(name)
@@ -82,7 +82,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
 
 
 def _known(file: Path) -> dict[str, str]:
-    """The names of the trackers' runs; warns of a damaged file and ignores it. Version 0.2 wrote no checksum."""
+    """The names of the trackers' runs. Warns of a damaged file and ignores it. Version 0.2 wrote no checksum."""
     try:
         ids: dict[str, str] = read_record(file, always=False) if file.exists() else {}
         if wrong := [name for name, each in ids.items() if not isinstance(each, str) or not each]:
@@ -94,7 +94,7 @@ def _known(file: Path) -> dict[str, str]:
 
 
 class _Wandb:
-    """The hook that gives Weights & Biases the numbers that metrics.jsonl has of a step."""
+    """The hook that sends Weights & Biases the numbers that metrics.jsonl has for a step."""
 
     def __init__(self, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
         start = partial(_started, importlib.import_module("wandb"), run.resolve().name, config)
@@ -117,12 +117,12 @@ class _Wandb:
 def _started(wandb: Any, title: str, config: Config, known: str | None) -> Any:
     project, how = os.environ.get("WANDB_PROJECT", PROJECT), {"id": known, "resume": "allow" if known else None}
     run = wandb.init(project=project, name=title, config=asdict(config), **how)
-    run.define_metric("*", step_metric="step")  # its own steps never go back, as those of a resumed run do
+    run.define_metric("*", step_metric="step")  # its own step counter cannot go back, as a resumed run does
     return run
 
 
 def _told(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:  # no account, no network, whatever a user's function raises
+    except Exception as error:  # no account, no network, or any exception of a user's function
         raise ConfigError(f"log={name!r}: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
 """The training loop, one for all backends.
 
-Everything a step depends on is a function of the configuration and of the step's number, so a run that was stopped,
-however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
+Everything a step depends on is a function of the configuration and the step's number, so an interrupted run resumes
+bit for bit from its last checkpoint (on the same backend), however it was stopped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ __all__ = ["Trained", "train"]
 
 
 class Trained(NamedTuple):
-    """The end of a run: the parameters (NumPy), the last evaluation, and the seconds that training took in all."""
+    """The result of a run: the parameters (NumPy), the last evaluation, and the total seconds of training."""
 
     params: dict[str, Any]
     evaluation: dict[str, Any]
@@ -59,14 +59,14 @@ def train(
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint there, or with the parameters `initial` (NumPy), by default those of `initial_params`
-    and of the objective. On several devices (`connected`) each process calls it.
+    Starts from the newest checkpoint there, or from the parameters `initial` (NumPy), by default from `initial_params`
+    and the objective. On several devices (`connected`) each process calls it.
 
-    sets: additional evaluations, loaded by `load_sets`. hooks: functions that are called with an `AfterStep` after each step,
-    in all processes, see `moespec.training.loop.hooks`; those of `config.log` are made by `trackers.loggers`.
+    sets: additional evaluations, loaded by `load_sets`. hooks: functions called with an `AfterStep` after each step, in all
+    processes, see `moespec.training.loop.hooks`; `trackers.loggers` adds the hooks of `config.log`.
 
-    Raises CheckpointError for a checkpoint that is damaged or of another run, DataError for files that cannot be read,
-    RunError when the run diverges, and Interrupted when a signal stops it, after saving the step.
+    Raises CheckpointError for a checkpoint that is damaged or belongs to another run, DataError for unreadable files,
+    RunError if the run diverges, and Interrupted if a signal stops it, after saving the step.
     """
     settings, directory, stamp = config.training, RunDirectory(run), dataset.stamp
 
@@ -80,7 +80,7 @@ def train(
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
-    # Nothing is there to be saved while the log is read: a signal ends the process.
+    # There is nothing to save yet while the log is read: a signal ends the process.
     progress = Progress(run, settings, here, leads=B.process == 0)
     with (
         Interruption() as interruption,
@@ -98,7 +98,7 @@ def train(
                 after.logged = progress.trained(after.done, after.rate, after.metrics)
 
         def follow(after: AfterStep) -> None:
-            """Notes whether the step is the best so far. A run that ends early makes all evaluations of its last step."""
+            """Records whether the step is the best so far. A run that stops early does all evaluations for its last step."""
             before, after.best = after.best, updated(B, config, after.best, after.done, after.evaluations)
             if after.best != before and ended(config, after.best):
                 due = evaluate.pending(after.done)
@@ -109,7 +109,7 @@ def train(
             return {"owed": after.pending, "best": after.best and after.best._asdict()}
 
         def save(after: AfterStep) -> None:
-            """Saves the state, after the log is on the disk."""
+            """Saves the state after syncing the log to disk."""
             if after.saves:
                 progress.sync()
                 record = record_of(B, config, after.done, seconds=progress.seconds, stamp=stamp, overrides=overrides)
@@ -134,7 +134,7 @@ def train(
             try:
                 step, batch = next(batches_ahead)
             except SpecError as error:
-                if after.measured and not after.saves and B.processes == 1:  # which can save the last step alone
+                if after.measured and not after.saves and B.processes == 1:  # it can save without the others
                     after.unread = True
                     finite(after)
                     save(after)
@@ -155,7 +155,7 @@ def train(
 
 
 def step_maker(B: Backend, config: Config) -> Callable[[OptimizerConfig], Step]:
-    """`make(optimizer)` makes the training step of a resolved configuration, compiled where that pays."""
+    """`make(optimizer)` builds the training step of a resolved configuration, compiled if that pays."""
     training, objective, model = config.training, objective_of(config), model_config(config.model)
     layers = [
         layer._replace(path=f"{where}{layer.path}")
@@ -172,22 +172,22 @@ def step_maker(B: Backend, config: Config) -> Callable[[OptimizerConfig], Step]:
 
 
 class Batches:
-    """`batches(step)` is the batch of a step on the devices of `B`, a function of its number; `ahead` makes them in advance."""
+    """`batches(step)` is the batch of a step on the devices of `B`, a function of its number; `ahead` prepares them in advance."""
 
     def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
         self._B, self._config, self._dataset = B, config, dataset
         objective = objective_of(config)
         self._rows, self._views = B.rows(config.training.batch), objective.views
         self._draws = draws(config, model_config(config.model))
-        # Rows come with their neighbours, so that mixup needs no exchange between devices on the thread of batches.
+        # Rows come with their neighbours, so mixup needs no exchange between devices on the batch thread.
         rows = self._rows if B.sizes.devices > 1 else None
-        self._on_host = objective.make_batch(config, dataset, rows)  # which worker processes, without a backend, run
+        self._on_host = objective.make_batch(config, dataset, rows)  # worker processes, which have no backend, run it
 
     def __call__(self, step: int) -> Any:
         return self._on_devices(step, self._on_host(step))
 
     def ahead(self, start: int) -> Prefetcher:
-        """Those from step `start` to the end of the run, in order."""
+        """The batches from step `start` to the end of the run, in order."""
         data = self._config.data
         how: Any = {"ahead": data.prefetch, "workers": data.workers, "receive": self._on_devices}
         return Prefetcher(self._on_host, start, self._config.training.total, **how)
@@ -200,7 +200,7 @@ class Batches:
     def _view(self, step: int, batch: dict[str, Any], view: int) -> Any:
         if self._draws:
             images, seed = self._config.training.batch, self._config.training.seed
-            first = view * images  # the images of each view have numbers of their own
+            first = view * images  # the images of each view have their own numbers
             numbers = of_step(self._views * images, seed=seed, step=step)
             batch = {**batch, "random": numbers[first + self._rows.start : first + self._rows.stop]}
         arrays = self._B.put(batch)

@@ -1,11 +1,11 @@
-"""Heartbeats between processes, whatever their framework waits for.
+"""Heartbeats between processes, independent of their framework.
 
-Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread of each
-sends the number of its steps every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all others
-end with a line that names it; their framework might wait for half an hour. Until its first step a process has `START` times as
+Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread in each
+sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all others
+exit with a line that names it; their framework might wait for half an hour. Before its first step a process has `START` times as
 long, since a compiler may block its thread.
 
-There is no authentication: whoever reaches the port can end a run. Messages are lines of JSON.
+There is no authentication: anyone who reaches the port can end a run. Messages are lines of JSON.
 """
 
 import ipaddress
@@ -29,13 +29,13 @@ from moespec.training.loop.hooks import AfterStep
 __all__ = ["Watchdog", "ended", "tell"]
 
 START = 5
-"""Timeouts for processes to come, and for their first step."""
+"""Number of timeouts that processes have to appear, and to finish their first step."""
 WORD, AGAIN = 5.0, 60.0
 """Seconds before the first message about missing processes, and between later ones."""
 GRACE = 5.0
-"""Seconds that a process has to report its own error after another has failed: all may have the same."""
+"""Seconds that a process has to report its own error after another has failed: all may have the same error."""
 MOST = 4096
-"""Bytes of a message."""
+"""Maximum size of a message in bytes."""
 
 
 class _Contact:
@@ -46,11 +46,11 @@ class _Contact:
         self.step: int | None = None
         self.heard, self._rest = time.monotonic(), b""
         connection.settimeout(1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # the system notices a network that is cut also while a compiler runs
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # the system detects a cut network even while a compiler runs
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * timeout))
 
     def send(self, **message: Any) -> None:
-        """Errors are ignored: the reader notices a lost connection."""
+        """Sends a message and ignores errors: the reader notices a lost connection."""
         with suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -70,13 +70,13 @@ class _Contact:
 
 
 class Watchdog:
-    """The connections of a process to the others. `address`: of this process, for others; `step`: steps done, or None."""
+    """A process's connections to the others. `address`: of this process, for the others; `step`: finished steps, or None."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
 
     def __init__(self, process: Process, timeout: float) -> None:
-        """Waits for all processes. Raises RunError when one does not come within `START` timeouts."""
+        """Waits for all processes. Raises RunError if one does not connect within `START` timeouts."""
         host, _, port = process.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port) + 1
         if self._port == 2**16:
@@ -95,7 +95,7 @@ class Watchdog:
         Watchdog.current = self
 
     def _lead(self) -> str:
-        """Process 0, to which the others come; returns its address."""
+        """Runs on process 0, to which the others connect; returns its address."""
         strangers: list[_Contact] = []
         missing = set(range(1, self._count))
         with self._listening() as server:
@@ -105,7 +105,7 @@ class Watchdog:
                 if server in ready:
                     strangers.append(_Contact(server.accept()[0], self._timeout))
                 for gone in [each for each in self._contacts if each.connection in ready]:
-                    self._contacts.remove(gone)  # nobody says anything before all are there
+                    self._contacts.remove(gone)  # processes stay silent until all are connected
                     missing.add(gone.index)
                 for new in [each for each in strangers if each.connection in ready]:
                     strangers.remove(new)
@@ -139,12 +139,12 @@ class Watchdog:
         return False
 
     def _follow(self) -> str:
-        """Another process, which comes to process 0; returns its address."""
+        """Runs on the other processes, which connect to process 0; returns the address."""
         while True:
             try:
                 contact = _Contact(socket.create_connection((self._host, self._port), timeout=WORD), self._timeout)
                 contact.send(index=self._index, count=self._count, host=socket.gethostname())
-                self._word = math.inf  # process 0 says for whom it waits
+                self._word = math.inf  # process 0 reports which processes are missing
                 while True:
                     self._still("process 0 or others")
                     for said in contact.read() if wait([contact.connection], 0.2) else ():
@@ -160,7 +160,7 @@ class Watchdog:
                 time.sleep(0.2)
 
     def _still(self, missing: str, why: str = "") -> None:
-        """Reports missing processes now and then. Raises RunError after `START` timeouts."""
+        """Reports missing processes at intervals. Raises RunError after `START` timeouts."""
         where, now = f"{missing} of {self._count} at {self._host}:{self._port}{why}", time.monotonic()
         if now > self._until:
             text = f"{where}: not connected after {START * self._timeout:.0f} s"
@@ -175,7 +175,7 @@ class Watchdog:
         said = before = time.monotonic()
         while self._contacts or self._failed:
             ready, now = wait([each.connection for each in self._contacts], self._beat), time.monotonic()
-            if now - before > self._timeout / 2:  # this process itself stood still, as all may have
+            if now - before > self._timeout / 2:  # this process was suspended, and perhaps all were
                 for each in self._contacts:
                     each.heard = now
             before = now
@@ -201,9 +201,9 @@ class Watchdog:
         if "lost" in message:
             self._end(str(message["lost"]))
         if "left" in message and (message["left"] is None or self._left):
-            if self._index and contact in self._contacts:  # process 0 waits until it is gone
+            if self._index and contact in self._contacts:  # process 0 waits until the other has ended
                 self._contacts.remove(contact)
-                self._leaving.append(contact)  # what ends the connection is the end of this process
+                self._leaving.append(contact)  # the connection closes when this process ends
         elif "left" in message:
             text = f"process {contact.index} of {self._count} on {contact.host} failed: {message['left']}"
             self._failed = self._failed or (time.monotonic() + GRACE, text)
@@ -213,12 +213,12 @@ class Watchdog:
             self._contacts.remove(contact)
             contact.connection.close()
         if not self._left and not self._failed:
-            known = self.step if contact.step is None else contact.step  # told now and then; none is far ahead
+            known = self.step if contact.step is None else contact.step  # sent at intervals; no process is far ahead
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
     def _end(self, text: str) -> None:
-        """Ends this process, whose main thread may wait for ever."""
+        """Ends this process; its main thread may otherwise wait forever."""
         if not self._left:
             for each in self._contacts:
                 each.send(lost=text)
@@ -228,37 +228,37 @@ class Watchdog:
             os._exit(LOST)
 
     def _say(self, text: str) -> None:
-        line = "" if self.step is None else "\n"  # after the bar
-        with suppress(OSError):  # the terminal may be gone
+        line = "" if self.step is None else "\n"  # after the progress bar
+        with suppress(OSError):  # the terminal may have closed
             print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
 
     def settle(self) -> None:
-        """Waits after an error of the framework until it is clear whether another process is lost, which then ends this one."""
+        """After an error of the framework, waits until it is clear whether a process was lost; if so, this process ends."""
         until = time.monotonic() + GRACE
         while (now := time.monotonic()) < until or any(now - each.heard > 3 * self._beat for each in self._contacts):
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the others that this process ends, and its error if any; then they end soon after.
+        """Tells the others that this process ends, and its error if any; after an error they end soon afterwards.
 
-        well: whether it has left them through its framework too; otherwise `ended` ends it.
+        well: whether it has also left them through its framework; if not, `ended` ends it.
         """
         self._left, Watchdog.current = True, None
         Watchdog.abandoned = not well
         for each in self._contacts:
             each.send(left=error and error[:1000])
-        # Until they have read it; and JAX aborts the others when process 0, its coordinator, is gone before they are.
+        # Wait until they have read it; JAX aborts the others if process 0, its coordinator, ends first.
         self._thread.join(GRACE + 2 if self._index == 0 else 1)
 
 
 def tell(after: AfterStep) -> None:
-    """A hook: the watchdog tells the others what is done."""
+    """A hook that lets the watchdog report the finished steps."""
     if Watchdog.current is not None:
         Watchdog.current.step = after.done
 
 
 def ended(status: int) -> int:
-    """The exit status of a command. After an error among several processes it exits at once: JAX and torch would wait or abort."""
+    """The exit status of a command. After an error among several processes it exits at once, since JAX and torch would wait or abort."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -267,7 +267,7 @@ def ended(status: int) -> int:
 
 
 LOST = 2
-"""The exit status where another process is lost."""
+"""Exit status after another process was lost."""
 
 
 def _ip(address: Any) -> str:

@@ -1,1 +1,1 @@
-"""What a run minimises: a module for each objective, with what it is made of besides the model."""
+"""What a run minimises: a module for each objective."""

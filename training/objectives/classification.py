@@ -24,7 +24,7 @@ def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -
     """`loss(params, batch) -> (loss, metrics)` for `make_step`.
 
     kind: see `loss_of`. batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
-    `random` `(N, 4)`, see `moespec.models.random_keys`. recompute: the backward pass computes each block anew.
+    `random` `(N, 4)`, see `moespec.models.random_keys`. recompute: the backward pass recomputes each block.
     """
     losses, measured = loss_of(B, kind), "own_loss" if is_own(kind) else "cross_entropy"
 

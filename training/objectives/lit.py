@@ -1,11 +1,11 @@
-"""Towers of images and texts: a pair belongs together, an image and the text of another pair do not.
+"""Image and text towers: an image belongs with the text of its pair, and not with the texts of other pairs.
 
-    z_image = features of the image tower, z_text = those of the text tower      (`moespec.models.text`)
+    z_image = features of the image tower, z_text = features of the text tower   (`moespec.models.text`)
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
-Negatives are the pairs of all devices: each device has all features and computes the loss. Scale (as its logarithm) and bias are
-trained with the towers. A locked image tower is not trained. Without augmentation its features are computed once and kept in the
-folder of the run; a run that goes on recomputes some of them as a check.
+Negatives are the pairs on all devices: each device gathers all features and computes the loss. Scale (as its logarithm) and bias are
+trained with the towers. A locked image tower is not trained. Without augmentation its features are computed once and cached in the
+folder of the run; a resumed run recomputes some of them as a check.
 
 Source: Zhai et al. 2022 (LiT, arXiv 2111.07991), section 3; Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Algorithm 1; google-research/vmoe,
 vmoe/projects/contrastive/{models,trainer}.py; google-research/big_vision, big_vision/models/proj/image_text/two_towers.py.
@@ -49,7 +49,7 @@ __all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
 Array = Any
 FEATURES = "features.safetensors"
 COMPARED = 8
-"""Images whose features are recomputed when a run goes on."""
+"""Number of images whose features a resumed run recomputes."""
 
 
 def tower_of(config: Config) -> text.TextConfig:
@@ -58,13 +58,13 @@ def tower_of(config: Config) -> text.TextConfig:
 
 
 def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> NDArray[np.int32]:
-    """Texts as ids of tokens, filled to the length of the tower. name: what errors call a text."""
+    """Texts as token ids, padded to the tower's length. name: the name of a text in errors."""
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
 
 
 def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, NDArray[np.int32]], NDArray[Any]]:
-    """`features(params, ids)` of the parameters of a run and texts `(N, length)`: `(N, D)`."""
+    """`features(params, ids)` maps the parameters of a run and texts `(N, length)` to `(N, D)`."""
     tower = tower_of(config)
 
     def forward(params: Any, ids: Array) -> Array:
@@ -76,7 +76,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
         batch = evaluation_size(B.sizes, tower, config.training.evaluation_batch, len(ids))
         rows, parts = B.rows(batch), []
         for start in range(0, len(ids), batch):
-            part = np.arange(start, start + batch) % len(ids)  # the last batch is filled up with texts from the start
+            part = np.arange(start, start + batch) % len(ids)  # the last batch is padded with texts from the start
             put = B.put(ids[part[rows.start : rows.stop]])
             parts.append(np.asarray(B.to_numpy(function(params, put))))
         return np.concatenate(parts)[: len(ids)]
@@ -131,7 +131,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The vocabulary of the tokenizer, features as wide as the image tower's, and rates of 0 for a locked tower."""
+    """The configuration with the tokenizer's vocabulary, text features as wide as the image tower's, and rates of 0 if it is locked."""
     config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
         need = "objective='lit' needs images with captions, as in --data pairs"
@@ -155,7 +155,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _locked(config: Config, model: Model) -> Config:
-    """With rates of 0 for the image tower. Raises ConfigError for a tower that would be trained, or never was."""
+    """The configuration with rates of 0 for the image tower. Raises ConfigError for a tower that would be trained, or never was."""
     if config.init is None:
         raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
@@ -172,7 +172,7 @@ def _locked(config: Config, model: Model) -> Config:
 
 
 def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
-    """Captions as ids, and the features of a locked tower that sees the same images in each step."""
+    """The data set with captions as ids, and with the features of a locked tower whose images never change."""
     dataset = _read(config, dataset)
     if not _cached(config):
         return dataset
@@ -181,12 +181,12 @@ def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: P
 
 
 def _cached(config: Config) -> bool:
-    """Whether the features of the images are those of a locked tower, the same in each step."""
+    """Whether the image features can be cached: the tower is locked and sees the same images in each step."""
     return config.lit.locked and is_plain(config.data)
 
 
 def _read(config: Config, dataset: Dataset) -> Dataset:
-    """Captions as ids, if they are not yet. Raises DataError for captions that are too long."""
+    """The data set with captions as ids. Raises DataError for captions that are too long."""
 
     def with_ids(name: str, split: Split) -> Split:
         if split.captions is None or split.ids is not None:
@@ -199,7 +199,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
 def _features(
     B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
 ) -> dict[str, NDArray[np.float32]]:
-    """The features of both parts, from the file if it exists. Raises CheckpointError if they are of another tower or images."""
+    """The features of both splits, from the file if it exists. Raises CheckpointError if they are of another tower or images."""
     extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
 
     def computed(split: Split) -> NDArray[np.float32]:
@@ -217,7 +217,7 @@ def _features(
         tensors, _ = unsealed(read_file(path))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; {advice}") from error
-    arrays = {name: tensor.array for name, tensor in tensors.items() if name != "sha256"}  # of an earlier 0.2
+    arrays = {name: tensor.array for name, tensor in tensors.items() if name != "sha256"}  # from an earlier 0.2
     if arrays.keys() != splits.keys():
         raise CheckpointError(f"{path}: expected features of {' and '.join(splits)} images; {advice}")
     few = np.arange(min(COMPARED, len(dataset.validation)))
@@ -231,7 +231,7 @@ def _features(
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """Retrieval among the validation pairs, in both directions; "accuracy" is the mean of both recalls at 1."""
+    """Retrieval among the validation pairs, in both directions; "accuracy" is the mean of the two recalls at 1."""
     measured = retriever(B, config, model, compiled)
 
     def evaluate(params: Any) -> dict[str, Any]:
@@ -259,13 +259,13 @@ def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Calla
 
 
 def _towers(config: Config, model: Model) -> list[Passes]:
-    """A locked tower goes forward, or not at all if its features are kept."""
+    """Both towers; a locked image tower only has forward passes, or none if its features are cached."""
     image = Passes(model, trained=not config.lit.locked, forward=config.lit.locked)
     return [*([] if _cached(config) else [image]), Passes(tower_of(config), 1)]
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """The features of both towers, and the similarity of each image with all texts."""
+    """The numbers and operations of both towers' features, and of each image's similarity to all texts."""
     width, batch = tower_of(config).projection, config.training.batch
     return 2 * width + batch, 2 * width * batch
 

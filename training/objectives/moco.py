@@ -1,12 +1,12 @@
-"""MoCo v3: the features of one view of an image identify those of another view, by a momentum encoder, in a batch.
+"""MoCo v3: in a batch, the features of one view of an image identify another view's features, from a momentum encoder.
 
-    q = predictor(projector(features of the model))          of both views
-    k = the same of the average of the parameters, without the predictor
+    q = predictor(projector(features of the model))          for both views
+    k = the same with the averaged parameters, without the predictor
     loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
 
-The momentum encoder is the average of the parameters that the optimiser keeps (`optimizer.ema`). It runs as at evaluation, without
-noise and dropout and with the capacity of evaluation. Auxiliary losses are the means of both views of the encoder alone. Batch
-normalisation, negatives and the loss are over the images of all devices: each device has all features.
+The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). It runs in evaluation mode, without
+noise and dropout and with the evaluation capacity. Auxiliary losses come only from the encoder, as means over both views. Batch
+normalisation, negatives and the loss cover the images on all devices: each device gathers all features.
 
 Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
 main_moco.py (both augmentations).
@@ -42,13 +42,13 @@ __all__ = ["MOCO"]
 
 Array = Any
 MOMENTUM = 0.99
-"""That of the averages where none is given (main_moco.py, moco-m)."""
+"""Default momentum of the averages (main_moco.py, moco-m)."""
 NEIGHBOURS, TEMPERATURE, REFERENCES = 20, 0.07, 10_000
-"""Of the evaluation by nearest neighbours: voters, temperature, and most training images."""
+"""Evaluation by nearest neighbours: number of neighbours, temperature, and maximum number of training images."""
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """Projector, three layers, and predictor, two; all but the last of each have a normalisation."""
+    """A projector of three layers and a predictor of two; all but the last layer of each are normalised."""
     width, section = getattr(model, "representation", 0) or model.width, config.moco
     return {
         "projector": _perceptron(width, section.hidden, section.hidden, section.output),
@@ -65,7 +65,7 @@ def _perceptron(*widths: int) -> Params:
 
 
 def _projected(B: Backend, layers: Params, x: Array) -> Array:
-    """`x` (N, D) of all images after batch-normalised layers, all but the last with scale, bias and ReLU."""
+    """`x` (N, D) of all images after batch-normalised layers; all but the last have scale, bias and ReLU."""
     for number in sorted(layers):
         x = B.batch_norm(B.linear(x, layers[number]["kernel"]))
         if (p := layers[number].get("norm")) is not None:
@@ -108,7 +108,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """ "accuracy" of nearest neighbours among evenly spaced training images, and "spread" of the features."""
+    """ "accuracy" by nearest neighbours among evenly spaced training images, and "spread" of the features."""
     most = config.training.evaluation_batch
     extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
@@ -128,7 +128,7 @@ def _evaluation(
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The optimiser keeps the average that makes keys."""
+    """The configuration in which the optimiser keeps the average that computes the keys."""
     config = as_it_is(contrasted(config, dataset), model, dataset)
     if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
         raise ConfigError("data: without augmentation both views of an image are equal; set --data.crop or --data.flip")
@@ -138,7 +138,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Of projector and predictor, the former for both views."""
+    """The numbers and operations of projector and predictor, with the projector applied to both views."""
     own = _layout(config, model)
     outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
     return 2 * outputs, 2 * parameters.count(own)

@@ -1,4 +1,4 @@
-"""The interface of objectives of training."""
+"""The interface of training objectives."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,12 +21,12 @@ __all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", 
 AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 
 Loss = Callable[..., tuple[Any, ...]]
-"""`loss(params, batch) -> (loss, metrics)` for `make_step`, or of `(params, batch, average)` if the objective is `averaged`. If
-routers keep a state, their statistics by path are a third result."""
+"""`loss(params, batch) -> (loss, metrics)` for `make_step`, or `loss(params, batch, average)` if the objective is `averaged`. For
+routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """A tower of a step: the number of images or texts, for each image of the batch, that it is trained on, or only passes forward."""
+    """A tower in a step: for each image of the batch, the number of images or texts that train it, or only pass forward."""
 
     tower: Tower
     trained: int
@@ -34,14 +34,14 @@ class Passes(NamedTuple):
 
 
 def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The configuration as it is. Raises ConfigError for data without classes."""
+    """The configuration unchanged. Raises ConfigError for data without classes."""
     if dataset is not None and not dataset.classes:
         raise ConfigError(f"data.name={config.data.name!r}: its images have captions but no classes")
     return config
 
 
 def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, *, recompute: bool) -> Output:
-    """The forward pass of a tower in training; the noise of its routers is drawn from the integers `random`, if any."""
+    """The forward pass of a tower in training; the integers `random`, if any, seed the noise of its routers."""
     module, like = family(tower), params["positions"] if tower.inputs == "ids" else inputs
     noise = None if random is None else gating_noise(B, module.moe_noise(tower, inputs.shape[0]), random, like)
     how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
@@ -56,7 +56,7 @@ def is_plain(data: DataConfig) -> bool:
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
     """The configuration of a contrastive objective, without changes of labels. Raises ConfigError for a batch that cannot be used
-    as negatives, and a loss of labels."""
+    as negatives, and for a loss on labels."""
     training = config.training
     if training.loss != "softmax":
         raise ConfigError(f"training.loss={training.loss!r} has no effect: objective={config.objective!r} has its own")
@@ -72,23 +72,23 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
 class Objective(NamedTuple):
     """What a run minimises.
 
-        loss = that of the objective + auxiliary losses of the routers (already weighted)
+        loss = the objective's own loss + auxiliary losses of the routers (already weighted)
 
-    measure: the name of its own part among the metrics, and its title.
+    measure: the name of the objective's own loss among the metrics, and its title.
     make_loss: `(B, config, model)`.
-    make_batch: `(config, dataset, rows)` to a function of a step that returns its batch on the host: "images" and their
-        targets, or such dicts by name if a step sees several views. rows: None for the whole batch.
-    evaluation: `(B, config, model, dataset, compiled)` to a function of parameters that evaluates them on the run's own images.
-    layout: parameters of the objective, which stand beside those of the model and are dropped when the model is used.
+    make_batch: `(config, dataset, rows)` to a function that maps a step to its batch on the host: "images" and their targets,
+        or such dicts by name if a step sees several views. rows: None for the full batch.
+    evaluation: `(B, config, model, dataset, compiled)` to a function that evaluates parameters on the run's own images.
+    layout: parameters of the objective, stored beside the model's and dropped when the model is used.
     head: whether the model has an output for each class of the data.
     settled: `(config, model, dataset)` to the configuration with the choices of the objective; the data set may be None. Raises
         ConfigError.
-    read: `(config, dataset)` to the data set with what the objective reads once, before a run begins.
-    prepared: `(B, config, model, dataset, run, params)` to the data set with what the objective computes once.
-    averaged: whether the loss also depends on the average of the parameters. views: of its images in a step.
+    read: `(config, dataset)` to the data set with the data that the objective reads once, before a run begins.
+    prepared: `(B, config, model, dataset, run, params)` to the data set with the values that the objective computes once.
+    averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.
     routed: `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
-    towers: `(config, model)` to the towers of a step. of_batch: to what each device computes in addition for each image of the
-        whole batch: numbers that the layers make, and operations of a forward pass.
+    towers: `(config, model)` to the towers of a step. of_batch: to the extra work of each device per image of the full batch:
+        numbers that the layers produce, and operations of a forward pass.
     """
 
     measure: tuple[str, str]

@@ -20,7 +20,7 @@ OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 
 def objective_of(config: Config) -> Objective:
-    """What a run minimises: of `OBJECTIVES`, or one of the user's own."""
+    """What a run minimises: an entry of `OBJECTIVES`, or a third-party objective."""
     name, loss = config.objective, config.training.loss
     chosen = find_own("objective", name, Objective) if is_own(name) else OBJECTIVES[name]
     if chosen.make_loss is CLASSIFICATION.make_loss and is_own(loss):
@@ -29,13 +29,13 @@ def objective_of(config: Config) -> Objective:
 
 
 def draws(config: Config, model: Model) -> bool:
-    """Whether a step draws random numbers: gating noise, dropout or stochastic depth of what it trains."""
+    """Whether a step draws random numbers: gating noise, dropout or stochastic depth in the towers that it trains."""
     towers = objective_of(config).towers(config, model)
     return any(trained and draws_of(tower, config.training.batch) for tower, trained, _ in towers)
 
 
 def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
-    """Each tower with the cost of training in forward passes for each image; a backward pass is two, three with recomputation."""
+    """Each tower with its training cost per image in forward passes; a backward pass counts two, or three with recomputation."""
     each = 4 if config.training.recompute else 3
     return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
 
@@ -43,17 +43,17 @@ def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
 def training_flops(
     config: Config, model: Model, images: int, *, batch: int | None = None, every_slot: bool = False
 ) -> float:
-    """The operations of a run that sees so many images, and as many texts: `counts.training_flops` of all its towers."""
+    """The operations of a run that sees this many images and as many texts: `counts.training_flops` of all its towers."""
     of = partial(counts.training_flops, images=images, batch=batch, every_slot=every_slot)
     return sum(of(tower, passes=passes) for tower, passes in forward_passes(config, model))
 
 
 def shapes_of(config: Config, model: Model) -> Params:
-    """The shapes of all parameters of a run: of its model and its objective."""
+    """The shapes of all parameters of a run: its model's and its objective's."""
     own = objective_of(config).layout(config, model)
     return {**family(model).parameter_shapes(model), **parameters.shapes(own)}
 
 
 def extra_params(config: Config, model: Model, *, lazily: bool = False) -> Params:
-    """The initial parameters of the objective, beside those of the model."""
+    """The initial parameters of the objective, beside the model's."""
     return parameters.initial(objective_of(config).layout(config, model), config.training.seed, lazily=lazily)

@@ -1,22 +1,22 @@
-"""Bytes of what a training step keeps of the images of a device between forward and backward pass, by a rule.
+"""Estimates the bytes that a training step keeps for a device's images between the forward and the backward pass.
 
-Kept of a block, for each of S tokens of width D, in the dtype of the computation, where S is a multiple of 16 (in float32, of
-8), the rows of a tile of a TPU:
+A block keeps the following for each of S tokens of width D, in the compute dtype. S is a multiple of 16 (in float32,
+8), the rows of a TPU tile:
 
-    12 D                 what goes into each operation and comes out of it: the tokens, normalised, query, key and value, what
-                         attention gives, the tokens with it, normalised, what the MLP gives; 4 D in a block without attention
-    heads S'             the weights of attention; S' is S in multiples of 128, a tile's columns
-    H                    the hidden units of an MLP before the activation, which is computed again
+    12 D                 inputs and outputs of each operation: the tokens, normalised tokens, query, key, value, output
+                         of attention, its sum with the tokens, normalised sum, output of the MLP; 4 D in a block without attention
+    heads S'             the attention weights; S' is S rounded up to a multiple of 128, the columns of a tile
+    H                    the hidden units of an MLP before the activation, which is recomputed
 
-In an MoE block H is of each row that the experts compute, with D of its input and D of its output, twice where experts are
-split and slots travel; a router keeps a number in float32 for each token and expert, Soft MoE two for each token and slot,
-and a copy of both in the dtype of the computation.
+In an MoE block, H counts for each row that the experts compute, plus D for its input and D for its output, both twice if experts
+are sharded and slots are exchanged. A router keeps one float32 number per token and expert, Soft MoE two per token and slot,
+plus a copy of both in the compute dtype.
 
-To this comes, once, what the backward pass of one block has at hand, `4 heads S'` and `H` for each token, and the images
-and the tokens in float32 around the head. Recomputed blocks keep the tokens that go in, D, and one block at a time is whole.
+Two costs occur once: the working set of one block's backward pass, `4 heads S'` and `H` per token, and the images
+and tokens in float32 around the head. Recomputed blocks keep only their input tokens, D, and one block at a time in full.
 
-The rule is near what compilers need, and mostly above: `benchmarks/plan_check.py` has how far. Kernels for attention that
-keep no weights take less.
+The rule is close to what compilers need, and mostly above it: `benchmarks/plan_check.py` measures the difference. Attention
+kernels that do not store weights take less.
 """
 
 import math
@@ -31,21 +31,21 @@ from moespec.models.transformer import TransformerConfig
 __all__ = ["activations", "bytes_of_dtype", "padded"]
 
 COLUMNS = 128
-"""Columns of a tile of a TPU's memory."""
+"""Columns of a tile in a TPU's memory."""
 
 
 def padded(size: int, multiple: int = COLUMNS) -> int:
-    """The next multiple."""
+    """`size` rounded up to a multiple."""
     return -(-size // multiple) * multiple
 
 
 def bytes_of_dtype(config: Tower) -> int:
-    """Bytes of a number of the computation."""
+    """Bytes per number in the compute dtype."""
     return 2 if config.dtype == "bfloat16" else 4
 
 
 def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> float:
-    """Bytes for a part of `images` images, or texts; `split`: experts are split over devices."""
+    """Bytes for a part of `images` images or texts; `split`: experts are sharded over devices."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in family(config).moe_layers(config, images):
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
@@ -62,7 +62,7 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
 
 
 def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -> tuple[float, float]:
-    """Bytes for the images of one part of a batch: what is kept, and what the backward pass has besides."""
+    """Bytes kept for the images of one part of a batch, and extra bytes of the backward pass."""
     size, D = bytes_of_dtype(config), config.width
     S = padded(config.sequence, 32 // size)
     hidden, mixing, wide = 0.0, 0.0, 0.0
@@ -83,10 +83,10 @@ def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -
 
 
 def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
-    """Bytes that a layer keeps in place of H of a token."""
+    """Bytes that a layer keeps per token instead of H."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    experts, kernels = layer.experts, 1 + layer.experts.gated  # whose results are kept
+    experts, kernels = layer.experts, 1 + layer.experts.gated  # their results are kept
     numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * settings.width)
     numbers += size * settings.tokens * kernels * experts.shared
     columns = filled if layer.router == "soft_moe" else settings.experts

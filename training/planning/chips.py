@@ -1,24 +1,24 @@
-"""Peak performance of chips, by the makers' tables.
+"""Peak performance of chips, from the makers' tables.
 
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
-"Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Of the last, half goes each way. The
-memory is what libtpu 0.0.42 says a program can have ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB of the tables.
-The links of the v4 (.../v4) are those of table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50
-GB/s", each way by glennklockwood.com/garden/processors/TPUv4, "400G bandwidth in each direction".
+"Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Half of the ICI bandwidth goes each way.
+Memory: the limit that libtpu 0.0.42 reports for a program ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB in the tables.
+The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50
+GB/s"; that this is each way comes from glennklockwood.com/garden/processors/TPUv4, "400G bandwidth in each direction".
 
-NVIDIA, the A100 as a module SXM4: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s
+NVIDIA, the A100 as an SXM4 module: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s
 NVLink". L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*", "TF32 183 |
-366*", "* With Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090, the rate of 512 tensor cores at 2.52 GHz that sum
-in float32. These two have no NVLink. PCIe 4.0 x16 is 16 lanes of 16 GT/s, 128 of 130 bits data: 31.5 GB/s each way.
+366*", "* With Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090, the rate of 512 tensor cores at 2.52 GHz that
+accumulate in float32. These two have no NVLink. PCIe 4.0 x16 has 16 lanes of 16 GT/s, 128 of 130 bits data: 31.5 GB/s each way.
 
-NVIDIA, for the modules SXM5: the H100's table of its product page as HPC Tech reproduces it
-(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html), whose tensor cores are "shown with sparsity, 1/2 lower without"; of the
-H200, which has the same die, glennklockwood.com/garden/processors/h100 for the operations, and for memory and links NVIDIA's own
-description of its system (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json);
-its bandwidth is that of aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 of them; what joins more is slower.
+NVIDIA, SXM5 modules. H100: the table on its product page, as HPC Tech reproduces it
+(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); its tensor cores are "shown with sparsity, 1/2 lower without". H200, which
+has the same die: operations from glennklockwood.com/garden/processors/h100, memory and links from NVIDIA's description of its system
+(github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json), memory bandwidth from
+aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 of them; links beyond that are slower.
 
-All operations are dense. GPUs do float32 as TF32, by default in JAX alone; TPUs as bfloat16, by default. A GB of memory is taken as
-10**9 bytes, a little less than the cards have.
+All operations are dense. GPUs compute float32 as TF32, by default only in JAX; TPUs compute it as bfloat16, by default. A GB of
+memory counts as 10**9 bytes, slightly less than the cards have.
 """
 
 import math
@@ -32,9 +32,9 @@ __all__ = ["CHIPS", "Chip", "chip_of"]
 
 
 class Chip(NamedTuple):
-    """flops: operations a second in bfloat16, dense. memory: bytes. bandwidth: bytes a second of the memory. link: bytes a
-    second that come in from other chips at most, on all links together. torus: its dimensions, 0 for a switch. float32:
-    operations a second of a model in float32, `flops` if not given."""
+    """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory. link: maximum bytes
+    per second received from other chips, over all links together. torus: its dimensions, 0 for a switch. float32:
+    operations per second of a float32 model, `flops` if not given."""
 
     flops: float
     memory: float
@@ -44,14 +44,14 @@ class Chip(NamedTuple):
     float32: float | None = None
 
     def peak(self, dtype: str) -> float:
-        """Operations a second of a model that computes in `dtype`."""
+        """Operations per second of a model that computes in `dtype`."""
         return self.float32 if self.float32 and dtype == "float32" else self.flops
 
     def hops(self, devices: int) -> float:
-        """Links on the way from one of so many devices to another, on average, where they are as near as a torus has room for.
+        """The mean number of links from one of `devices` devices to another, if they are as close as the torus allows.
 
-        On a ring of k, k even, they are k/4 away, itself among them. Sizes that are not powers of 2 are taken as if there were rings
-        for them.
+        On a ring of k, k even, the mean distance is k/4, counting a device's distance to itself. Sizes that are not powers of 2 are
+        treated as if rings of that size existed.
 
         >>> CHIPS["v5p"].hops(2), round(CHIPS["v5p"].hops(64), 2), CHIPS["h100"].hops(64)
         (1.0, 3.05, 1.0)
@@ -86,7 +86,7 @@ FIGURES = "flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9"
 
 
 def chip_of(text: str) -> Chip:
-    """A chip by its name, or by its figures. Raises ConfigError for what is neither.
+    """A chip by name or by its figures. Raises ConfigError for anything else.
 
     >>> chip_of("flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9,float32=156e12") == CHIPS["a100-80"]
     True

@@ -1,16 +1,16 @@
-"""Bytes of a training step of a device: its part of parameters, gradients and optimiser state, and traffic.
+"""Bytes of a training step on a device: its share of parameters, gradients and optimiser state, and traffic.
 
-On the links it receives, and sends as much:
+Over the links a device receives the following, and sends as much:
 
-    slots        what is in the slots of the device's groups, without the part that stays: it goes to the experts and back, forward
-                 and backward, and once more forward where blocks are recomputed
-    gathers      parts of parameters that other devices along `fsdp` have, in float32, in each part of a batch
-    reductions   gradients: of n devices with the same part of a parameter, 2 (n - 1)/n of it, once in a step; along `fsdp`,
-                 where gradients are scattered, n - 1 parts in each part of a batch
+    slots        the slots of the device's groups, except the part that stays: they go to the experts and back, forward
+                 and backward, and once more forward if blocks are recomputed
+    gathers      parts of parameters that other devices along `fsdp` hold, in float32, for each part of a batch
+    reductions   gradients: with n devices that hold the same part of a parameter, 2 (n - 1)/n of it, once per step; along
+                 `fsdp`, where gradients are scattered, n - 1 parts for each part of a batch
 
-Of the memory, with the optimiser: parameters are read forward, backward (where blocks are recomputed, forward again) and by the
-optimiser, and written; gradients are written and read in each part of a batch; what the optimiser keeps is read and written.
-Activations come on top.
+Memory traffic, including the optimiser: parameters are read forward, backward (and forward again if blocks are recomputed) and by
+the optimiser, and written; gradients are written and read for each part of a batch; the optimiser's state is read and written.
+Activations are not included.
 """
 
 import math
@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"^(\D+)/(\d+)/(.+)$")
 
 
 class Owned(NamedTuple):
-    """Bytes of a device. computed: of the parameters as it computes with them, those that `fsdp` splits whole."""
+    """Bytes on a device. computed: of the parameters in the form it computes with, where shards along `fsdp` are gathered."""
 
     parameters: int = 0
     gradients: int = 0
@@ -45,7 +45,7 @@ class Owned(NamedTuple):
 
 
 def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
-    """Of all parameters, from a nested dict of their shapes. Raises ConfigError for experts that do not divide."""
+    """The bytes of all parameters, from a nested dict of their shapes. Raises ConfigError if the experts do not divide."""
     total = Owned()
     for path, shape in leaves(shapes):
         split = split_axes(path, tuple(shape), sizes)
@@ -55,13 +55,13 @@ def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSize
             bytes_of = 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
             kept += bytes_of * part(of_slot, axes_of_slot(slot, shape, split, optimizer.factored_from), sizes)
         gathered = own * (sizes.fsdp if "fsdp" in split else 1)
-        # The gradient that the optimiser takes, in float32 as the parameter; none of a parameter that is not trained.
+        # The optimiser's gradient is float32 like the parameter; parameters that are not trained have none.
         total += Owned(own, own if optimizer.rate_of(path) else 0, kept, gathered)
     return total
 
 
 def part(shape: tuple[int, ...], split: Split, sizes: MeshSizes) -> int:
-    """Numbers that a device has of an array."""
+    """The number of elements of an array on a device."""
     return math.prod(shape) // sizes.size([axis for axis in split if axis])
 
 
@@ -76,9 +76,9 @@ def links(
     recompute: bool,
     transport: Transport,
 ) -> dict[str, float]:
-    """Bytes that a device receives in a step, with `images` images of its own, by what they are for.
+    """Bytes that a device with `images` images receives in a step, by purpose.
 
-    towers: those whose slots travel, as `transport` says.
+    towers: the towers that exchange slots, in the dtype of `transport`.
     """
     received = {"slots": 0.0, "gathers": 0.0, "reductions": 0.0}
     for tower, trained, forward in towers if sizes.expert > 1 else ():
@@ -106,8 +106,8 @@ def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
 
 
 class Row(NamedTuple):
-    """Parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: how
-    many. bytes: of one, of a device, in float32."""
+    """Parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: their
+    number. bytes: of one parameter on a device, in float32."""
 
     names: str
     parameters: int
@@ -131,7 +131,7 @@ def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Ascending numbers, runs of them as ranges.
+    """Ascending numbers, with consecutive ones as ranges.
 
     >>> ranges([1]), ranges([0, 1, 2, 5])
     ('1', '{0-2,5}')

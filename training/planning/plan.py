@@ -1,16 +1,16 @@
 """Meshes for a training step on a number of chips, their cost, and the best of them.
 
-The time of a step is at least the longest of three parts, if they overlap perfectly, and about their sum if they do not:
+A step takes at least the longest of three parts, if they overlap perfectly, and about their sum if they do not:
 
-    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in the model's dtype, of each
-                 tower for each of the images or texts that a step trains it on, and once where it is not trained; and what a loss
-                 has of its own, such as projector and predictor, for the images of all devices
-    memory       parameters, gradients and what the optimiser keeps, at the bandwidth of the memory
-    links        what a device has to receive, over all its links; slots, which go further than to neighbours, as often as they
-                 change from link to link
+    compute      three times the operations of a forward pass (four with recomputation) at the chip's peak in the model's dtype,
+                 for each tower and each image or text that a step trains it on, and once where it is not trained; plus the
+                 loss's own operations, such as projector and predictor, for the images of all devices
+    memory       parameters, gradients and optimiser state, at the bandwidth of the memory
+    links        the bytes that a device receives, over all its links; slots travel beyond neighbours and count once for
+                 each link on their way
 
-The best mesh is the one with the least longest of those that fit, of equal ones (to four digits) the one with the least sum, and
-of equal ones (to two digits) the one that splits the least: parameters, then experts.
+The best mesh fits and minimises the longest part. Ties (to four digits) go to the smallest sum, further ties (to two
+digits) to the mesh that splits the least: parameters first, then experts.
 """
 
 import math
@@ -35,7 +35,7 @@ __all__ = ["Plan", "best", "plan", "plans", "settled"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step takes on a mesh, of each device. Bytes by what they are for; operations; seconds at the chip's best."""
+    """The cost of a step on a mesh, per device. Bytes by purpose; operations; seconds at the chip's peak."""
 
     sizes: MeshSizes
     memory: dict[str, float]
@@ -46,17 +46,17 @@ class Plan:
 
     @property
     def bytes(self) -> float:
-        """All memory."""
+        """Total memory."""
         return sum(self.memory.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the chip has that much."""
+        """Whether the chip has enough memory."""
         return self.bytes <= self.chip.memory
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What each part takes at least."""
+        """The minimum time of each part."""
         hops = self.chip.hops(self.sizes.expert)
         return {
             "compute": self.flops / self.chip.flops,
@@ -66,12 +66,12 @@ class Plan:
 
     @property
     def longest(self) -> float:
-        """Of the parts: the bound if they overlap."""
+        """The longest part: the bound if the parts overlap."""
         return max(self.seconds.values())
 
     @property
     def sum(self) -> float:
-        """Of the parts: if they do not overlap."""
+        """The sum of the parts: the time if they do not overlap."""
         return math.fsum(self.seconds.values())
 
 
@@ -83,7 +83,7 @@ def plan(config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
 
 
 def settled(config: Config) -> Config:
-    """The configuration with what its objective decides."""
+    """The configuration with its objective's choices."""
     return objective_of(config).settled(config, model_config(config.model), None)
 
 
@@ -122,13 +122,13 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
 
 
 def _padded(shape: tuple[int, ...]) -> int:
-    """Numbers of an image or a text in the memory of a TPU, where rows of pixels fill tiles."""
+    """Numbers that an image or text takes in a TPU's memory, where rows of pixels fill tiles."""
     return math.prod((*shape[:1], *map(padded, shape[1:2]), *shape[2:]))
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
-    """Bytes of parameters of blocks besides those that are kept: of all blocks in the dtype of the computation, which their
-    backward pass takes again, and gathered; of one block where they are recomputed."""
+    """Extra bytes for copies of block parameters: in the compute dtype, since the backward pass uses them again, and gathered. They
+    cover all blocks, or only one if blocks are recomputed."""
     found = []
     for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
         for number, block in of_tower["blocks"].items():
@@ -139,9 +139,9 @@ def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshS
 
 
 def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
-    """Plans of all meshes of so many devices that divide batch, groups and experts, or of the one that is given, best first.
+    """Plans, best first, for all meshes of this many devices that divide batch, groups and experts, or for the given mesh.
 
-    Raises ConfigError where there is none, with the reason of the first.
+    Raises ConfigError if there is none, with the first mesh's reason.
     """
     if config.mesh != MeshConfig():
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
@@ -163,7 +163,7 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
 
 
 def best(found: list[Plan]) -> Plan | None:
-    """The best of those that fit, if any does."""
+    """The best plan that fits, if any."""
     return next((each for each in found if each.fits), None)
 
 

@@ -1,4 +1,4 @@
-"""What a model costs for an image: counted from its configuration, and measured."""
+"""The cost of a model per image: computed from its configuration, and measured."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ from moespec.training.objectives.table import forward_passes, training_flops
 __all__ = ["aligned", "described", "milliseconds", "moe_of", "of_run", "scaled", "timed"]
 
 REPEATS, SECONDS = 5, 0.3
-"""A forward pass is timed at least so often, and at least for so long."""
+"""Minimum number of timed forward passes, and minimum total time."""
 
 
 def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
@@ -30,9 +30,9 @@ def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
 def timed(
     B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
 ) -> list[float]:
-    """Milliseconds an image of several forward passes of `batch` images to logits on the host, without compilation.
+    """Milliseconds per image of several forward passes of `batch` images, up to logits on the host, without compilation.
 
-    params: arrays of `B`. forward: a compiled one of `make_forward`, if the caller has it.
+    params: arrays of `B`. forward: a compiled `make_forward` function, if the caller has one.
     """
     random = np.random.default_rng(0)
     shape = (batch, model.image_size, model.image_size, model.channels)
@@ -48,14 +48,14 @@ def timed(
 
 
 def described(model: Model, *, batch: int | None = None) -> str:
-    """Parameters and operations of a model in words; `batch` images go together, by default as few as fill a group."""
+    """Parameters and operations of a model in words; `batch`: images per batch, by default the fewest that fill a group."""
     operations, size = sum(counts.flops(model, batch).values()), model.image_size
     parameters = f"{family(model).parameter_count(model):,} parameters"
     return f"{parameters}, {scaled(operations)} per image of {size} x {size} pixels"
 
 
 def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> str:
-    """The operations of a run that sees so many images, in words: see `moespec.training.objectives.table.training_flops`."""
+    """The operations of a run that sees this many images, in words: see `moespec.training.objectives.table.training_flops`."""
     total = training_flops(config, model, images, batch=batch)
     each = [
         f"{passes} forward passes per {'text' if tower.inputs == 'ids' else 'image'}"
@@ -84,7 +84,7 @@ def scaled(operations: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal, the first column to the left, the others to the right."""
+    """A table for a terminal, with the first column left-aligned and the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join([f"{{:{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
     return "\n".join(form.format(*row).rstrip() for row in rows)

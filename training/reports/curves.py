@@ -20,11 +20,11 @@ QUANTITIES = {
     "entropy": "routing entropy (nats)",
 }
 NAMED = 9
-"""Largest number of experts that have a line each."""
+"""Maximum number of experts with a line each."""
 POINTS = 200
-"""Largest number of points of a line."""
+"""Maximum number of points of a line."""
 WIDTH, HEIGHT, MARGIN, FOOT = 320, 170, 44, 26
-"""Of the picture of a chart; of that, on the left and at the foot, what the numbers take."""
+"""Size of a chart; margins inside it, on the left and at the bottom, for the numbers."""
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Lines with one scale, from `low`. limit: where there is a dotted line, what it says, and its value."""
+    """Lines with one scale, starting at `low`. limit: the label and value of a dotted line."""
 
     title: str
     lines: list[Line]
@@ -63,10 +63,10 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
 def curves(
     training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
 ) -> list[Chart]:
-    """Loss (training and, with a head, validation), and results of the validation images, against the steps.
+    """Loss (training and, with a head, validation), and results on the validation images, against the steps.
 
     measure: name in the records and title of the loss. called: title of the accuracy. mixes: whether mixup or cutmix make the
-    loss of single steps noisy; then the running mean is drawn, with the steps faint behind.
+    loss of single steps noisy; then the chart shows the running mean, with the steps faint behind.
     """
     logged, steps = ([record["step"] for record in records] for records in (training, evaluations))
     losses = [record[measure[0]] for record in training]
@@ -85,7 +85,7 @@ def curves(
 
 
 def constant(training: Records) -> dict[str, str]:
-    """For each MoE layer, in order, what is the same at every logged step, in words; layers without such are left out."""
+    """For each MoE layer, in order, the values that are equal at every logged step, in words; layers without any are omitted."""
     words = {}
     for block in _blocks(training):
         values = {text: value for name, text in QUANTITIES.items() for value in _unchanged(training, block, name)}
@@ -95,7 +95,7 @@ def constant(training: Records) -> dict[str, str]:
 
 
 def loads(training: Records) -> list[Chart]:
-    """For each MoE layer the load of each expert, the fraction of tokens dropped and the routing entropy, as far as they vary.
+    """For each MoE layer, the load of each expert, the fraction of tokens dropped and the routing entropy, if they vary.
 
     For many experts, the largest, median and smallest load.
     """
@@ -117,13 +117,13 @@ def loads(training: Records) -> list[Chart]:
 
 
 def _drawable(charts: list[Chart]) -> list[Chart]:
-    """The charts with their lines of several points, as far as they have any that rises or falls."""
+    """The charts with only their lines of several points, as long as one rises or falls."""
     several = [chart._replace(lines=[line for line in chart.lines if len(line.steps) > 1]) for chart in charts]
     return [chart for chart in several if any(len(set(line.values)) > 1 for line in chart.lines)]
 
 
 def plotted(chart: Chart) -> dict[str, Any]:
-    """What the template of a chart needs: its lines as points of a picture of `WIDTH` by `HEIGHT`, and the numbers at its sides."""
+    """The template's input for a chart: its lines as points of a picture of `WIDTH` by `HEIGHT`, and the axis labels."""
     last, bottom = max(line.steps[-1] for line in chart.lines), HEIGHT - FOOT
     high = max([max(line.values) for line in chart.lines] + [chart.limit[1] if chart.limit else chart.low])
     marks = ticks(chart.low, high)
@@ -144,7 +144,7 @@ def plotted(chart: Chart) -> dict[str, Any]:
 
 
 def ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Two to five round numbers, multiples of 1, 2 or 5 times a power of ten, from `low` or below to `high` or above.
+    """Two to five round numbers, multiples of 1, 2 or 5 times a power of ten, that cover `low` to `high`.
 
     >>> [[text for _, text in ticks(*ends)] for ends in ((0.806, 0.977), (0, 123456))]
     [['0.80', '0.85', '0.90', '0.95', '1.00'], ['0', '5e+04', '1e+05', '1.5e+05']]
@@ -161,13 +161,13 @@ def ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def in_order(block: str) -> tuple[int, str]:
-    """By the number of the block, then by what it mixes: "2", "10_channels", "10_tokens"."""
+    """Sort key: the number of the block, then the axis that it mixes: "2", "10_channels", "10_tokens"."""
     number, _, items = block.partition("_")
     return int(number), items
 
 
 def _blocks(training: Records) -> list[str]:
-    return sorted(training[-1].get("moe", ()), key=in_order)  # none where the features of a locked tower are cached
+    return sorted(training[-1].get("moe", ()), key=in_order)  # none if a locked tower's features are cached
 
 
 def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
@@ -176,12 +176,12 @@ def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
 
 
 def _unchanged(training: Records, block: str, name: str) -> list[NDArray[np.float64]]:
-    """The one value of each expert if it is the same at every step, up to rounding in float32; else nothing."""
+    """The constant value of each expert, if equal at every step up to float32 rounding; otherwise an empty list."""
     values = _series(training, block, name)
     return [values[-1]] if np.allclose(values, values[-1], rtol=1e-5, atol=1e-6) else []
 
 
 def _said(values: NDArray[np.float64]) -> str:
-    """One number if all are the same, else the smallest and the largest."""
+    """One number if all are equal, otherwise the smallest and the largest."""
     low, high = (f"{value + 0.0:.3g}" if abs(value) > 1e-6 else "0" for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"

@@ -1,10 +1,10 @@
-"""Predictions for images: what a model reads each as, and which experts handle it; for a terminal, as a table and for a page.
+"""Predictions for images: the predicted classes and the experts that handle each image, for a terminal, as a table and for a page.
 
-The share of expert e in an image is its part of the combine weights:
+The share of expert e in an image is its fraction of the combine weights:
 
     share[e] = sum_t,c |combine[t, e, c]| / sum_t,e,c |combine[t, e, c]|
 
-which is the fraction of tokens that it handles if each token has one expert of weight 1.
+It equals the fraction of tokens that the expert handles if each token has one expert of weight 1.
 """
 
 import io
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 TOP = 3
-"""Classes that are named for each image."""
+"""Number of classes listed for each image."""
 ROWS, LETTERS = 20, 40
-"""Pictures that the terminal shows, and letters of their names, at most."""
+"""Maximum number of pictures shown in the terminal, and of characters of their names."""
 GALLERY, SIDE = 2000, 192
-"""Pictures that a page can have, of 10 kB each, and their longer side in pixels."""
+"""Maximum number of pictures on a page, of 10 kB each, and their longer side in pixels."""
 BUSIEST = 3
-"""Experts of a layer that are named."""
+"""Number of experts listed per layer."""
 LEAST = 1e-30
 """Added to a sum of weights, which may be 0."""
 
 
 class Prediction(NamedTuple):
-    """Of an image: its number and name, the most probable classes in order, the shares of the experts by layer, and the number of the
-    first class. label, true_class: number and name of its own class; -1 if unknown. picture: a small JPEG. link: address of the file.
+    """An image: its number and name, the most probable classes in order, the shares of the experts by layer, and the number of the
+    first class. label, true_class: number and name of its true class; -1 if unknown. picture: a small JPEG. link: address of the file.
     """
 
     number: int
@@ -71,20 +71,20 @@ class Prediction(NamedTuple):
         return f"<{self.name}: {', '.join(f'{name} {likely:.3f}' for name, likely in self.classes)}>"
 
     def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
-        """With the picture and the link for a page, of a validation image."""
+        """A validation image's prediction with the picture and link for a page."""
         picture = thumbnail(dataset.validation.picture(self.number), maximum=dataset.maximum)
         return self._replace(picture=picture, link=link(dataset.validation.name(self.number), page))
 
 
 def check_model(run: Path, objective: str, model: Model) -> None:
-    """ConfigError if the model of a run does not say what a picture is."""
+    """Raises ConfigError if a run's model does not classify images."""
     if not model.classes or model.channels not in (1, 3):
         why = f"images of {model.channels} channels, expected 1 or 3" if model.classes else "no head, so no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
 
 
 def check_outputs(csv: Path | None, html: Path | None, source: Path | None) -> None:
-    """RunError unless the table and the page, as far as they are wanted, can be written, and do not replace what is read."""
+    """Raises RunError unless the requested table and page can be written without replacing the input."""
     for name, path in (("csv", csv), ("html", html)):
         if path is not None:
             check_output(name, path, [f".{name}"], [source] if source else [])
@@ -93,9 +93,9 @@ def check_outputs(csv: Path | None, html: Path | None, source: Path | None) -> N
 def predicted(
     B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], model: Model, params: Any, dataset: Dataset, **how: Any
 ) -> Iterator[Prediction]:
-    """Of validation images, in order. `forward` is a compiled one of `make_shares`, `params` are arrays of `B`.
+    """Predictions for validation images, in order. `forward` is a compiled `make_shares` function; `params` are arrays of `B`.
 
-    how: batch: images that go together. kind: that of the loss. top: classes that are named. rows: numbers of the images, if not all.
+    how: batch: images per batch. kind: of the loss. top: number of classes listed. rows: numbers of the images, if not all.
     """
     split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
     rows = how.get("rows", np.arange(len(split)))
@@ -104,7 +104,7 @@ def predicted(
     layers = [layer.name for layer in family(model).moe_layers(model, how["batch"])]
     for (logits, shares), _ in over(B, forward, params, dataset, part, batch=how["batch"]):
         scores = np.asarray(logits, np.float64)
-        # The last batch is filled up: more rows than are left to do.
+        # The last batch is padded: it has more rows than are left.
         for row, probabilities, index, *experts in zip(scores, likely(scores), left, *shares, strict=False):
             best = np.argsort(-row, kind="stable")[: how.get("top", TOP)].tolist()
             classes = [(names[label], float(probabilities[label])) for label in best]
@@ -114,7 +114,7 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """`forward(params, images)`: the logits, and of each MoE layer the share of each expert in each image, `(N, E)`; 0 of nothing."""
+    """`forward(params, images)`: the logits, and each expert's share of each image per MoE layer, `(N, E)`; 0 if all weights are 0."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:
@@ -138,7 +138,7 @@ def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
 
 
 def link(name: str, page: Path) -> str:
-    """The address of the file `name` for a page; empty for what is no file, such as a member of a shard, or on another drive."""
+    """The address of the file `name` for a page; empty if it is no file, such as a member of a shard, or is on another drive."""
     with suppress(ValueError):
         address = os.path.relpath(name, page.parent) if os.path.isfile(name) else ""
         return quote(os.fsencode(address).replace(os.sep.encode(), b"/"))
@@ -146,13 +146,13 @@ def link(name: str, page: Path) -> str:
 
 
 def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Those to look at, in this order: the least certain, or with labels the mistakes, the most probable first."""
+    """The predictions to look at, in order: the least certain, or with labels the mistakes, the most probable first."""
     those = [one for one in predictions if one.label != one.read]
     return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
-    """The lines of the terminal: every picture in order, or of more than `ROWS` those that are least certain; with labels the mistakes."""
+    """The lines for the terminal: all pictures in order, or if more than `ROWS`, the least certain; with labels, the mistakes."""
     labelled, those = predictions[0].label >= 0, shown(predictions)
     title = [f"the {ROWS} least certain:"] if len(those) > ROWS else []
     if labelled:
@@ -179,7 +179,7 @@ def busiest(shares: NDArray[Any]) -> str:
 
 
 def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None, **page: Any) -> list[str]:
-    """Writes the table and the page, as far as they are wanted, and returns lines that say so. page: what the template shows."""
+    """Writes the requested table and page, and returns lines that report them. page: the template's values."""
     if csv is not None:
         write_atomically(csv, _csv(predictions))
     if html is not None:
@@ -188,8 +188,8 @@ def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None
 
 
 def _csv(predictions: Sequence[Prediction]) -> bytes:
-    """A row for each picture: its own class if known, its classes with probabilities, and of each MoE layer the busiest expert with
-    its share."""
+    """A row for each picture: its true class if known, its predicted classes with probabilities, and each MoE layer's busiest expert
+    with its share."""
     rows: list[dict[str, Any]] = []
     for one in predictions:
         rows.append({"image": _cell(one.name)})
@@ -208,7 +208,7 @@ def _csv(predictions: Sequence[Prediction]) -> bytes:
 
 
 def _cell(text: str) -> str:
-    """A text of which no spreadsheet makes a formula.
+    """A text that no spreadsheet interprets as a formula.
 
     >>> _cell("=1+1.png"), _cell("a=1.png")
     ("'=1+1.png", 'a=1.png')

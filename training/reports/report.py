@@ -1,7 +1,7 @@
-"""The report of a run, a self-contained page, report.html.
+"""The report of a run: a self-contained page, report.html.
 
-It shows mistakes (confused classes, accuracy of each, the surest ones), loss and accuracy, load per expert, and the routing of a few
-validation images. Curves are SVG and grids are small images, since matplotlib would take seconds.
+It shows mistakes (confused classes, accuracy per class, the most confident mistakes), loss and accuracy, load per expert, and the
+routing of a few validation images. Curves are SVG and grids are small images, since matplotlib would take seconds.
 """
 
 import io
@@ -52,24 +52,24 @@ from moespec.version import version
 __all__ = ["write_report"]
 
 IMAGES, MISTAKES = 4, 48
-"""Validation images whose routing is shown, and mistakes, at most."""
+"""Maximum number of validation images whose routing is shown, and of mistakes."""
 MOST = 2000
-"""Most images that are predicted."""
+"""Maximum number of predicted images."""
 SIDE = 112
 """Longer side of a small picture, in pixels."""
 MEASURED = (
     *("accuracy", "balanced_accuracy", "largest_class", "top5", "loss", "spread"),
     *("image_to_text", "text_to_image"),
 )
-"""What a report says of the last evaluation."""
+"""Results of the last evaluation that a report shows."""
 
 
 def write_report(
     B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any], *, devices: int | None = 1
 ) -> Path:
-    """Writes report.html into the folder `run`, and returns its path. `params` are NumPy arrays.
+    """Writes report.html into the folder `run` and returns its path. `params` are NumPy arrays.
 
-    devices: of the run, for its device-days, the seconds of all sittings, evaluations included, times devices; None: not known.
+    devices: the run's number of devices, to compute device-days from the seconds of all sessions, evaluations included; None: unknown.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
@@ -84,8 +84,8 @@ def write_report(
     if devices is not None:
         spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
     facts = _facts(config, dataset, last, cost, spent)
-    rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
-    facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
+    rates = [record["images_per_second"] for record in training[1:] or training]  # the first includes compilation
+    facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
     if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
         facts["best checkpoint"] = "; ".join(found)
     facts |= _machine(B.name)
@@ -96,7 +96,7 @@ def write_report(
         if lines := read_log(run, f"evaluation/{name}"):
             facts[f"evaluation {name}"] = told({k: v for k, v in lines[-1].items() if k not in ("kind", "step")})
     tables, wrong = None, list[Prediction]()
-    if "loss" in last:  # of a head
+    if "loss" in last:  # the model has a head
         rows, alone = chosen(held), lambda *inputs: (forward(*inputs)[0], ())
         how: Any = {"batch": batch, "kind": steps.loss, "rows": rows}
         read = [*predicted(B, alone, model, arrays, dataset, **how)]
@@ -124,7 +124,7 @@ def write_report(
 
 
 def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[dict[str, Any]]:
-    """Of a few validation images, evenly spaced, how each MoE layer routes them; `params` are arrays of `B`."""
+    """How each MoE layer routes a few evenly spaced validation images; `params` are arrays of `B`."""
     route, split, shown = make_route(B, model_config(config.model)), dataset.validation, []
     for index in np.unique(np.linspace(0, len(split) - 1, IMAGES).round().astype(int)):
         pixels = split.read(np.array([index]))
@@ -145,7 +145,7 @@ def _block(routing: BlockRouting, routings: Sequence[BlockRouting]) -> dict[str,
 
 
 def _png(image: NDArray[np.float64]) -> bytes:
-    """An image of numbers from 0 to 1, made no larger than `SIDE`, as PNG."""
+    """An image of numbers from 0 to 1, scaled down to at most `SIDE`, as PNG."""
     picture, buffer = as_picture((255 * image).round().astype(np.uint8)), io.BytesIO()
     picture.thumbnail((SIDE, SIDE))
     picture.save(buffer, format="PNG")
@@ -169,7 +169,7 @@ def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: s
 
 
 def _machine(backend: str) -> dict[str, str]:
-    """Versions and device of this process, and its peak of memory: the host's, and the accelerator's where the framework counts it."""
+    """Versions and device of this process, and its peak memory: the host's, and the accelerator's if the framework counts it."""
     device, taken = {"torch": _torch, "jax": _jax}.get(backend, lambda: ("", None))()
     named = {"moespec": version(), "Python": platform.python_version(), backend: version(backend)}
     words = ", ".join(f"{name} {of}" for name, of in named.items())
@@ -184,7 +184,7 @@ def _machine(backend: str) -> dict[str, str]:
 def _host() -> int | None:
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # absent on Windows
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,6 +1,6 @@
-"""The figures of a study: the measure against each cost, and curves over the steps. Each is one pair of axes, as a paper has it.
+"""The figures of a study: the measure against each cost, and curves over the steps. Each has a single pair of axes, for a paper.
 
-The names of the entries stand in a column on the right of the axes, none over another, with a thin line from each to its point.
+The names of the entries form a column to the right of the axes, without overlap, and a thin line joins each to its point.
 """
 
 import io
@@ -27,18 +27,18 @@ COSTS = {
     "training_milliseconds": "training time per image, ms",
     "milliseconds": "time of a forward pass per image, ms",
 }
-"""What an entry costs, the exact count first, and what an axis says of it."""
+"""The costs of an entry, the exact count first, and their axis labels."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
-"""In inches: width without names, least height, height of a line of names. In points: size of the letters."""
-STYLE: Any = {  # letters stay text, also in the files
+"""In inches: width without names, minimum height, line height of the names. In points: font size."""
+STYLE: Any = {  # the files store text as text
     **{"font.size": SIZE, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False},
     **{"lines.linewidth": 1, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"},
 }
 
 
 def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str, float]]) -> dict[str, bytes]:
-    """The files of the figures, PDF and SVG, by name, as far as there is something to show. by_step: the lines of steps.csv."""
-    from matplotlib import rc_context  # here, since its import is slow
+    """The files of the figures, PDF and SVG, by name, omitting empty figures. by_step: the lines of steps.csv."""
+    from matplotlib import rc_context  # here, since it is slow to import
 
     entries, measure = results["entries"], results["measure"] or "accuracy"
     curves: dict[str, dict[str, dict[int, list[float]]]] = {f"evaluation/{measure}": {}, "train/loss": {}}
@@ -61,7 +61,7 @@ def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str,
 
 
 def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure":
-    """The measure against a cost, with bars of spread and quartiles. The line of what no other entry beats is dashed for a time."""
+    """The measure against a cost, with bars of spread and quartiles, and the Pareto front; the front is dashed for times."""
     entries = results["entries"]
     points = {name: (entry[cost], 100 * entry["accuracy"]) for name, entry in entries.items()}
     figure, axis = _axes(points, COSTS[cost], label)
@@ -76,7 +76,7 @@ def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure"
 
 
 def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, factor: float) -> "Figure":
-    """The mean over seeds at each step that all of them have, in a band of one standard deviation on each side."""
+    """The mean over seeds at each step that all seeds have, in a band of one standard deviation on either side."""
     (figure, axis), ends = _axes(curves, "steps", label), {}
     for (name, curve), colour in zip(curves.items(), cycle(COLOURS), strict=False):
         seeds = max(map(len, curve.values()))
@@ -105,18 +105,18 @@ def _axes(names: Iterable[str], x: str, y: str) -> "tuple[Figure, Axes]":
 
 
 def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Puts the names on the right of the axes, in the order of the points' heights and as near to these as their lines allow."""
+    """Puts the names to the right of the axes, in the order of the points' heights and as near to them as line height allows."""
     texts = {}
     for (name, point), colour in zip(points.items(), cycle(COLOURS), strict=False):
         arrow = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
         how: Any = {"arrowprops": arrow, "color": colour, "va": "center"}
         texts[name] = axis.annotate(name, point, (1.06, 0.5), "data", "axes fraction", **how)
-    figure.draw_without_rendering()  # makes the layout, and with it the height of the axes
+    figure.draw_without_rendering()  # computes the layout, and with it the height of the axes
     figure.set_layout_engine(None)
     line = LINE * figure.dpi / axis.get_window_extent().height
     ordered = sorted(points, key=lambda name: points[name][1])
     wanted = axis.transAxes.inverted().transform(axis.transData.transform([points[name] for name in ordered]))[:, 1]
     steps = line * np.arange(len(ordered))
-    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # none below the one before
+    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # none below the previous one
     for name, height in zip(ordered, np.minimum(heights, 1 - line / 2 - steps[::-1]), strict=True):
         texts[name].xyann = (1.06, height)

@@ -43,11 +43,11 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     """Measures a finished run and writes its outcome, JSON, to `path`.
 
     "right": a bit for each validation image, whether its label has the largest logit; None without a head. "accuracy", "loss":
-    without a head of the run's own evaluation and the last training step. "training_milliseconds": of an image, from the median
-    of the images per second in the log, without compilation and evaluation. "training_operations": of the whole run
-    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "quartiles": the first
-    and third of both times. "evaluations": the last accuracies and recalls of the evaluations by schedule. "dropped", "imbalance":
-    the fraction of validation tokens without an expert, and the load of the busiest expert over the mean, as means over the MoE layers.
+    without a head, from the run's own evaluation and the last training step. "training_milliseconds": per image, from the median
+    of the images per second in the log, without compilation and evaluation. "training_operations": of the complete run
+    (`objectives.table.training_flops`). "milliseconds": per image in a forward pass. "quartiles": the first
+    and third of both times. "evaluations": the last accuracies and recalls of the scheduled evaluations. "dropped", "imbalance":
+    the fraction of validation tokens without an expert, and the busiest expert's load over the mean, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch
@@ -63,7 +63,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     processor = platform.processor() or platform.machine()
     machine = {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
-    rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
+    rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval includes compilation
     times = dict(zip(TIMES, ([1e3 / rate for rate in rates], timed(B, model, params, batch=batch)), strict=True))
     by_name = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
     own = "|".join(re.escape(name) for name, of in config.evaluation.items() if is_own(of.kind))
@@ -98,7 +98,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 
 
 def read(path: Path, measure: str = "") -> dict[str, Any]:
-    """An outcome that `make` wrote. Raises RunError, naming the file, for one that is damaged, or without the measure."""
+    """An outcome that `make` wrote. Raises RunError, naming the file, if it is damaged or lacks the measure."""
     try:
         outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
@@ -128,7 +128,7 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def measures(config: Config, own: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of what an outcome has of the evaluations by schedule, as `few_shot/shots_10/accuracy`. own: the user's."""
+    """The names of an outcome's values from scheduled evaluations, such as `few_shot/shots_10/accuracy`. own: the user's."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():

@@ -1,4 +1,4 @@
-"""The results of a study from the outcomes and the logs of its runs, as JSON, CSV, LaTeX, figures and a page."""
+"""The results of a study from the outcomes and logs of its runs, as JSON, CSV, LaTeX, figures and a page."""
 
 import csv
 import io
@@ -31,8 +31,8 @@ FIXED, MEDIANS = ("parameters",), ("dropped", "imbalance", "seconds")
 def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
     """The content of results.json: each entry with its accuracies and costs, each pair with its interval.
 
-    measure: one of `outcome.measures`, compared in place of the accuracy of the head. failed: entry -> seed -> why. Entries
-    that failed with any seed, and seeds that not all entries have, are not compared. Raises ConfigError when entries were
+    measure: one of `outcome.measures`, compared instead of the head's accuracy. failed: entry -> seed -> reason. Entries
+    that failed with any seed, and seeds that some entries lack, are not compared. Raises ConfigError if entries were
     evaluated on different images.
     """
     everything, outcomes = outcomes, {name: runs for name, runs in outcomes.items() if name not in failed}
@@ -46,7 +46,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             "accuracy": statistics.mean(values[name]),
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
-            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # whatever else runs only adds
+            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other load only adds time
             "quartiles": {key: _quartiles([runs[seed] for seed in seeds], key) for key in TIMES},
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
@@ -84,14 +84,14 @@ def _compared(outcome: dict[str, Any], measure: str) -> float:
 
 
 def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Mean and spread over the seeds of what all of them measured; older outcomes have none."""
+    """Mean and spread over the seeds of the values that all runs have; older outcomes have none."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     values = {name: [run[name] for run in runs] for name in names}
     return {name: {"mean": statistics.mean(each), "spread": spread(each)} for name, each in values.items()}
 
 
 def evaluations(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of the evaluations by schedule, a column for each, a row for each entry; empty without any."""
+    """The table of the scheduled evaluations, a column for each evaluation and a row for each entry; empty without any."""
     entries = {name: entry["evaluations"] for name, entry in results["entries"].items()}
     names = sorted({name for measured in entries.values() for name in measured})
     found = [(name, *(_percent(measured.get(column)) for column in names)) for name, measured in entries.items()]
@@ -105,7 +105,7 @@ def _percent(value: dict[str, float | None] | None) -> str:
 
 
 def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
-    """Writes all that a study has besides its runs and outcomes. commands: each entry as it was given, and its configuration."""
+    """Writes a study's files except its runs and outcomes. commands: each entry as the user wrote it, and its configuration."""
     by_step = _by_step(folder, results)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files = draw(results, by_step)
@@ -136,7 +136,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
 
 
 def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
-    """Entry, seed, step, measure, value: the logs of the runs, without single MoE layers. A run that was removed has none."""
+    """Entry, seed, step, measure, value: the logs of the runs, without individual MoE layers. Removed runs have no lines."""
     found = []
     for name, seeds in results["runs"].items():
         for seed, outcome in seeds.items():
@@ -152,12 +152,12 @@ LATEX = str.maketrans(
     {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
     | {"^": r"\textasciicircum{}", "±": r"$\pm$"}
 )
-"""Signs that LaTeX reads as something else."""
+"""Characters with a special meaning in LaTeX."""
 HEAD = ("spread", "training", "operations", "ms to train", "ms forward", "parameters", "dropped", "imbalance")
 
 
 def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of a study, a row for each entry, the best first, as text: its name, the measure, and the columns of `HEAD`."""
+    """The table of a study as text, a row for each entry, the best first: its name, the measure, and the columns of `HEAD`."""
     ordered = sorted(results["entries"].items(), key=lambda item: -item[1]["accuracy"])
     finished = [
         (
@@ -178,13 +178,13 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
-    """The least first and the largest third quartile of the runs; of a run of version 0.2 both are the median."""
+    """The smallest first and the largest third quartile of the runs; for a run of version 0.2 both are the median."""
     pairs = [run.get("quartiles", {}).get(cost, [run[cost]] * 2) for run in runs]
     return [min(low for low, _ in pairs), max(high for _, high in pairs)]
 
 
 def latex(results: dict[str, Any]) -> str:
-    """The table as a LaTeX tabular with the rules of booktabs; the spread stands behind the measure."""
+    """The table as a LaTeX tabular with the rules of booktabs; the spread follows the measure."""
     table = [(name, f"{value} ± {of}" if of else value, *cells) for name, value, of, *cells in rows(results)]
     head, *body = [" & ".join(cell.translate(LATEX) for cell in cells) + r" \\" for cells in table]
     begin = rf"\begin{{tabular}}{{l{'r' * len(HEAD)}}}"

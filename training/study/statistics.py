@@ -1,17 +1,17 @@
-"""Confidence intervals of differences of accuracies: a bootstrap over seeds and images.
+"""Confidence intervals of accuracy differences: a bootstrap over seeds and images.
 
 Entry e with seed s is right on image n, or not: c_esn in {0, 1}; its accuracy is the mean over seeds and images. A replicate
-draws S - 1 of the S seeds and N of the N images, with replacement, the same for all entries. Of the accuracies of the replicates,
+draws S - 1 of the S seeds and N of the N images, with replacement, the same for all entries. From the replicates' accuracies:
 
     difference    d_ij = accuracy_i - accuracy_j
     error         s_ij = standard deviation of d_ij over replicates
     interval      d_ij +- q s_ij,   q = 95 % quantile over replicates of   max_ij |d*_ij - mean d*_ij| / s_ij
 
-so that with 95 % confidence all intervals hold at once. Drawing S - 1 of the seeds makes the variance of a mean over few seeds
-unbiased; drawing seeds and images apart is mildly conservative (Owen and Eckles 2012, arXiv 1106.2125). A single seed has no
-intervals: those of the images alone would not include the luck of the seed.
+All intervals hold at once with 95 % confidence. Drawing S - 1 of the seeds makes the variance of a mean over few seeds
+unbiased; drawing seeds and images independently is mildly conservative (Owen and Eckles 2012, arXiv 1106.2125). A single seed has no
+intervals: intervals from the images alone would not include the variation between seeds.
 
-For a measure of one number a seed, m_es, d_ij is the mean over seeds of m_is - m_js, s_ij its standard error (divisor S - 1), and q
+For a measure with one number per seed, m_es, d_ij is the mean over seeds of m_is - m_js, s_ij its standard error (divisor S - 1), and q
 the quantile of Student's t with S - 1 degrees of freedom at 1 - 0.05 / (2 pairs): Bonferroni's correction, which is conservative.
 """
 
@@ -30,7 +30,7 @@ REPLICATES, CHUNK, LEVEL = 2000, 100, 0.95
 
 
 class Difference(NamedTuple):
-    """By how much `first` is more often right than `second`, and the interval."""
+    """How much more often `first` is right than `second`, and the interval."""
 
     first: str
     second: str
@@ -40,12 +40,12 @@ class Difference(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> list[Difference]:
-    """All pairs of entries, the better one first; of a single seed none. right: for each entry, `(seeds, images)`."""
+    """All pairs of entries, the better one first; none for a single seed. right: for each entry, `(seeds, images)`."""
     names = sorted(right, key=lambda name: -float(right[name].mean()))
     if len(names) < 2 or len(right[names[0]]) < 2:
         return []
@@ -53,7 +53,7 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
     first, second = np.triu_indices(len(names), 1)
     drawn = replicates[:, first] - replicates[:, second]
     error = drawn.std(axis=0)
-    # Entries that are right on the same images have no error; they do not widen the intervals of the others.
+    # Entries that are right on the same images have no error; they do not widen other intervals.
     scaled = np.abs(drawn - drawn.mean(axis=0)) / np.where(error > 0, error, np.inf)
     quantile = float(np.quantile(scaled.max(axis=1), LEVEL))
     pairs = []
@@ -64,25 +64,25 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
 
 
 def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
-    """All pairs of entries, the better one first, of one number for each seed, the same seeds in all; of a single seed none."""
+    """All pairs of entries, the better one first, from one number per seed, with the same seeds for all; none for a single seed."""
     names = sorted(values, key=lambda name: -sum(values[name]))
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:
         return []
-    from scipy.special import stdtrit  # here, since its import is slow
+    from scipy.special import stdtrit  # here, since it is slow to import
 
     quantile, found = float(stdtrit(seeds - 1, 1 - (1 - LEVEL) / 2 / max(1, len(pairs)))), []
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])
         difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
-        # Numbers so coarse that all seeds differ alike say nothing of luck.
+        # If numbers are so coarse that all seeds differ equally, they say nothing about chance.
         half = quantile * error if error > 1e-12 else difference
         found.append(Difference(first, second, difference, difference - half, difference + half))
     return found
 
 
 def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.float64]:
-    """Accuracies of the entries in each replicate, `(replicates, entries)`, of `right` `(entries, seeds, images)`."""
+    """Accuracies of the entries in each replicate, `(replicates, entries)`, from `right` `(entries, seeds, images)`."""
     entries, seeds, images = right.shape
     cells = right.reshape(entries * seeds, images).astype(np.float64)
     drawn = seeds - 1
@@ -101,7 +101,7 @@ def spread(values: list[float]) -> float | None:
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of the points (cost, accuracy) that no other equals or beats in both, from the cheapest on."""
+    """The names of the points (cost, accuracy) that no other point equals or beats in both, cheapest first."""
     front: list[str] = []
     best = -np.inf
     for name, (_, accuracy) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):
@@ -112,7 +112,7 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def sentences(found: list[Difference], *, seeds: int, images: int | None) -> list[str]:
-    """Which differences can be told apart, in words. images: those that a bootstrap drew."""
+    """Which differences are significant, in words. images: the number that the bootstrap drew."""
     about, sure = f"{seeds} seeds", [one for one in found if one.sure]
     about += "" if images is None else f" and {images} images"
     if seeds == 1:

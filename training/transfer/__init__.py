@@ -1,5 +1,5 @@
-"""Training that starts from other weights: fine-tuning, another resolution, upcycling from a dense model.
+"""Training from existing weights: fine-tuning, another resolution, upcycling from a dense model.
 
-`moespec train --init SOURCE` takes the parameters of SOURCE as far as the model has them (`rules`);
-`moespec finetune SOURCE` takes its model as well (`model`).
+`moespec train --init SOURCE` uses the parameters of SOURCE that the model has (`rules`);
+`moespec finetune SOURCE` uses its model as well (`start`).
 """

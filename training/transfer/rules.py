@@ -3,12 +3,12 @@
 | parameter | result |
 |---|---|
 | of the same name and shape | copied |
-| the head, where the number of classes differs | new |
-| positions on another grid | resized, bilinearly; those of class token and registers are copied |
+| the head, if the number of classes differs | new |
+| positions on another grid | resized, bilinearly; positions of class token and registers are copied |
 | positions of registers that the source lacks | new |
-| the MLP of a block that is MoE now | copied into every expert, if these are not gated; the router is new |
+| the MLP of a block that becomes MoE | copied into every expert, unless they are gated; the router is new |
 | tables and codebook of hash layers of another size | new |
-| whatever matches `skip` | new; left out, where the model does not have it |
+| anything that matches `skip` | new; omitted if the model lacks it |
 | anything else that is missing, left over or of another shape | an error that names it |
 
 Sources: upcycling, Komatsuzaki et al. 2022 (arXiv 2212.05055), section 3.1; positions, google-research/vmoe,
@@ -35,7 +35,7 @@ Array = NDArray[Any]
 
 
 class Transferred(NamedTuple):
-    """params: the initial parameters. new, resized, upcycled: names of such parameters."""
+    """params: the initial parameters. new, resized, upcycled: names of the parameters of each kind."""
 
     params: Params
     new: list[str]
@@ -44,10 +44,10 @@ class Transferred(NamedTuple):
 
 
 def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
-    """The parameters of a model with `config`: of `source` by the rules above, new ones of `initial`.
+    """The parameters of a model with `config`: from `source` by the rules above, new ones from `initial`.
 
-    skip: a regular expression, searched for in the names of parameters. Raises ConfigError for an invalid one, a source of
-    another family of models, and a parameter that the rules do not cover.
+    skip: a regular expression, searched for in parameter names. Raises ConfigError for an invalid one, a source of
+    another model family, and a parameter that the rules do not cover.
     """
     if type(source.config) is not type(config):
         raise ConfigError(f"init: expected a {type(config).__name__}, got a {type(source.config).__name__}")
@@ -92,7 +92,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
 
 
 _FREE = ("head/", "ids/")
-"""Beginnings of names of parameters that only the model, or only the source, may have."""
+"""Prefixes of parameter names that may be missing from the source or from the model."""
 
 
 def _new(name: str, fresh: Array, result: Transferred) -> Array:
@@ -101,7 +101,7 @@ def _new(name: str, fresh: Array, result: Transferred) -> Array:
 
 
 def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array:
-    """A parameter that both have, in the shape of the model."""
+    """A parameter that both have, in the model's shape."""
     if given.shape == fresh.shape:
         return given
     if name.startswith(_FREE) or name.endswith("/router/tables"):
@@ -113,7 +113,7 @@ def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array
 
 
 def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:
-    """Positions of the source on the grid of the model, after those of class token and registers."""
+    """The source's positions on the model's grid, after the positions of class token and registers."""
     before, wanted = _prefix(source), _prefix(config)
     patches = fresh.shape[1] - wanted
     if given.shape[2] != fresh.shape[2] or before > wanted:
@@ -127,14 +127,14 @@ def _positions(given: Array, fresh: Array, source: Config, config: Config, resul
 
 
 def _prefix(config: Config) -> int:
-    """Positions before those of the patches."""
+    """Number of positions before the patches'."""
     return config.prefix if isinstance(config, VitConfig) and config.positions == "learned" else 0
 
 
 def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     """Positions `(1, S, D)` on another square grid, `(1, tokens, D)`.
 
-    prefix: positions of a class token and registers, which come first and are copied. Corners stay corners; values between
+    prefix: number of positions of a class token and registers; they come first and are copied. Corners stay corners; values between
     them are interpolated linearly. Raises ConfigError unless both grids are squares.
 
     >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, prefix=0).reshape(3, 3).tolist()
@@ -145,7 +145,7 @@ def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     if old * old != len(grid) or new * new != patches or not old:
         raise ConfigError(f"init: positions: expected square grids, got {len(grid)} patches for {patches}")
     square = grid.reshape(old, old, -1)
-    from scipy.ndimage import zoom  # here, since its import is slow
+    from scipy.ndimage import zoom  # here, since it is slow to import
 
     resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
     return np.concatenate([before, resized], axis=1)

@@ -1,4 +1,4 @@
-"""The initial parameters of a run with `init`, and the model that fine-tuning takes over from its source."""
+"""The initial parameters of a run with `init`, and the model that fine-tuning takes from its source."""
 
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -29,7 +29,7 @@ __all__ = ["finetuned", "model_of", "sized", "starting_params", "taken"]
 def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> Params:
     """The initial parameters of a run, from `config.init` by the rules; prints which are new or changed.
 
-    lazily: parameters of a run without `init` are drawn when they are read. Raises RunError or CheckpointError for a source that
+    lazily: parameters of a run without `init` are drawn only when read. Raises RunError or CheckpointError for a source that
     is missing or damaged, ConfigError for one that does not fit.
     """
     lazily = lazily and config.init is None
@@ -47,9 +47,9 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
 
 
 def model_of(weights: Weights) -> ModelConfig:
-    """The section `model` of `weights`, without the fields that the data decide: channels, classes, size.
+    """The section `model` of `weights`, without the fields that the data determine: channels, classes, size.
 
-    The number of slots of Soft MoE is kept, whatever the size of the images.
+    Soft MoE's number of slots is kept at any image size.
     """
     config = weights.config
     values = {**asdict(config), **dict.fromkeys(("image_size", "channels", "classes"))}
@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """The name of a model with these sizes, or the small one of its family: every field is set, so that only the family matters."""
+    """The name of a model with these sizes, or of its family's smallest; all fields are set, so only the family matters."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:
@@ -79,14 +79,14 @@ def _name(config: Model) -> str:
 
 
 def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
-    """The configuration with the model of the weights at `path` and, if they are of a run, with its data and backend.
+    """The configuration with the model of the weights at `path` and, if they come from a run, with its data and backend.
 
-    other_data: keep the data of `config`, with mean and deviation of the run.
+    other_data: keep the data of `config`, with the run's mean and deviation.
     """
     model, run = model_of(read(Path(path), Given())), RunDirectory(Path(path)).config()
     if run is None:
         return replace(config, model=model, init=path)
-    with suppress(ConfigError):  # it is not installed
+    with suppress(ConfigError):  # the backend is not installed
         choose_backend(run.backend)
         config = replace(config, backend=run.backend)
     if other_data:
@@ -97,9 +97,9 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
 
 
 def taken(config: Config, *, given: bool) -> str:
-    """What fine-tuning takes over from a run besides its model, in words.
+    """What fine-tuning takes from a run in addition to its model, in words.
 
-    given: the user has set data. Raises ConfigError if not, and the source is not a run.
+    given: the user has set data. Raises ConfigError if not and the source is not a run.
     """
     run = RunDirectory(Path(config.init or "")).config()
     if run is None:

@@ -1,4 +1,4 @@
-"""Weights on disk: read from and written to the files of this and other projects, and models with their weights.
+"""Weights on disk: reads and writes the files of this and other projects, and loads models with their weights.
 
     moespec convert SOURCE TARGET          `moespec.training.commands.convert`
     training.load("runs/x", backend="jax")   `moespec.training.weights.loading`

@@ -1,4 +1,4 @@
-"""Arrays in files: safetensors, and npz without pickles. Files are written whole or not at all.
+"""Arrays in files: safetensors, and npz without pickles. A file is written completely or not at all.
 
 Errors are CheckpointErrors that name the file and the array.
 """
@@ -22,7 +22,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays and the metadata of a safetensors file; bfloat16 becomes float32, which holds every value of it."""
+    """The arrays and metadata of a safetensors file; bfloat16 becomes float32, which represents all its values."""
     try:
         tensors, metadata = unsealed(content_of(path), half=True)
     except ValueError as error:
@@ -31,12 +31,12 @@ def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
-    """A safetensors file with a checksum, see `moespec.models.tensors`."""
+    """Writes a safetensors file with a checksum, see `moespec.models.tensors`."""
     write_atomically(path, sealed(arrays, metadata))
 
 
 def read_npz(path: Path) -> Arrays:
-    """The arrays of an npz file; those of the dtype V2, which is how NumPy saves bfloat16, as float32. No pickle is read."""
+    """The arrays of an npz file; dtype V2, NumPy's form of bfloat16, becomes float32. Never unpickles."""
     try:
         arrays = read_arrays(path)
     except OSError as error:
@@ -48,7 +48,7 @@ def read_npz(path: Path) -> Arrays:
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """An uncompressed npz file; the same arrays give the same bytes."""
+    """Writes an uncompressed npz file; equal arrays give equal bytes."""
     content = io.BytesIO()
     named: dict[str, Any] = dict(arrays)
     np.savez(content, allow_pickle=False, **named)

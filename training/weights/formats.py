@@ -1,7 +1,7 @@
-"""The formats of weights: how each is recognised, read and written.
+"""The formats of weights: how to recognise, read and write each.
 
-Files of other projects have no configuration of ours. Sizes are inferred from the shapes of parameters; the rest comes from
-`Given`: that project's description of the model, and fields that the user sets.
+Files of other projects do not contain a configuration of this project. Sizes are inferred from the parameters' shapes; the rest
+comes from `Given`: the project's own description of the model, and fields that the user sets.
 """
 
 import warnings
@@ -35,7 +35,7 @@ from moespec.training.weights.vmoe_files import (
 __all__ = ["FORMATS", "Format", "Given", "format_of", "read", "write"]
 
 PT = {"format": "pt"}
-"""The metadata that torch's projects write into their safetensors files."""
+"""The metadata in safetensors files of torch-based projects."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Given:
 
 
 class Format(NamedTuple):
-    """Functions that read and write a format (None: it is only read)."""
+    """Functions that read and write a format (None: read-only)."""
 
     read: Callable[[Path, Given], Weights]
     write: Callable[[Path, Weights], None] | None
 
 
 def read(path: Path, given: Given, name: str | None = None) -> Weights:
-    """The weights at `path` in the format `name`, by default that of `format_of`.
+    """The weights at `path` in the format `name`, by default the result of `format_of`.
 
     Raises CheckpointError for damaged files, ConfigError for parameters that do not fit the model, ShapeError and DtypeError for
-    one of another shape or dtype. Each names the file.
+    parameters of another shape or dtype. Each names the file.
     """
     chosen = FORMATS[name or format_of(path)]
     try:
@@ -69,7 +69,7 @@ def read(path: Path, given: Given, name: str | None = None) -> Weights:
 
 
 def write(path: Path, weights: Weights, name: str) -> None:
-    """Writes the weights to `path` in the format `name`. Raises ConfigError where that has no such model."""
+    """Writes the weights to `path` in the format `name`. Raises ConfigError if the format has no such model."""
     chosen = FORMATS[name]
     if chosen.write is None:
         raise ConfigError(f"to={name!r}: this format can only be read")
@@ -77,7 +77,7 @@ def write(path: Path, weights: Weights, name: str) -> None:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file or folder, by its content. Raises CheckpointError for an unknown one."""
+    """The format of a file or folder, detected from its content. Raises CheckpointError for an unknown one."""
     if path.is_dir():
         if (path / "config.toml").is_file():
             return "run"
@@ -110,7 +110,7 @@ MARKS = {
     "Transformer/posembed_input/pos_embedding": "vision_transformer",
     "Transformer/encoder_norm/scale": "big_vision",
 }
-"""Parameters by which a project's file is recognised; the first that is present counts."""
+"""Parameters that identify a project's file; the first that is present decides."""
 
 
 def _told(path: Path, arrays: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
 
 
 def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
-    """The configuration of a project's ViT: of `given.model`, with what the shapes show, and the fields that are set."""
+    """The configuration of a project's ViT: `given.model`, with the sizes from the shapes and the fields that are set."""
     sizes = vit_sizes(project, _shapes(arrays))
     if given.model is not None:
         named = _of_model(project is interop.TIMM, given.model)
@@ -142,7 +142,7 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
 
 
 def _of_model(timm: bool, name: str) -> VitConfig:
-    """The ViT `name`, which may be a name of timm's where the parameters are."""
+    """The ViT `name`; for timm's parameters it may be a timm name."""
     if timm and name in interop.models_of_timm():
         return interop.config_from_timm(interop.models_of_timm()[name])
     try:
@@ -168,7 +168,7 @@ _ASKED = {
 def _weights(
     project: Project, path: Path, arrays: Mapping[str, Any], config: Any, classes: Sequence[str] = ()
 ) -> Weights:
-    """Ours from a project's parameters by name."""
+    """This project's weights from another project's parameters by name."""
     tree = nested(arrays) if project.separator == "/" else arrays
     about = {"Source": f"{project.name}, {path.name}"}
     return Weights(config, project.from_theirs(tree, config), about, tuple(classes))
@@ -198,7 +198,7 @@ def _read_huggingface(path: Path, given: Given) -> Weights:
 
 
 def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """The names of the classes in transformers' config.json; none where it has placeholders, or not one for each class."""
+    """The class names in transformers' config.json; none if they are placeholders or do not match the number of classes."""
     labels = description.get("id2label")
     if not isinstance(labels, Mapping):
         return ()
@@ -209,7 +209,7 @@ def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
     arrays = interop.to_huggingface(weights.params, weights.config)
-    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # as `to_huggingface` has looked
+    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # `to_huggingface` checked it
     if weights.classes:
         del description["num_labels"]
         description |= hub.labels(weights.classes)
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters by name, of a file that may hold more: under `params`, or in old files under `opt/target`."""
+    """The parameters by name, from a file that may hold more: under `params`, or in old files under `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]
@@ -287,4 +287,4 @@ FORMATS: Mapping[str, Format] = {
     "timm": Format(_read_timm, lambda path, of: write_safetensors(path, interop.to_timm(of.params, of.config), PT)),
     "huggingface": Format(_read_huggingface, _write_huggingface),
 }
-"""By name; docs/weights.md says what each is."""
+"""Formats by name; docs/weights.md describes each."""

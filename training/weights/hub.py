@@ -1,7 +1,7 @@
-"""The layout of a repository of the Hugging Face hub, as a folder: config.json, model.safetensors, README.md.
+"""The layout of a Hugging Face hub repository, as a folder: config.json, model.safetensors, README.md.
 
-`model.safetensors` is a file of `own`; config.json repeats the model for the hub's pages. `huggingface-cli upload NAME FOLDER` sends
-the folder.
+`model.safetensors` is a file of `own`; config.json repeats the model for the hub's pages. To upload the folder, use
+`huggingface-cli upload NAME FOLDER`.
 """
 
 import json
@@ -27,7 +27,7 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 
 def read(path: Path, given: Any) -> Weights:
-    """The folder's weights. Raises CheckpointError if config.json describes another model than the weights do."""
+    """The folder's weights. Raises CheckpointError if config.json describes a different model."""
     weights, description = own.read_file(path / WEIGHTS, given), read_json(path / CONFIG)
     model = description.get("model")
     if not isinstance(model, dict):
@@ -42,14 +42,14 @@ def read(path: Path, given: Any) -> Weights:
 
 
 def write(path: Path, weights: Weights) -> None:
-    """Writes the folder, with a model card made from what is known of the weights."""
+    """Writes the folder, with a model card from the known facts about the weights."""
     model = {"model_type": "moespec", "moespec_version": version(), "model": described(weights.config)}
     documents: dict[str, Any] = {CONFIG: model | labels(weights.classes), CARD: card(path.resolve().name, weights)}
     write_folder(path, documents, flatten(weights.params), own.metadata_of(weights))
 
 
 def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The names of the classes as config.json has them on the hub; nothing if they are not known."""
+    """The class names in the hub's config.json form; empty if unknown."""
     if not classes:
         return {}
     return {
@@ -61,12 +61,12 @@ def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
 def write_folder(
     path: Path, documents: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Writes model.safetensors and documents, JSON or text, into a new folder, which appears when it is complete.
+    """Writes model.safetensors and documents, JSON or text, into a new folder, which appears only when complete.
 
-    A folder with such files alone is replaced. Raises RunError for one with others.
+    Replaces a folder that has only such files. Raises RunError for a folder with other files.
     """
     check_folder(path)
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # a link stays a link
     temporary, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("tmp", "old"))
     for rest in (temporary, old):
         shutil.rmtree(rest, ignore_errors=True)
@@ -88,7 +88,7 @@ def write_folder(
 
 
 def check_folder(path: Path) -> None:
-    """RunError for a folder with other files than `write_folder` writes, or that is or has the working directory."""
+    """Raises RunError for a folder that has files of other kinds, or that is or contains the working directory."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
         raise RunError(f"target={str(path)!r}: is the working directory; choose a folder inside it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
@@ -99,7 +99,7 @@ OWN = (WEIGHTS, CONFIG, CARD)
 
 
 def card(name: str, weights: Weights) -> str:
-    """A model card: what the model is, where the weights come from, how they are used."""
+    """A model card: the model, the origin of its weights, and how to use them."""
     config = weights.config
     tags = ["- vision", *["- image-classification"] * bool(config.classes)]
     lines = ["---", "library_name: moespec", "tags:", *tags, "---", "", f"# {name}", ""]
@@ -121,11 +121,11 @@ def card(name: str, weights: Weights) -> str:
 
 
 def _usage(name: str, weights: Weights) -> list[str]:
-    """The lines from a picture to its label, or its features."""
+    """Example code from a picture to its label, or its features."""
     config = weights.config
     images = {"mean": [0.5], "std": [0.5], "resize": 0, "background": "white", **weights.images}
     picture = f"{config.image_size}, channels={config.channels}, resize={images['resize']}, background={images['background']!r}"
-    together = fewest_images(config)  # in a group of the routers
+    together = fewest_images(config)  # the fewest that fill the routers' groups
     batch = "image[None]" if together == 1 else f"np.repeat(image[None], {together}, axis=0)"
     lines = [
         "from pathlib import Path",

@@ -1,4 +1,4 @@
-"""`moespec.training.load`: a model with its weights, for the framework of choice."""
+"""`moespec.training.load`: a model with its weights, for any framework."""
 
 import importlib
 from pathlib import Path
@@ -27,7 +27,7 @@ class Loaded(NamedTuple):
     def module(self) -> Any:
         """The model as a `moespec.training.pretrained.PretrainedModel`, a torch module with these weights, also for the hub.
 
-        Raises ConfigError when the weights were loaded for another framework than torch.
+        Raises ConfigError if the weights were loaded for another framework than torch.
         """
         B = self.model.backend
         if B.name != "torch":
@@ -50,15 +50,15 @@ def load(
 ) -> Loaded:
     """The model at `path` with its weights: `model, params = load("runs/x"); model.forward(params, images).logits`.
 
-    path: the folder of a run, a file of `moespec convert`, a folder of the hub, or weights of another project.
+    path: the folder of a run, a file from `moespec convert`, a hub folder, or another project's weights.
     backend: "jax", "torch" or "numpy"; by default the one chosen at import.
-    step: of a run, the checkpoint of this step, or best (training.keep_best), instead of the newest.
-    format: a key of `moespec.training.weights.formats.FORMATS`, where the files do not tell.
-    model, arguments, fields: of another project's weights, what the files do not say (`moespec convert --help`).
+    step: for a run, the checkpoint of this step, or best (training.keep_best), instead of the newest.
+    format: a key of `moespec.training.weights.formats.FORMATS`, if the files do not determine it.
+    model, arguments, fields: for another project's weights, what the files do not specify (`moespec convert --help`).
 
     `load(path, backend="torch").module()` is the model as a torch module.
 
-    Raises RunError or CheckpointError for files that are missing or damaged, ConfigError for what fits no model.
+    Raises RunError or CheckpointError for missing or damaged files, ConfigError for weights that fit no model.
     """
     weights = read(Path(path), Given(model, arguments, fields, step), format)
     if backend not in (None, "jax", "torch", "numpy"):

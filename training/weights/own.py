@@ -1,8 +1,8 @@
-"""moespec's own weights: the checkpoints of a run, and a safetensors file that holds the configuration of the model.
+"""moespec's own weights: the checkpoints of a run, and a safetensors file that contains the model's configuration.
 
-The file has the parameters by their path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model`, the configuration,
-`moespec.about`, facts for the model card, `moespec.version`, and, if they are known, `moespec.classes`, the names of the classes in
-the order of the logits, and `moespec.images`, see `Weights.images`.
+The file has the parameters by path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model`, the configuration;
+`moespec.about`, facts for the model card; `moespec.version`; and, if known, `moespec.classes`, the class names in
+logit order, and `moespec.images`, see `Weights.images`.
 """
 
 import json
@@ -31,7 +31,7 @@ IMAGES = "moespec.images"
 
 
 def read_run(path: Path, given: Any) -> Weights:
-    """The newest checkpoint of a run, or that of `given.step`."""
+    """The newest checkpoint of a run, or the checkpoint at `given.step`."""
     _nothing_given(given, "a run")
     directory = RunDirectory(path)
     config = directory.begun_config()
@@ -53,7 +53,7 @@ def read_run(path: Path, given: Any) -> Weights:
 
 
 def read_file(path: Path, given: Any) -> Weights:
-    """A file that `write_file` wrote."""
+    """The weights in a file that `write_file` wrote."""
     _nothing_given(given, "a moespec file")
     arrays, metadata = read_safetensors(path)
     if MODEL not in metadata:
@@ -82,7 +82,7 @@ def metadata_of(weights: Weights) -> dict[str, str]:
 
 
 def _nothing_given(given: Any, what: str) -> None:
-    """ConfigError for a description of a model that describes itself."""
+    """Raises ConfigError if the user describes a model whose file describes itself."""
     if given.model is not None or given.arguments is not None or given.fields:
         raise ConfigError(f"model, arguments, set: {what} describes its own model; leave them out")
     if given.step is not None and what != "a run":

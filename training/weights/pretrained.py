@@ -1,4 +1,4 @@
-"""Whole models as torch modules for Hugging Face's hub: `save_pretrained`, `from_pretrained`, `push_to_hub`."""
+"""Complete models as torch modules for the Hugging Face hub: `save_pretrained`, `from_pretrained`, `push_to_hub`."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,7 @@ __all__ = ["PretrainedModel"]
 class PretrainedModel(nn.Model, HubMixin):
     """A model with its weights; `moespec.training.load(path, backend="torch").module()` is one.
 
-    weights: the configuration, the parameters, and what is known of them: a model card and the names of the classes.
+    weights: the configuration, the parameters, and known facts about them: a model card and the class names.
 
     With `huggingface_hub` installed (`pip install 'moespec[huggingface]'`) it has `save_pretrained`, `from_pretrained` and
     `push_to_hub`, which write and read the folder of `moespec convert --to hub`: config.json, model.safetensors and README.md.
@@ -33,18 +33,18 @@ class PretrainedModel(nn.Model, HubMixin):
         self.about, self.classes, self.images = weights.about, weights.classes, weights.images
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
-        """Writes the folder, see `huggingface_hub.ModelHubMixin`. RunError for one that has other files in it."""
-        hub.check_folder(Path(save_directory))  # before the mixin removes what it has of a config.json
+        """Writes the folder, see `huggingface_hub.ModelHubMixin`. Raises RunError if it has other files."""
+        hub.check_folder(Path(save_directory))  # before the mixin removes an existing config.json
         return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        # Tables of experts, integers in a module, are floating arrays in files.
+        # Expert tables are integers in a module, but floating-point arrays in files.
         params = tree_map(lambda x: x if x.dtype.kind == "f" else x.astype(np.float32), B.to_numpy(self.params()))
         hub.write(save_directory, Weights(self.config, params, self.about, self.classes, self.images))
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
-        """The mixin's hook; the options are where and how the hub is asked."""
+        """The mixin's hook; the options say where and how to query the hub."""
         for name, value in options.items():
             if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
                 raise ConfigError(f"{name}={value!r}: not an option of from_pretrained; see config.json")

@@ -1,4 +1,4 @@
-"""A model's configuration with its parameters, and the configuration as plain values, which files hold as JSON."""
+"""A model's configuration with its parameters, and the configuration as plain values, which files store as JSON."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,7 +19,7 @@ Model = TypeVar("Model")
 class Weights:
     """config: the model. params: its parameters (NumPy). about: facts for the model card, by title.
 
-    classes: names of the classes in the order of the logits, if known. images: how a picture becomes an image, if known: `mean`
+    classes: class names in logit order, if known. images: how to convert a picture into an image, if known: `mean`
     and `std` (lists), `resize`, `background` of `DataConfig`.
     """
 
@@ -37,7 +37,7 @@ def described(config: Config) -> dict[str, Any]:
 
 
 def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
-    """The names of the classes that a file lists. Raises CheckpointError unless there is one for each class, or none."""
+    """The class names in a file. Raises CheckpointError unless there is one per class, or none."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{where}: expected a list of class names")
     if names and len(names) != config.classes:
@@ -55,7 +55,7 @@ def images_of(values: Any, where: str) -> dict[str, Any]:
 
 
 def of_description(values: Mapping[str, Any], where: str) -> Config:
-    """The inverse of `described`. Raises ConfigError, which begins with `where`, for what describes no model."""
+    """The inverse of `described`. Raises a ConfigError that begins with `where` if the values describe no model."""
     fields = dict(values)
     family = fields.pop("family", None)
     if not isinstance(family, str) or family not in kinds():
@@ -65,13 +65,13 @@ def of_description(values: Mapping[str, Any], where: str) -> Config:
 
 
 def with_fields(config: Model, values: Mapping[str, Any], where: str) -> Model:
-    """The configuration with these fields. Raises ConfigError, which begins with `where`, as `of_description` does."""
+    """The configuration with these fields. Raises a ConfigError that begins with `where`, as `of_description` does."""
     model: Model = _made(type(config), partial(replace, config), values, where)  # type: ignore[type-var]
     return model
 
 
 def _made(kind: type, make: Callable[..., Any], values: Mapping[str, Any], where: str) -> Any:
-    """`make(**values)`, where the values are of fields of `kind`."""
+    """`make(**values)`, where the values belong to fields of `kind`."""
     known = [field.name for field in fields(kind)]
     for name in values:
         if name not in known:

@@ -1,10 +1,10 @@
 """The sharded checkpoints of google-research/vmoe: `PREFIX.index` and `PREFIX.data-00000-of-0000N`, in msgpack.
 
 The index has the keys `version`, `shard_count` and `index`, a tree with a leaf for each parameter: its shape, its dtype and the
-shards that hold parts of it. A shard maps the number of a leaf (in the order of a JAX tree: sorted keys) to its parts and slices.
+shards that hold parts of it. A shard maps the number of a leaf (in JAX's pytree order: sorted keys) to its parts and slices.
 
-Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, of version 20220622, and of older
-checkpoints without a version, which are alike but for nodes that are not dictionaries.
+Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, version 20220622, and older
+checkpoints without a version, which differ only in nodes that are not dictionaries.
 """
 
 import re
@@ -25,7 +25,7 @@ __all__ = ["is_vmoe_checkpoint", "prefix_of", "read_vmoe_checkpoint", "write_vmo
 
 VERSION = "20220622"
 ARRAY, SLICES, INDEX = 1, 6, 8
-"""Codes of vmoe's extension types of msgpack: an array, slices, a leaf of the index."""
+"""Codes of vmoe's msgpack extension types: an array, slices, a leaf of the index."""
 CHUNKS = "__msgpack_array_chunk_a87ca2__"
 LARGEST_PART = 2**30
 """Largest chunk in bytes, `MAX_CHUNK_SIZE` in flax."""
@@ -38,7 +38,7 @@ class _Leaf(NamedTuple):
 
 
 def prefix_of(path: Path) -> Path:
-    """The prefix of a checkpoint from itself or one of its files."""
+    """The prefix of a checkpoint, from the prefix itself or one of its files."""
     return path.with_name(re.sub(r"\.(index|data-\d+-of-\d+)$", "", path.name))
 
 
@@ -47,9 +47,9 @@ def is_vmoe_checkpoint(path: Path) -> bool:
 
 
 def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
-    """The parameters of a checkpoint by their path, such as `Encoder/encoder_norm/scale`, without the optimiser.
+    """The parameters of a checkpoint by path, such as `Encoder/encoder_norm/scale`, without the optimiser's state.
 
-    Raises CheckpointError, naming the file and the array, for files that are missing, damaged or of another version.
+    Raises CheckpointError, naming the file and the array, for missing or damaged files or other versions.
     """
     prefix = prefix_of(path)
     tree, shards = _read_index(_index(prefix))
@@ -82,7 +82,7 @@ def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_index(path: Path) -> tuple[dict[str, Any], int]:
-    """The tree of leaves, and how many shards there are."""
+    """The tree of leaves, and the number of shards."""
     index = _unpacked(path)
     tree = index.get("index") if isinstance(index, dict) else None
     if not isinstance(tree, dict):
@@ -98,7 +98,7 @@ def _read_index(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], slices: Any) -> None:
-    """Puts a part of an array, flat, in its place. Raises ValueError if it does not fit there."""
+    """Writes a flat part of an array to its position. Raises ValueError if it does not fit."""
     if not isinstance(slices, tuple) or len(slices) != array.ndim:
         raise ValueError(f"slices {slices!r} do not fit an array with {array.ndim} axes")
     for (start, stop), size in zip(slices, array.shape, strict=True):
@@ -112,7 +112,7 @@ def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], sl
 
 
 def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
-    """Writes a tree of parameters as a checkpoint of one shard, the index last: without it there is no checkpoint."""
+    """Writes a pytree of parameters as a checkpoint of one shard. The index comes last: without it there is no checkpoint."""
     prefix = prefix_of(path)
     chunks: dict[str, Any] = {CHUNKS: True}
     numbers = iter(range(len(list(_leaves(tree)))))
@@ -148,7 +148,7 @@ def _shard(prefix: Path, shard: int, shards: int) -> Path:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """The leaves of a tree in the order of JAX."""
+    """The leaves of a pytree in JAX's order."""
     if isinstance(tree, Mapping):
         for key in sorted(tree):
             yield from _leaves(tree[key])
@@ -164,7 +164,7 @@ def _unpacked(path: Path) -> Any:
 
 
 def _decoded(code: int, data: bytes) -> Any:
-    """What an extension type stands for; what is none of the parameters' is passed over."""
+    """The value of an extension type; values that are not parameters are skipped."""
     if code == ARRAY:
         shape, dtype, content = msgpack.unpackb(data, raw=True)
         return np.frombuffer(content, _stored(dtype.decode())).reshape(shape)
@@ -179,5 +179,5 @@ def _decoded(code: int, data: bytes) -> Any:
 
 
 def _stored(dtype: str) -> np.dtype[Any]:
-    """The dtype of the numbers in the file: bfloat16, which NumPy lacks, as integers of 16 bits."""
+    """The dtype of the numbers in the file: bfloat16, which NumPy lacks, is read as 16-bit integers."""
     return np.dtype("<u2" if dtype == "bfloat16" else dtype)
