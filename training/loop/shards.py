@@ -146,7 +146,7 @@ def _in_file(file: ArrayFile) -> dict[str, Part]:
         raise ValueError(f"not a safetensors file: {reason(error)}") from error
 
 
-def named_pieces(arrays: Mapping[str, NDArray[Any] | Pieces]) -> dict[str, NDArray[Any]]:
+def named_pieces(arrays: Mapping[str, NDArray[Any] | Shards]) -> dict[str, NDArray[Any]]:
     """The arrays or shards that a process saves, by tensor name."""
     named: dict[str, NDArray[Any]] = {}
     for name, value in arrays.items():
