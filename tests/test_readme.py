@@ -26,9 +26,7 @@ def test_the_readme_is_short_and_links():
 
 
 RAN = {id for package in measured() for id in package.readings}
-DIFFER = sum(
-    sum(bool(each.implementations) or each.id in RAN for each in entry.readings) > 1 for entry in LEDGER.values()
-)
+DIFFER = sum(sum(bool(r.implementations) or r.id in RAN for r in entry.readings) > 1 for entry in LEDGER.values())
 STUDY = json.loads((ROOT / "benchmarks/study/results.json").read_text())
 RUN = json.loads((ROOT / "benchmarks/runs/digits-jax-0/metrics.jsonl").read_text().splitlines()[-1])
 COUNTED = {"routers": len(ROUTERS), "questions": len(LEDGER), "recipes": len(recipes()), "cases": len(suite.ids())}

@@ -63,9 +63,7 @@ class Recorder:
             kinds = {name: f"{name} {type(module).__name__}" for name, module in modules.items()}
             gates = [name for name, kind in kinds.items() if re.search("gate|router", kind, re.IGNORECASE)]
             shown = dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in gates or kinds)
-            which = (
-                "modules with gate or router in the name" if gates else "none with gate or router in the name; modules"
-            )
+            which = "modules with gate or router in the name" if gates else "no name has gate or router; modules"
             names = ", ".join([*shown][:MOST]) or "none"
             raise ConfigError(f"module={self.pattern!r}: matches no module; {which}: {names}")
         self.hooks += [modules[name].register_forward_hook(partial(self._heard, name)) for name in matching]

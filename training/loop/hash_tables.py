@@ -133,9 +133,7 @@ def _tables(
     if model.token_ids not in ("patch_code", "previous") or codebook is None:
         raise ConfigError(f"hash.kind={kind!r}: needs ids of codewords, got model.token_ids={model.token_ids!r}")
     if options.experts > len(codebook):
-        raise ConfigError(
-            f"model.codes={len(codebook)}: fewer than the {options.experts} clusters of hash.kind={kind!r}"
-        )
+        raise ConfigError(f"model.codes={len(codebook)}: hash.kind={kind!r} needs at least {options.experts} codewords")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
     # A class token has no pixels: it is grouped with the single-colour patches, which are 0.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])

@@ -247,7 +247,7 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
     ("arguments", "words"),
     [
         ("model --module *.gates --data own_model:data", "modules with gate or router in the name: *.gate\n"),
-        ("blocks --module rotary --data own_model:data", "none with gate or router in the name; modules: *\n"),
+        ("blocks --module rotary --data own_model:data", "no name has gate or router; modules: *\n"),
         ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class with arguments; pass a"),
         ("a_class --module *.gate --data own_model:data", "expected an instance of torch.nn.Module"),
         ("alike --module *.gate --data own_model:data", "Alike object at"),

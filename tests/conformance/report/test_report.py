@@ -287,11 +287,8 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
 @pytest.mark.parametrize("option", ["--html", "--badge"])
 def test_no_place_to_write(run, tmp_path, option):
     os.mkfifo(tmp_path / "pipe")
-    places = {
-        tmp_path / "none/x": "does not exist",
-        tmp_path: "expected a",
-        tmp_path / "pipe": "expected a regular file",
-    }
+    missing, file = f"the folder {str(tmp_path / 'none')!r} does not exist", "expected a regular file"
+    places = {tmp_path / "none/x": missing, tmp_path: "expected a file", tmp_path / "pipe": file}
     for path, why in places.items():
         status, _, said = run("report", "x.json", option, path)
         assert status == 2
@@ -368,7 +365,7 @@ def test_a_failure_has_its_place_its_numbers_a_reproduction_and_the_specificatio
     )
     text, reader = read(of(failed))
     shown = "".join(reader.text)
-    assert "First at token_choice/slots" in shown
+    assert "First differs at token_choice/slots" in shown
     assert "got 2, expected 1" in shown
     opened = "'token_choice/tied', 'token_choice', target='my.router', dtype='float32', mode='eager'"
     assert f"open_case({opened})" in shown

@@ -35,9 +35,8 @@ def test_a_link_has_the_words_of_the_ledger():
     for implementation, entry in CITED:
         words = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", link(implementation, entry.module))
         assert words == ", ".join(filter(None, (implementation.who, implementation.where)))
-    assert (
-        link(Implementation("new/code", "moe.py, gate"), "moespec.spec.algorithms.losses") == "new/code, moe.py, gate"
-    )
+    new = Implementation("new/code", "moe.py, gate")
+    assert link(new, "moespec.spec.algorithms.losses") == "new/code, moe.py, gate"
 
 
 def test_numbers_of_papers_become_links_but_not_in_code_or_twice_and_builds_of_packages_are_of_their_version():
@@ -80,10 +79,7 @@ def test_what_no_copy_has_is_told(tmp_path, monkeypatch):
 def test_the_places_of_a_source():
     commit = "c" * 40
     source = f"The paper, eq. (1); a/b, x/y.py, f and G.h. `n`: a/c-d@{commit}, z.hpp, but see RN-1; e/f, z.py (g)."
-    assert cited(source) == [
-        Implementation("a/b", "x/y.py, f and G.h"),
-        Implementation(f"a/c-d@{commit}", "z.hpp"),
-        Implementation("e/f", "z.py"),
-    ]
+    places = (("a/b", "x/y.py, f and G.h"), (f"a/c-d@{commit}", "z.hpp"), ("e/f", "z.py"))
+    assert cited(source) == [Implementation(*place) for place in places]
     with pytest.raises(ValueError, match="expected a file after each repository"):
         cited("The paper; a/b, a folder.")
