@@ -1,4 +1,4 @@
-"""The page of implementations: for the entries of each part of the specification, which reading each of them takes."""
+"""The page `docs/implementations.md`: which reading each implementation takes of the entries of each module."""
 
 from collections.abc import Sequence
 
@@ -11,37 +11,49 @@ __all__ = ["groups", "page", "takers"]
 
 HEAD = """# What implementations do
 
-<!-- Made by `python -m moespec.conformance.peers` from the ambiguity ledger and conformance/reports; not to be edited. -->
+<!-- Made by `python -m moespec.conformance.peers` from the ambiguity ledger and conformance/reports. Do not edit. -->
 
-The ambiguity ledger has the questions that implementations answer differently. Each question has an id (GS-3), each answer a
-letter: a is that of this specification, in this version. Here are the public implementations of which it is known what they
-do: a letter in plain type was read in their code, one in **bold** was measured, by a run of the suite on the package
-([peers.md](peers.md)). Two letters: it does both, in different places or by an option. An empty cell says nothing.
-
-Below each answer stand the places where it was seen, as links: code at a commit, papers, and packages at the version that was
-measured. `python -m generator.find_places` (`docs/generator`) checks that each is there. The command line has the
-same:
+Papers leave questions of routing open, and implementations answer them differently. Look up a question, or compare implementations
+in the tables. Below each answer, links lead to the evidence. The command line prints the same:
 
 ```console
 $ moespec ledger GS-3                       # one question, in full
-$ moespec ledger gshard                     # what concerns a router or a function
+$ moespec ledger gshard                     # all questions about a router or a function
 $ moespec ledger --by vmoe                  # what a code base does
-$ moespec ledger --by vmoe --by mesh        # where two of them differ
-$ moespec ledger --json                     # all of it, for programs
+$ moespec ledger --by vmoe --by mesh        # where two code bases differ
+$ moespec ledger --json                     # everything, for programs
 ```
 
 To cite an answer, name the version and the reading: "Routing as in moespec 0.2, gshard, reading GS-3a".
+
+| notation | meaning |
+|---|---|
+| GS-3 | question; *(stated in the paper)*: the paper answers it explicitly |
+| a, b, c | answers; a is what this version of the specification does |
+| a | read in the code or the paper, at the linked line or section |
+| **a** | measured: the suite ran on the linked [package](peers.md), which called the code named |
+| a, b | the implementation does both, in different places or by an option |
+| empty cell | unknown |
+"""
+
+UNKNOWN = """## No implementation known
+
+`moespec ledger BG-1` prints the answers to one of these questions.
 """
 
 
 def page(packages: Sequence[Measured]) -> str:
-    """The page as Markdown. packages: those that the suite was run on."""
+    """The page as Markdown. packages: those that the suite ran on."""
     known = {name: seen(name, packages) for name in implementations(packages)}
-    return "\n".join([HEAD, *(_section(title, entries, known, packages) for title, entries in groups().items())])
+    answered = {id for readings in known.values() for id in readings}
+    parts = {title: [entry for entry in entries if entry.id in answered] for title, entries in groups().items()}
+    sections = [_section(title, entries, known, packages) for title, entries in parts.items() if entries]
+    unknown = [f"| {entry.id} | {entry.question} |" for entry in LEDGER.values() if entry.id not in answered]
+    return "\n".join([HEAD, *sections, UNKNOWN, "| id | question |", "|---|---|", *unknown, ""])
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
-    """The entries of each part of the specification, by the names of its modules as a heading."""
+    """The entries of each part of the specification, by a heading that names its modules."""
     parts: dict[str, list[LedgerEntry]] = {}
     for entry in LEDGER.values():
         parts.setdefault(entry.id.partition("-")[0], []).append(entry)
@@ -61,20 +73,20 @@ def _section(
         if any(entry.id in readings for entry in entries)
     ]
     grid = [["implementation", *(entry.id for entry in entries)], ["---"] * (len(entries) + 1), *rows]
-    table = ["| " + " | ".join(row) + " |" for row in grid] if rows else ["No implementation is named here."]
+    table = ["| " + " | ".join(row) + " |" for row in grid]
     described = (line for entry in entries for line in _described(entry, packages))
     return "\n".join([f"## {title}", "", *table, "", *described, ""])
 
 
 def _cell(all: Sequence[Seen]) -> str:
-    """The letters of the readings, bold where one was measured."""
+    """The letters of the readings, bold if measured."""
     letters = sorted({each.reading[-1] for each in all})
     bold = {each.reading[-1] for each in all if each.measured}
     return ", ".join(f"**{letter}**" if letter in bold else letter for letter in letters)
 
 
 def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
-    settled = " *(The paper answers it in so many words.)*" if entry.pitfall else ""
+    settled = " *(stated in the paper)*" if entry.pitfall else ""
     lines = [f"- **{entry.id}** {entry.question}{settled}"]
     for reading in entry.readings:
         lines.append(f"  - {reading.id[-1]}: {reading.text}")
@@ -83,12 +95,12 @@ def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
 
 
 def takers(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
-    """Who takes a reading and where, as Markdown with links: papers and code that was read, then measured packages."""
-    ran = [each for each in packages if reading.id in each.readings]
-    return [
-        *(link(taker, entry.module) for taker in reading.takers),
-        *(
-            f"{run.repository}, measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"
-            for run in ran
-        ),
-    ]
+    """Who takes a reading and where, as Markdown with links: one line per implementation, code that was read first."""
+    lines = [(taker.who, link(taker, entry.module)) for taker in reading.takers]
+    for run in (each for each in packages if reading.id in each.readings):
+        package = f"measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"
+        lines.append((run.repository, f"{run.repository}, {package}"))
+    merged: dict[str, str] = {}
+    for who, line in lines:
+        merged[who] = f"{merged[who]}; {line.removeprefix(f'{who}, ')}" if who in merged else line
+    return list(merged.values())

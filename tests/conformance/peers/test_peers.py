@@ -50,7 +50,7 @@ def test_a_verdict_is_of_cases_that_fail_and_a_failure_without_one_is_unexplaine
     assert found["layer_norm"][0] == "another default"
     assert found["gelu"] == ("unexplained", 2)
     monkeypatch.setitem(PEERS, "torch", replace(changed, verdicts=(right | entry,)))
-    with pytest.raises(ValueError, match=r"peers\.toml, torch: .* is of no failing case, verdict or reading"):
+    with pytest.raises(ValueError, match=r"peers\.toml, torch: .* matches no failing case, verdict or reading"):
         table([record])
 
 
