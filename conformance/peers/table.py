@@ -83,12 +83,11 @@ def table(records: Sequence[Record]) -> str:
     """The page as Markdown: all peers, then the functions and failures of each."""
     rows = [["package", "version", "float64", "float32", "differs in"]]
     for record in records:
-        functions = record["functions"]
         differing: dict[str, list[str]] = {}
         for name, verdict, _, _ in judged(record):
             differing.setdefault(verdict, []).append(f"`{name}`")
         causes = [f"{verdict}: {', '.join(dict.fromkeys(names))}" for verdict, names in differing.items()]
-        entries = [entry for function in functions.values() for entry in function["cases"]]
+        entries = [entry for function in record["functions"].values() for entry in function["cases"]]
         section = f"[{record['peer']}](#{_anchor(record)})"
         package = f"[{_version(record)}]({of_package(record['package'], _version(record))})"
         rows.append([section, package, *_numbers(entries), "<br>".join(causes) or "nothing"])

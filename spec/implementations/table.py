@@ -13,8 +13,9 @@ HEAD = """# What implementations do
 
 <!-- Made by `python -m moespec.conformance.peers` from the ambiguity ledger and conformance/reports. Do not edit. -->
 
-Papers leave questions of routing open, and implementations answer them differently. Look up a question, or compare implementations
-in the tables. Below each answer, links lead to the evidence. The command line prints the same:
+Papers leave routing questions open, and implementations answer them differently. Answer a is what this version of the specification
+does. Plain letters were read in code or papers; **bold** letters were measured by running the suite on the [package](peers.md). Two
+letters: both, in different places or by an option. Empty: unknown. Links below each answer show where. Or use the command line:
 
 ```console
 $ moespec ledger GS-3                       # one question, in full
@@ -25,20 +26,6 @@ $ moespec ledger --json                     # everything, for programs
 ```
 
 To cite an answer, name the version and the reading: "Routing as in moespec 0.2, gshard, reading GS-3a".
-
-| notation | meaning |
-|---|---|
-| GS-3 | question; *(stated in the paper)*: the paper answers it explicitly |
-| a, b, c | answers; a is what this version of the specification does |
-| a | read in the code or the paper, at the linked line or section |
-| **a** | measured: the suite ran on the linked [package](peers.md), which called the code named |
-| a, b | the implementation does both, in different places or by an option |
-| empty cell | unknown |
-"""
-
-UNKNOWN = """## No implementation known
-
-`moespec ledger BG-1` prints the answers to one of these questions.
 """
 
 
@@ -48,8 +35,9 @@ def page(packages: Sequence[Measured]) -> str:
     answered = {id for readings in known.values() for id in readings}
     parts = {title: [entry for entry in entries if entry.id in answered] for title, entries in groups().items()}
     sections = [_section(title, entries, known, packages) for title, entries in parts.items() if entries]
-    unknown = [f"| {entry.id} | {entry.question} |" for entry in LEDGER.values() if entry.id not in answered]
-    return "\n".join([HEAD, *sections, UNKNOWN, "| id | question |", "|---|---|", *unknown, ""])
+    unknown = [[each.id, _title([each]), each.question] for each in LEDGER.values() if each.id not in answered]
+    last = _grid(["id", "about", "question"], unknown)
+    return "\n".join([HEAD, *sections, "## No implementation known", "", *last, ""])
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
@@ -72,10 +60,13 @@ def _section(
         for name, readings in known.items()
         if any(entry.id in readings for entry in entries)
     ]
-    grid = [["implementation", *(entry.id for entry in entries)], ["---"] * (len(entries) + 1), *rows]
-    table = ["| " + " | ".join(row) + " |" for row in grid]
-    described = (line for entry in entries for line in _described(entry, packages))
-    return "\n".join([f"## {title}", "", *table, "", *described, ""])
+    table = _grid(["implementation", *(entry.id for entry in entries)], rows)
+    described = [line for entry in entries for line in _described(entry, packages)]
+    return "\n".join([f"## {title}", "", *([*table, ""] if min(len(entries), len(rows)) > 1 else []), *described, ""])
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def _cell(all: Sequence[Seen]) -> str:
@@ -86,11 +77,12 @@ def _cell(all: Sequence[Seen]) -> str:
 
 
 def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
-    settled = " *(stated in the paper)*" if entry.pitfall else ""
-    lines = [f"- **{entry.id}** {entry.question}{settled}"]
+    lines = [f"- **{entry.id}** {entry.question}{' *(stated in the paper)*' if entry.pitfall else ''}"]
     for reading in entry.readings:
-        lines.append(f"  - {reading.id[-1]}: {reading.text}")
-        lines += [f"    - {taker}" for taker in takers(entry, reading, packages)]
+        lines += [
+            f"  - {reading.id[-1]}: {reading.text}",
+            *(f"    - {each}" for each in takers(entry, reading, packages)),
+        ]
     return lines
 
 
@@ -100,7 +92,7 @@ def takers(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -
     for run in (each for each in packages if reading.id in each.readings):
         package = f"measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"
         lines.append((run.repository, f"{run.repository}, {package}"))
-    merged: dict[str, str] = {}
+    merged = dict[str, str]()
     for who, line in lines:
         merged[who] = f"{merged[who]}; {line.removeprefix(f'{who}, ')}" if who in merged else line
     return list(merged.values())
