@@ -30,17 +30,17 @@ $ nox -s "peers(peer='pot')"        # install the package, run the suite on it, 
 $ moespec ledger --by torchtitan    # which answers of the ambiguity ledger the package gives
 ```
 
-The suite ran in eager mode on a CPU with Python {python} and NumPy {numpy}. Each package had its own environment. A small
-[adapter](../conformance/peers/adapters) calls the package's code, translates shapes and parameters, and keeps the package's
-default where a case sets no value. To add a package, [send a report](conformance.md#peers).
+The suite ran in eager mode on a CPU with Python {python} and NumPy {numpy}. Each package had its own environment. A small adapter
+([conformance/peers/adapters](../conformance/peers/adapters)) calls the package's code, translates shapes and parameters, and keeps
+the package's default where a case sets no value. To add a package, [send a report](conformance.md#peers).
 
 | term | meaning |
 |---|---|
 | 100/19/22 | cases that passed / failed / are not offered by the package |
-| failed | the result exceeds the suite's [tolerance](conformance.md), or the package raised an exception |
+| failed | the error exceeds the suite's [tolerance](conformance.md), or the package raised an exception |
 | SM-3b | answer b to question SM-3 of [the ambiguity ledger](implementations.md), which cites papers and other code |
-| cases | fail in float64 and float32, unless a dtype is named |
-| equals | [known variant](#known-variants) with the same results in (n of m) stages where the package or the variant differs |
+| cases | failing cases by algorithm, in float64 and float32 unless a dtype is named |
+| equals | [known variant](#known-variants) with the same results in n of the m stages where the package or the variant differs |
 | first failure | in the first case listed: stage, wrong entries, and the error of the worst entry |
 | not compared | error messages, losses and metrics inside routers, bfloat16, compiled code |
 

@@ -14,8 +14,9 @@ HEAD = """# What implementations do
 <!-- Made by `python -m moespec.conformance.peers` from the ambiguity ledger and conformance/reports. Do not edit. -->
 
 Papers leave routing questions open, and implementations answer them differently. Answer a is what this version of the specification
-does. Plain letters were read in code or papers; **bold** letters were measured by running the suite on the [package](peers.md). Two
-letters: both, in different places or by an option. Empty: unknown. Links below each answer show where. Or use the command line:
+does. Plain letters were read in code or papers. **Bold** letters were measured by running the suite on the [package](peers.md). Two
+letters mean that the implementation does both, in different places or by an option. An empty cell means unknown. Links below each
+answer show where it was seen. The command line prints the same:
 
 ```console
 $ moespec ledger GS-3                       # one question, in full
@@ -35,9 +36,9 @@ def page(packages: Sequence[Measured]) -> str:
     answered = {id for readings in known.values() for id in readings}
     parts = {title: [entry for entry in entries if entry.id in answered] for title, entries in groups().items()}
     sections = [_section(title, entries, known, packages) for title, entries in parts.items() if entries]
-    unknown = [[each.id, _title([each]), each.question] for each in LEDGER.values() if each.id not in answered]
-    last = _grid(["id", "about", "question"], unknown)
-    return "\n".join([HEAD, *sections, "## No implementation known", "", *last, ""])
+    unknown = [f"| {e.id} | {_title([e])} | {e.question} |" for e in LEDGER.values() if e.id not in answered]
+    last = "## No implementation known\n\n| id | about | question |\n| --- | --- | --- |"
+    return "\n".join([HEAD, *sections, last, *unknown, ""])
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
@@ -60,13 +61,10 @@ def _section(
         for name, readings in known.items()
         if any(entry.id in readings for entry in entries)
     ]
-    table = _grid(["implementation", *(entry.id for entry in entries)], rows)
+    grid = [["implementation", *(entry.id for entry in entries)], ["---"] * (len(entries) + 1), *rows]
+    table = ["| " + " | ".join(row) + " |" for row in grid]
     described = [line for entry in entries for line in _described(entry, packages)]
     return "\n".join([f"## {title}", "", *([*table, ""] if min(len(entries), len(rows)) > 1 else []), *described, ""])
-
-
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def _cell(all: Sequence[Seen]) -> str:
@@ -79,10 +77,8 @@ def _cell(all: Sequence[Seen]) -> str:
 def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
     lines = [f"- **{entry.id}** {entry.question}{' *(stated in the paper)*' if entry.pitfall else ''}"]
     for reading in entry.readings:
-        lines += [
-            f"  - {reading.id[-1]}: {reading.text}",
-            *(f"    - {each}" for each in takers(entry, reading, packages)),
-        ]
+        lines.append(f"  - {reading.id[-1]}: {reading.text}")
+        lines += [f"    - {taker}" for taker in takers(entry, reading, packages)]
     return lines
 
 
