@@ -65,7 +65,7 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 
 def nearest(points: Array, centroids: Array) -> Ids:
-    """The nearest centroid of each point, from differences: expanded squares cancel for points far from 0."""
+    """The nearest centroid of each point. It subtracts before squaring, because expanded squares cancel for points far from 0."""
     from scipy.spatial.distance import cdist  # here because its import is slow
 
     distances = cdist(points, centroids, "sqeuclidean")

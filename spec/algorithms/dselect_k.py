@@ -64,15 +64,15 @@ ALGORITHMS = (
 
 
 def check_selectors(selectors: Any) -> int:
-    """The number of groups in a backend's selectors, 1 for a static gate. Reads only the shape."""
+    """The number of groups in a backend's selectors; 1 for a static gate. Reads only the shape."""
     static = len(selectors.shape) == 2
     check_scores("selectors", selectors, "choices experts" if static else "groups tokens choices experts")
-    groups: int = 1 if static else selectors.shape[0]  # a tracer may know it only by name
+    groups: int = 1 if static else selectors.shape[0]  # may be symbolic while tracing
     return groups
 
 
 def check_mixture(selectors: Any, logits: Any) -> None:
-    """`ShapeError` unless there is one logit for each selector. Reads only the shapes."""
+    """Raises `ShapeError` unless there is one logit for each selector. Reads only the shapes."""
     if tuple(logits.shape) != tuple(selectors.shape[:-1]):
         raise ShapeError(f"logits: expected {tuple(selectors.shape[:-1])}, one per selector, got {tuple(logits.shape)}")
 

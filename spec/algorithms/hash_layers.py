@@ -28,8 +28,8 @@ HL-3: Which activation does MultiHash use, and where?
         By: the paper, the formula of MultiHash.
     Alternative b: GELU (`activation`).
 HL-4: What surrounds the perceptron of an expert?
-    Reading: nothing: the block has the residual connection and the norm, as with every router.
-    Alternative b: inside the block's residual connection and norm, a second pair that all experts share.
+    Reading: nothing: the block has the residual connection and the norm, as for every router.
+    Alternative b: a second residual connection and norm, inside the block's and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 

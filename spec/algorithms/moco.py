@@ -71,7 +71,7 @@ EPSILON = 1e-12
 def moco_loss(
     first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
 ) -> Array:
-    """The symmetric contrastive loss: each query must match the key of its image's other view among the keys of all images:
+    """The symmetric contrastive loss: among the keys of all images, each query must match the key of the other view of its image:
 
         loss = ctr(first_query, second_key) + ctr(second_query, first_key)
         ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])
@@ -146,7 +146,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
     """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the population variance.
 
-    It has no scale, no bias and no running statistics: evaluation does not use the projector and predictor.
+    It has no scale and no bias. It needs no running statistics, because evaluation does not use the projector and predictor.
 
     Args:
         x: (batch, width), all images of the batch.
@@ -156,7 +156,7 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
         (batch, width).
 
     Raises:
-        ShapeError: the batch has a single image, which would become 0.
+        ShapeError: the batch has a single image, so all features would become 0.
 
     Source: Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1; facebookresearch/moco-v3, moco/builder.py,
     MoCo._build_mlp.
@@ -171,6 +171,6 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
 
 
 def check_batch(x: Any) -> None:
-    """`ShapeError` for a batch of one image."""
+    """Raises `ShapeError` for a batch of one image."""
     if x.shape[0] < 2:
         raise ShapeError(f"x: batch normalisation needs at least 2 images, got shape {tuple(x.shape)}")
