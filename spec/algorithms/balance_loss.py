@@ -14,7 +14,7 @@ AL-3: How is the balance loss scaled?
         microsoft/Tutel, tutel/impls/losses.py, gshard_loss.
     Alternative b: 1 / E times the sum.
         By: GShard (arXiv 2006.16668), Algorithm 1, line 13.
-    Alternative c: divided by K or by the number of layers.
+    Alternative c: E times the sum, divided by K or by the number of layers.
         By: databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss; deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         switch_load_balancing_loss_func.

@@ -10,7 +10,7 @@ Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the fir
 Ambiguity ledger
 
 DO-1: Are kept units or branches divided by the probability of keeping them?
-    Reading: yes, both in training; evaluation changes neither.
+    Reading: yes, both, in training. Evaluation changes neither.
         By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
     Alternative b: no; a branch is 0 or unchanged in training, and unchanged at evaluation.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.

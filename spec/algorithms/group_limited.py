@@ -22,7 +22,7 @@ GL-1: What is the score of a group of experts?
         bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward.
 GL-2: Which score do experts outside the chosen groups get?
-    Reading: minus infinity, so that none is chosen.
+    Reading: minus infinity, so none of them is chosen.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,

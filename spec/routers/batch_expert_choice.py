@@ -14,10 +14,10 @@ BE-1: Among which tokens does an expert choose in training?
     Reading: among the tokens of several images, ideally of the batch.
         By: the paper, caption of Figure 2; KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train;
         theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_training.
-    Alternative b: among the tokens of one image, also at evaluation: `softmax_expert_choice`.
+    Alternative b: among the tokens of one image, in training and at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: the n tokens with the largest scores; n tokens of the group have a predicted probability above the expert's threshold.
+    Reading: the n tokens with the largest scores; n is the number of tokens with a predicted probability above the expert's threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
     Alternative b: each token with a predicted probability above the expert's threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.

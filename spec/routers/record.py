@@ -47,25 +47,22 @@ class Router(Generic[OptionsOf]):
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its
         metrics, and the statistics for `update`. It also takes `state` if the router has one, and the input that
         `requires` names. tokens: (tokens, width), in a backend (groups, tokens, width). params: as returned by `init`.
-        options: of the class `Options`, or of another class with the same fields. noise: with the shape of
-        `noise(options)`, or None for no noise. train: whether this is a training step. It raises ConfigError for the options of
-        another router, a missing parameter, or a state with other names. Like the public functions that it calls, it
-        raises ShapeError, DtypeError or ContractError for invalid arrays.
+        options: an instance of `Options`, or of another class with the same fields. noise: with the shape of
+        `noise(options)`, or None for no noise. train: whether this is a training step. `route` raises ConfigError for the options
+        of another router, a missing parameter, or a state with other names. Like the public functions that it calls, it raises
+        ShapeError, DtypeError or ContractError for invalid arrays.
     noise: `noise(options)` describes the noise that the router takes in training; None for no noise.
     state: `state(options)` describes, by name, the state kept from step to step. `route` reads it; no optimiser changes it.
-    update: `update(options, state, statistics)` returns the state after a step, given the state before it and the
-        statistics summed over all tokens of the step. It raises ConfigError for a router without state, and for a state
-        with other names.
+    update: `update(options, state, statistics)` returns the state after a step, from the state before it and the statistics
+        summed over all tokens of the step. It raises ConfigError for a router without state or a state with other names.
     requires: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
     decays, frozen: names of parameters: `decays` get weight decay; `frozen` are not trained and get no gradient.
     models: published models that use this router, some with non-default options.
-    balances, cost, drops: texts: what it balances and how; the cost of routing a group, in multiply-adds unless
-        stated otherwise; which tokens may get no expert.
-    compose, compose_update: for a user router, `route` and `update` for JAX and torch: `compose(B, params, tokens,
-        options, ...)` takes a backend `B` first, and arrays with a leading axis of groups. For built-in routers,
-        both are in `moespec.backends.routers`.
-    revision, functions: fields of its row in the conformance matrix. `functions` lists the public functions in this
-        row besides the router.
+    balances, drops: texts that say what it balances and how, and which tokens may get no expert.
+    cost: the cost of routing a group, as a text, in multiply-adds unless stated otherwise.
+    compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
+        takes a backend `B` and arrays with a leading axis of groups. Built-in routers have both in `moespec.backends.routers`.
+    revision, functions: its revision, and the public functions in its row of the conformance matrix besides the router.
     """
 
     name: str

@@ -14,7 +14,7 @@ Ambiguity ledger
 
 RT-6: What happens to a choice whose plan entry is 0?
     Reading: the same as to any other choice: the token chooses the expert with the lowest index among those with plan
-        entry 0 and requests a slot. The softmax weights the output, or the plan does, with weight 0.
+        entry 0 and requests a slot. The softmax weights the output or, if the plan combines, the weight is 0.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common and
         _get_top_experts_per_item_einsum_dispatcher.
     Alternative b: it is not made and requests no slot.
