@@ -1,10 +1,10 @@
 """The executable specification of mixture-of-experts routing: NumPy, float64, one routing group at a time.
 
-Each module is one algorithm, written as in its paper; each file in `routers` is one router, composed of algorithms. All
+Each module is one algorithm, written as in its paper. Each file in `routers` is one router, composed of algorithms. All
 sparse routers follow the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
 T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Functions take arrays of any floating dtype and
 return float64. They also take complex arrays, for differentiation by the complex step (see `numerics`). Noise is always an
-argument. Only the initial parameters of a router are random; the caller passes the generator that draws them.
+argument. Only the initial parameters of a router are random. The caller passes the generator that draws them.
 
 `ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently, with the answer of
 this specification, the alternatives, and who is known to give each. `moespec ledger` prints it.

@@ -73,7 +73,7 @@ def mean(x: ArrayLike) -> Array:
 
 
 def stable_order(values: Array, axis: int = -1) -> NDArray[np.intp]:
-    """Indices that sort `values` in descending order; among equal values the lower index comes first."""
+    """Indices that sort `values` in descending order. Among equal values, the lower index comes first."""
     return np.argsort(-values.real, axis=axis, kind="stable")
 
 

@@ -44,7 +44,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
 AL-9: Over which tokens are the fractions of the balance loss counted?
-    Reading: over the tokens of a routing group; the losses of all groups are averaged.
+    Reading: over the tokens of a routing group. The losses of all groups are averaged.
         By: DeepSeek-V3 (arXiv 2412.19437), eqs. (17)-(20) (of a sequence); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics; google/flaxformer,
         flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
@@ -81,8 +81,8 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
     With `load`, f covers the tokens that `load` counts: `f[e] = K load[e] / sum load` for K choices. P still covers the
     group. The mean loss over groups and devices is then the loss of all their tokens.
 
-    Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token;
-    with K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): then a fraction
+    Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token.
+    With K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): then a fraction
     (E + 1) / (2 E) of the tokens barely prefers expert 0, and equal numbers of the other tokens are certain of each other expert.
 
     Args:

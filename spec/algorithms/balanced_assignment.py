@@ -56,7 +56,7 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
         shards: S, the number of separate problems, at least 1.
 
     Returns:
-        Assignment. The experts and the gap are constants; the objective is differentiable.
+        Assignment. The experts and the gap are constants, but the objective is differentiable.
 
     Raises:
         ShapeError: `shards * experts` does not divide the tokens.

@@ -20,7 +20,7 @@ BL-1: Which balanced assignment is used?
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.
 BL-4: Are the scores computed before or after the norm?
     Reading: after, from the input of the layer, which a pre-norm block has normalised.
-    Alternative b: before, from the unnormalised token; each expert then applies the norm.
+    Alternative b: before, from the unnormalised token. Each expert then applies the norm.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
 BL-5: In which order do the tokens of an expert fill its slots?
     Reading: by index.
@@ -39,7 +39,7 @@ BL-7: What is an expert?
 Often done differently
 
 BL-2: How are tokens assigned at evaluation?
-    Reading: to the expert with the highest score, without balance; the capacity is therefore T.
+    Reading: to the expert with the highest score, without balance, so the capacity is T.
         By: the paper, section 3.2.2; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.greedy_assignment.
     Alternative b: balanced, as in training.
 BL-3: How is the output of an expert weighted?

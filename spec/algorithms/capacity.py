@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 CA-1: How is the capacity rounded, and to a multiple of what?
-    Reading: up, to a multiple of 1; both are arguments.
+    Reading: up, to a multiple of 1. Both are arguments.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
     Alternative b: to the nearest, half to even.
@@ -37,7 +37,7 @@ CA-3: In which order is `choices * tokens * factor / experts` evaluated?
         arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         transformer_moe_layer_v1.
-    Alternative b: the quotient first; rounding can then change the result by one slot.
+    Alternative b: the quotient first. Rounding can then change the result by one slot.
         By: databricks/megablocks, megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py,
         RoutedMoE.generate_masks; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,

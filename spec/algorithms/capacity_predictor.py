@@ -100,7 +100,7 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
     """The C-th largest score of each expert, and a count of 1 for the group.
 
-    Add up the results of groups, micro-batches and devices; the sum of scores divided by the sum of counts is the mean score.
+    Add up the results of groups, micro-batches and devices. The sum of scores divided by the sum of counts is the mean score.
 
     Args:
         scores: (tokens, experts), the sigmoid of `capacity_logits`.

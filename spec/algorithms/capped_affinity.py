@@ -27,7 +27,7 @@ CP-2: When does Dykstra's algorithm stop?
     Reading: after `iterations` rounds of the three projections.
     Alternative b: earlier, once a round changes little (the paper's "a maximum of 100 iterations" gives no criterion).
 CP-4: What is the router's default lambda?
-    Reading: 0.01 (`cap_regularization`); 100 iterations then come close to the solution.
+    Reading: 0.01 (`cap_regularization`), for which 100 iterations come close to the solution.
     Alternative b: 0.001.
         By: the paper, section 3.3, footnote 2.
 

@@ -13,7 +13,7 @@ Ambiguity ledger
 CO-1: Which rows is a row compared with if several devices share the batch?
     Reading: the rows of all devices, with the same gradient as on one device.
         By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
-    Alternative b: the rows of all devices; rows of other devices are constants.
+    Alternative b: the rows of all devices, with the rows of other devices as constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
     Alternative c: only the rows of the same device.
 CO-2: Is the scale limited?

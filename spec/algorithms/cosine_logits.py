@@ -14,7 +14,7 @@ CR-1: How is the temperature learned?
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
     Alternative b: directly (`form="divide"`), without a bound.
         By: the paper, eq. (7).
-    Alternative c: not at all; the embeddings have norm 1.5 instead.
+    Alternative c: not at all. The embeddings have norm 1.5 instead.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.forward.
 CR-2: Does the projection have a bias?
     Reading: no, unless one is passed.

@@ -1,20 +1,20 @@
-"""Dropout, and stochastic depth, which drops the residual branches of individual examples; the caller passes uniform draws.
+"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes uniform draws.
 
 | here | Srivastava et al. 2014 | Huang et al. 2016 (arXiv 1603.09382) |
 |---|---|---|
 | `rate` | 1 - p | 1 - p_l |
 | `draws` | one per unit | one per residual branch and example |
 
-Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the first block; see `branch_rate`.
+Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the first block (see `branch_rate`).
 
 Ambiguity ledger
 
 DO-1: Are kept units or branches divided by the probability of keeping them?
     Reading: yes, both, in training. Evaluation changes neither.
         By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
-    Alternative b: no; a branch is 0 or unchanged in training, and unchanged at evaluation.
+    Alternative b: no. A branch is 0 or unchanged in training, and unchanged at evaluation.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
-    Alternative c: no; at evaluation they are multiplied by this probability.
+    Alternative c: no. At evaluation they are multiplied by this probability.
         By: Stochastic depth (arXiv 1603.09382), eq. (5).
 DO-2: How do the rates of the blocks grow?
     Reading: linearly from 0 for the first to `rate` for the last.

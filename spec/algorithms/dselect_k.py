@@ -18,7 +18,7 @@ DK-1: Which code does each expert have?
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.build.
     Alternative b: least significant first, which relabels the experts.
 DK-2: What happens if the number of experts is not a power of two?
-    Reading: codes without an expert keep their mass, so the gate sums to less than 1; a loss (`dselect_k_reachability`)
+    Reading: codes without an expert keep their mass, so the gate sums to less than 1. A loss (`dselect_k_reachability`)
         moves that mass to the experts.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.

@@ -1,4 +1,4 @@
-"""Hash layers: a fixed table maps the id of a token to its expert; routing is neither learned nor balanced.
+"""Hash layers: a fixed table maps the id of a token to its expert. Routing is neither learned nor balanced.
 
     expert[t] = table[ids[t]]
 
@@ -22,7 +22,7 @@ HL-1: Does an expert of a hash layer have a capacity?
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
 HL-2: Which hash does a bias of MultiHash belong to?
     Reading: the bias is cut into one segment per hash, like the outputs of its matrix.
-    Alternative b: none; MultiHash has no biases.
+    Alternative b: none. MultiHash has no biases.
 HL-3: Which activation does MultiHash use, and where?
     Reading: ReLU, after the segments of the first matrix are joined.
         By: the paper, the formula of MultiHash.

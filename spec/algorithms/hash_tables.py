@@ -23,7 +23,7 @@ HT-3: Which of two centroids at equal distance is the nearest?
     Alternative b: the one with the higher index.
 HT-4: Does a dispersed table start every cluster at expert 0?
     Reading: no, it continues where the last cluster ended, so the experts also have equal numbers of ids overall, up to one.
-    Alternative b: yes; experts with a low index then get more ids.
+    Alternative b: yes. Experts with a low index then get more ids.
 """
 
 import numpy as np

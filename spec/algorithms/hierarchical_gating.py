@@ -20,7 +20,7 @@ HM-1: What is the load of experts in a branch that no token chooses, where eq. (
 HM-2: What do the losses balance?
     Reading: all experts together, by the importance and load of the hierarchy.
         By: the paper, eqs. (13) and (14).
-    Alternative b: each level separately: the branches, and the experts within each branch; the losses are added.
+    Alternative b: each level separately: the branches, and the experts within each branch. The losses are added.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 HM-3: Does a branch have a capacity, beyond which tokens do not reach its experts?

@@ -17,7 +17,7 @@ Ambiguity ledger
 IS-1: Over which axis is the maximum of the importance score taken?
     Reading: over the experts.
         By: the paper, eq. (3).
-    Alternative b: over the channels, as in the sentence before the equation; this would give every channel the same score.
+    Alternative b: over the channels, as in the sentence before the equation. This would give every channel the same score.
 IS-2: How many tokens are removed?
     Reading: floor(drop * T), evaluated in double precision.
     Alternative b: rounded up, or to the nearest.
@@ -25,11 +25,11 @@ IS-3: Which of several equally important tokens at the cut is removed?
     Reading: the one with the higher index.
     Alternative b: whichever an unstable sort puts last.
 IS-4: From how many tokens is the capacity computed?
-    Reading: from the remaining tokens; this is how removal saves work.
+    Reading: from the remaining tokens. This is how removal saves work.
     Alternative b: from all tokens.
 IS-6: Are tokens also removed at evaluation?
     Reading: yes.
-    Alternative b: no, only in training; the paper does not specify it.
+    Alternative b: no, only in training. The paper does not specify it.
 IS-7: Which tokens enter the auxiliary losses?
     Reading: all tokens, because the gradient can make removed tokens important again.
     Alternative b: the remaining tokens.

@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 LI-1: Over which tokens is the mean of the global entropy taken?
-    Reading: over the tokens of one modality in a routing group; the loss is the mean over groups.
+    Reading: over the tokens of one modality in a routing group. The loss is the mean over groups.
     Alternative b: over the tokens of one modality in the batch.
 LI-2: What is `p log p` at p = 0?
     Reading: 0, with a derivative of 0.

@@ -27,7 +27,7 @@ LF-3: Over which tokens is the load summed before the bias is updated?
         By: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; NVIDIA/Megatron-LM,
         megatron/core/distributed/finalize_model_grads.py, _update_router_expert_bias; pytorch/torchtitan,
         torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-    Alternative b: over the tokens of a chunk of a sequence; the updates of the chunks are averaged.
+    Alternative b: over the tokens of a chunk of a sequence. The updates of the chunks are averaged.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.sparse_matmul.
 
 Often done differently

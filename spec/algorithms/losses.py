@@ -29,7 +29,7 @@ AL-4: Is the load summed or averaged over tokens?
     Reading: summed.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating; microsoft/Tutel,
         tutel/impls/losses.py, load_importance_loss.
-    Alternative b: averaged; the coefficient of variation is the same.
+    Alternative b: averaged. The coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
 AL-6: From which logits is the importance loss computed?
     Reading: from the clean logits.

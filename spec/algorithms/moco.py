@@ -11,11 +11,11 @@
 Ambiguity ledger
 
 MO-1: What does "dim 4096" in Sparse-MLP's table refer to?
-    Reading: the hidden layers of the projector and predictor; their outputs have width 256.
+    Reading: the hidden layers of the projector and predictor. Their outputs have width 256.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
     Alternative b: the outputs, which the loss compares.
 MO-2: What does "t 1" in Sparse-MLP's table mean?
-    Reading: temperature 1; "m 0.99" is the decay of the momentum encoder. Both are constant during training.
+    Reading: temperature 1. "m 0.99" is the decay of the momentum encoder. Both are constant during training.
         By: facebookresearch/moco-v3, main_moco.py (the defaults).
     Alternative b: the temperature is 0.2, and the decay rises from 0.99 to 1 along a half cosine.
         By: facebookresearch/moco-v3, CONFIG.md, of vision transformers.

@@ -25,13 +25,13 @@ SL-3: Is an axis mapped if its size does not change, like the channels in Sparse
     Reading: no: only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
     Alternative b: yes, by a square map, which would add 1.1 million parameters to Sparse-S.
 SL-4: Is there a residual connection around the two rescale sub-layers?
-    Reading: no; the residual connections are inside, at the new sizes.
+    Reading: no. The residual connections are inside, at the new sizes.
     Alternative b: yes.
 SL-5: What is a routing group?
-    Reading: all channels, or all tokens, of the batch; `group_size` and `group_images` of the model split it.
+    Reading: all channels, or all tokens, of the batch. `group_size` and `group_images` of the model split it.
     Alternative b: the channels, or the tokens, of one image.
 SL-6: What is the capacity factor?
-    Reading: 1.05 in the models, rounded up; the paper does not state it. The router `importance_score` defaults to 1.
+    Reading: 1.05 in the models, rounded up. The paper does not state it. The router `importance_score` defaults to 1.
     Alternative b: 1.
     Alternative c: V-MoE's factor at evaluation.
 SL-7: Which of the two MoE layers uses importance-score routing?

@@ -66,7 +66,7 @@ LOW = 2**32 - 1
 
 
 def threefry(key: Shared, counter: Leading) -> Words:
-    """The two random words of a counter. Words are 32-bit integers; the output is int32.
+    """The two random words of a counter. Words are 32-bit integers, returned as int32.
 
         x = counter + key,    key'' = key[0] ^ key[1] ^ 0x1BD11BDA
         x[0] <- x[0] + x[1];    x[1] <- rotate(x[1]) ^ x[0]                      20 rounds

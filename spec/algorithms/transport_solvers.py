@@ -9,7 +9,7 @@ from moespec.spec.numerics import Array
 
 
 class Problem(NamedTuple):
-    """A transport problem. Columns of the plan have mass `column_mass` and at most `nonzeros` non-zeros; rows have mass `row_mass`."""
+    """A transport problem. Columns of the plan have mass `column_mass` and at most `nonzeros` non-zeros. Rows have mass `row_mass`."""
 
     utility: Array
     row_mass: float

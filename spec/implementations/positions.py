@@ -1,7 +1,7 @@
 """How implementations answer the questions of the ledger, according to the ledger and to measurements.
 
 An implementation in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another paper. `measured.json`
-has the results of suite runs on packages (`nox -s peers`); each package belongs to a repository.
+has the results of suite runs on packages (`nox -s peers`). Each package belongs to a repository.
 """
 
 import json

@@ -4,7 +4,7 @@
 
 A router calls public functions of the specification. The conformance suite checks each of these functions separately.
 Backends do not run these files: `moespec.backends.routers` implements each router again, for arrays of groups. Tokens
-are (T, D). If `noise` is passed, the router scales and uses it; `Router.noise` describes it. `train` selects the capacity
+are (T, D). If `noise` is passed, the router scales and uses it. `Router.noise` describes it. `train` selects the capacity
 and, in some routers such as BASE, how tokens are assigned. Each option is documented below its field or, if several routers share
 it, in `moespec.spec.options`. `options.capacity(train=train)` is the number of slots C of an expert: `capacity_factor`
 K T / E, rounded. At evaluation, `eval_capacity_factor`, if set, replaces `capacity_factor`.

@@ -17,7 +17,7 @@ BE-1: Among which tokens does an expert choose in training?
     Alternative b: among the tokens of one image, in training and at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: the n tokens with the largest scores; n is the number of tokens with a predicted probability above the expert's threshold.
+    Reading: the n tokens with the largest scores, where n is the number of tokens with a predicted probability above the threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
     Alternative b: each token with a predicted probability above the expert's threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.

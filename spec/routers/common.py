@@ -70,7 +70,7 @@ def auxiliary_losses(
 ) -> dict[str, Array]:
     """The auxiliary losses with non-zero weights.
 
-    `importance_loss` uses the softmax of the logits. `load_loss` needs noise; it uses the noisy logits and `choices`.
+    `importance_loss` uses the softmax of the logits. `load_loss` needs noise, and uses the noisy logits and `choices`.
     `balance_loss` uses the softmax of the noisy or clean logits (`balance_logits`) and counts `counted` choices.
     `z_loss` uses the clean or noisy logits (`z_logits`).
     """

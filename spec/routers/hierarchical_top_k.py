@@ -79,7 +79,7 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the gates. Each gate is the product of the gates of both levels, and is also the combine weight.
 
-    If a gate underflows to 0, the choice may be any expert; its weight is 0 in any case.
+    If a gate underflows to 0, the choice may be any expert. Its weight is 0 in any case.
 
     params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), standard
     normal, or None (evaluation) for no noise and no load loss. train: whether to use the training capacity.

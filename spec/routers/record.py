@@ -52,7 +52,7 @@ class Router(Generic[OptionsOf]):
         of another router, a missing parameter, or a state with other names. Like the public functions that it calls, it raises
         ShapeError, DtypeError or ContractError for invalid arrays.
     noise: `noise(options)` describes the noise that the router takes in training; None for no noise.
-    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it; no optimiser changes it.
+    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it. No optimiser changes it.
     update: `update(options, state, statistics)` returns the state after a step, from the state before it and the statistics
         summed over all tokens of the step. It raises ConfigError for a router without state or a state with other names.
     requires: an additional input of `route`: "ids", (tokens,) integers, or "" for none.

@@ -7,7 +7,7 @@
 | `choices` | k in both sections |
 | `transport_steps` | iterations of the solver |
 
-The paper defines this plan only for Expert Choice; the form for tokens follows google-research/vmoe. Every token
+The paper defines this plan only for Expert Choice. The form for tokens follows google-research/vmoe. Every token
 chooses K experts, even if the plan assigns it to fewer.
 
 Ambiguity ledger
