@@ -66,7 +66,7 @@ def cosine_logits(
     *,
     form: str = "log_scale",
 ) -> Array:
-    """The cosine of the angle between projected token and expert embedding, times the inverse temperature:
+    """The cosine between the projected token and the expert's embedding, times the inverse temperature:
 
         cos(x[t] W + c, v[:, e]) exp(min(temperature, log(1 / 0.01)))       form="log_scale"
         cos(x[t] W + c, v[:, e]) / temperature                              form="divide"

@@ -17,7 +17,7 @@ DK-4: What are the default weights of the losses?
         DSelectKGate (entropy_reg=None).
     Alternative c: a schedule that raises the weight of the entropy in training.
 DK-5: Are the losses computed at evaluation?
-    Reading: yes, as for every router, although they train nothing.
+    Reading: yes, as for every router, although nothing is trained then.
     Alternative b: no, only in training.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate.call.

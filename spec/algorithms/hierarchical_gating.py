@@ -38,7 +38,7 @@ HM-4: How many experts does a token choose in its second-best branch?
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 HM-5: Does the load of an expert depend on the gate of its branch, not only on which tokens reach it?
-    Reading: yes, the load within the branch is multiplied by the branch's load divided by its number of tokens.
+    Reading: yes, the load within the branch is multiplied by the branch's load and divided by the branch's token count.
         By: the paper, eq. (14).
     Alternative b: no, it is the load within the branch, without a gradient with respect to the gate of the branch.
 """

@@ -90,7 +90,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
         load[e] = sum_t p[t, e],    p[t, e] = 1 - Phi((threshold[t] - L[t, e]) / noise_std)
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi is the distribution function of the
-    standard normal. p is the probability that the expert reaches the threshold when its noise is drawn again. The gradient flows
+    standard normal. p is the probability that the expert reaches the threshold if its noise is drawn again. The gradient flows
     through L and the value of the threshold. Routers that select by a plan also compute this loss from the logits.
 
     Args:

@@ -27,7 +27,7 @@ MO-3: Is the cross-entropy multiplied by twice the temperature?
 MO-4: When is the momentum encoder updated?
     Reading: before the keys are computed, with the parameters that compute the queries.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
-    Alternative b: after the optimiser step, with the new parameters. This is equivalent because both encoders start equal.
+    Alternative b: after the optimiser step, with the new parameters. This is equivalent because both encoders start with equal values.
         By: the paper, Algorithm 1.
     Alternative c: after the keys are computed, before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?

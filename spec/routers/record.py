@@ -58,7 +58,7 @@ class Router(Generic[OptionsOf]):
     requires: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
     decays, frozen: names of parameters: `decays` get weight decay; `frozen` are not trained and get no gradient.
     models: published models that use this router, some with non-default options.
-    balances, drops: texts that say what it balances and how, and which tokens may get no expert.
+    balances, drops: texts that say what the router balances and how, and which tokens may get no expert.
     cost: the cost of routing a group, as a text, in multiply-adds unless stated otherwise.
     compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
         takes a backend `B` and arrays with a leading axis of groups. Built-in routers have both in `moespec.backends.routers`.
