@@ -5,7 +5,7 @@ several TPUs. No TPU is needed.
     python benchmarks/tpu_mesh.py [--check] [ROUTER ...]
 
 docs/speed.md describes the model and the bytes that a device must receive (`bound`); docs/devices.md lists the collectives required. The
-figures are a step's collectives and the bytes that a device receives in them. Reduced bytes count twice, as in a ring.
+figures are a step's collectives and the bytes that each device receives in them. Reduced bytes count twice, as in a ring.
 
 The figures are written to `benchmarks/results/mesh-tpu.json`. With --check nothing is written. The check fails if the
 number of collectives differs from the file's, or if bytes exceed 1.02 times the file's.

@@ -85,7 +85,7 @@ def _unneeded(making: Making, definition: Definition) -> set[str]:
 
 
 def _error_case(case: Case, definition: Definition, valid: Definition) -> Case:
-    """The calls, without results. The last one must raise the error."""
+    """Build an error case: calls without results, of which the last must raise the error."""
     stages = (route_of(definition),) if definition.routed else definition.stages
     right = (route_of(valid),) if valid.routed else valid.stages
     name = stages[-1].name

@@ -27,7 +27,7 @@ PURPOSES = {
 
 
 def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Near-tie cases of calls that choose by `router_logits`; their arguments must refer to it."""
+    """Yield near-tie cases of calls that choose by `router_logits`. The arguments of the calls must refer to it."""
     for (name, bits), purpose in PURPOSES.items():
         inputs = _product(f"near/{algorithm}/{name}", bits)
         logits = call(LOGITS, {argument: argument for argument in inputs})
@@ -44,7 +44,7 @@ def _product(key: str, bits: int) -> dict[str, Tensor]:
 
 
 def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Cases of calls that choose by codes of `dselect_k_codes`. A code beyond an end of the step excludes an expert.
+    """Yield cases of calls that choose by codes of `dselect_k_codes`. A code beyond an end of the step excludes an expert.
 
     The first code of each of two selectors is `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the next lower precision
     rounds to 1/2. The second is in the middle of the step.

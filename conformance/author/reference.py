@@ -44,7 +44,7 @@ class Making:
 
     tensors: inputs and expected results so far, by reference; stages: the stages so far, by name. trace: the calls that
     a router made; routing: the call that returned its routing. sampled: whether every scale is the spread over a few
-    probes because a derivative by each number would take too long. bound: stages as functions of their arrays.
+    probes because differentiating each number would take too long. bound: stages as functions of their arrays.
     """
 
     inputs: Mapping[str, Tensor]
@@ -113,7 +113,7 @@ class Making:
         return stage.router or (taken.router if taken else "")
 
     def _summed(self) -> set[str]:
-        """The router's calls whose sums over groups are read by its other calls."""
+        """The router's calls whose sums over groups its other calls read."""
         read = {
             reference for stage in self.trace for reference in stage.arguments.values() if isinstance(reference, str)
         }
@@ -124,7 +124,7 @@ class Making:
         }
 
     def _of_all_groups(self, change: Callable[[Stage, Any], Any]) -> Callable[[Stage, Any], Any]:
-        """`change` such that each group sees the sums over all groups."""
+        """Wrap `change` to give each group the sums over all groups."""
         summed = self._summed()
 
         def changed(stage: Stage, result: Any) -> Any:

@@ -38,7 +38,7 @@ _signature = cache(inspect.signature)
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """The functions to record that a router's module and its shared modules import, as (namespace, name, function, path).
+    """The functions to record, as (namespace, name, function, path), from the imports of a router's module and its shared modules.
 
     For a custom router these are its package's modules and the specification, which it may call as `spec.token_choice`.
     """
@@ -54,7 +54,7 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
 
 
 class TraceError(Exception):
-    """A router passes an array that is neither an input nor from a public call. The message names the call and the argument."""
+    """A router passes an array that is neither an input nor a public call's result. The message names the call and the argument."""
 
 
 class Recorder:

@@ -66,8 +66,8 @@ class Variant:
     name: of the variant. computes: a sentence that states the difference. replaced: replacements by public name of a
     target or by router name (which replaces its `route`); the value of "ROUTERS" is a function of the routers. ledger:
     the alternative that it takes in the ambiguity ledger ("GS-3b"), the question that it answers in an unlisted way
-    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm that must catch it, if
-    that is not one of the replaced names.
+    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm whose cases must catch
+    it, if that is not one of the replaced names.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Variant:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """The algorithms that must catch it: those of the replaced names, or all for an operation of no algorithm.
+        """The algorithms whose cases must catch it: the algorithms of the replaced names, or all if a name belongs to none.
 
-        A training operation must be caught by the trained model.
+        Cases of the trained model must catch a changed training operation.
         """
         if self.row or self.replaced.keys() <= TRAINING:
             return frozenset({self.row or "vit"})

@@ -94,7 +94,7 @@ def _router() -> Iterator[Definition]:
     sizes, inside = (6, E, 3), "noise_inside"
 
     def ordered(**drop: Any) -> dict[str, Any]:
-        """Sizes, options and the order, which no router computes alone."""
+        """Sizes, options, and the order as an extra stage, because no router returns it."""
         return {"sizes": sizes, "also": (call(ORDER, {"scores": "softmax_affinity"}, **drop),), **drop}
 
     default = ordered() | {"sizes": (T, E, 4), "slots_per_expert": 4}

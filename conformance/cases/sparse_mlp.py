@@ -60,8 +60,8 @@ def _rescale() -> Iterator[Definition]:
 def _model(
     name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
 ) -> Definition:
-    """zero: last name part of the parameters set to 0, so that scores tie. by: substring of the input names that a
-    gradient is by."""
+    """A case of the model. zero: last name part of the parameters set to 0, so that scores tie. by: a gradient is with
+    respect to the inputs whose names contain this text."""
     inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
     for path, value in inputs.items():
         if zero and path.endswith(zero):
@@ -108,7 +108,7 @@ def channels_rescaled_first(B: Spec, x: Array, params: Mapping[str, Any]) -> Arr
 
 
 def token_bias_over_channels(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
-    """The bias of the token map is added to the channels if there are as many channels as new tokens."""
+    """The bias of the token map is added to the channels if the numbers of channels and new tokens are equal."""
     right = B.rescale(x, params)
     bias = params.get("token_bias", ())
     if len(params) < 4 or len(bias) != x.shape[2]:

@@ -81,7 +81,7 @@ class Known:
         return job_of(self.cases[place[0]], place[1])
 
     def compares(self, place: Place) -> bool:
-        """Whether variants run on a stage: it has results and is not training, which takes seconds."""
+        """Whether variants run on a stage: only if it has results and is not training, which takes seconds."""
         return bool(self.expected(place)) and not function(self.job(place).stage.call).pooled
 
     def _concerned(self, place: Place) -> list[str]:
@@ -123,7 +123,7 @@ class Known:
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
-    """(variant, number of stages that agree, number of stages)."""
+    """Tuples (variant, number of stages that agree, number of stages)."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
     raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
     raised = [place for place in raised if known.compares(place)]
