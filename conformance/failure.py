@@ -23,7 +23,7 @@ class Failure:
     """A process's report of a call without results. Nothing in it can make a case pass.
 
     classes: names of the exception's class and bases; empty if nothing was raised. trace: the lines of code that raised
-    it. state: of the outcome. returned: whether the call returned something that is not a result.
+    it. state: the outcome's state. returned: whether the call returned something that is not a result.
     """
 
     message: str

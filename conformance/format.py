@@ -33,7 +33,7 @@ class VectorError(Exception):
 
 
 class GoldenError(Exception):
-    """A golden cannot be generated: two computations disagree, or a random search found nothing."""
+    """A vector cannot be generated: two computations disagree, or a random search found nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient of one stage's `sum(probe * output)` by some of the inputs.
+    """The gradient of one stage's `sum(probe * output)` with respect to some of the inputs.
 
     losses: whether the sum includes the weighted losses of the case's router.
     """

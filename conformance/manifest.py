@@ -1,4 +1,4 @@
-"""Cases as manifests and files: written deterministically, and read only if they match what would be written."""
+"""Write cases deterministically as manifests and files, and read only files that writing the case would reproduce."""
 
 import hashlib
 import json
@@ -94,7 +94,7 @@ def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
 
 
 def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """The inverse of `encoded`: a record of a type or part of one. Raises an exception for anything else."""
+    """The inverse of `encoded`: a record of a type or part of one. Raises an exception if the entry does not fit the type."""
     if kind is Tensor:
         return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:

@@ -84,7 +84,7 @@ def require(wanted: str) -> None:
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     """The manifests of the cases whose id `only` accepts, verified against `suite.json`.
 
-    Raises VectorError for the first file of all that is missing or unlisted, and for the first selected file that has changed.
+    Raises VectorError for the first file that is missing or unlisted, selected or not, and for the first selected file that has changed.
     """
     path = folder.parent / "suite.json"
     try:

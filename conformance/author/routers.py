@@ -28,7 +28,7 @@ FRACTIONS = "fractions_of_the_scope"
 SCOPED: dict[str, Any] = {"balance_weight": 0.5, "balance_scope": "batch"}
 """Options of a balance loss over all groups."""
 LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
-"""Inputs by which the output of a layer without noise is differentiated."""
+"""Inputs with respect to which the output of a layer without noise is differentiated."""
 
 
 def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -
 
 
 JITTER = Noise("tokens width", reach=1.0, step=0.125)
-"""How jitter is drawn."""
+"""Jitter of the tokens."""
 
 
 def logit_options(router: str, **options: Any) -> Definition:

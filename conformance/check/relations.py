@@ -26,7 +26,7 @@ CHANCE = 0.05
 SPREAD = 64.0
 """Maximum ratio of the largest error to the median for errors attributed to a format."""
 NEAR = 1e-3
-"""A factor this close to 1 tells less than the size of the error."""
+"""A factor this close to 1 is less informative than the size of the error."""
 FORMATS = {"bfloat16": 8, "float16 or TF32": 11, "float32": 24}
 """Significand bits by format."""
 

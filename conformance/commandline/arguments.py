@@ -52,7 +52,7 @@ class _Words(argparse.Action):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """The command line with `--algorithm a b` as `--algorithm a --algorithm b`; if another argument may follow, only known words."""
+    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If another argument may follow, only known words count."""
     option, valued = "", True
     first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
     for word in words:

@@ -37,7 +37,7 @@ def _cosine_scale(
 def _cap_scale(logits: Array, *, cap: float) -> Array:
     """`4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
 
-    The quotient's error moves the result by `|L| (1 - tanh^2)`. The condition has only this term, near 0 at tanh near 1.
+    The quotient's error moves the result by `|L| (1 - tanh^2)`, the only term of the condition. It vanishes for large |L|.
     """
     t = np.tanh(logits / cap)
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
@@ -89,7 +89,7 @@ def _bins_scale(bias: Array, **of_counts: Any) -> Array:
 
 
 def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
-    """The scale of a quantile bias. For all other states the condition suffices."""
+    """The scale of a quantile bias. For all other states, the condition is sufficient."""
     return _bins_scale(state["bias"]) if getattr(options, "bias_update", "") == "quantile" else 0.0
 
 

@@ -33,7 +33,7 @@ def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
     compiler must not trace this."""
     rest = {key: value for key, value in options.items() if key != "dtype"}
     module = importlib.import_module(f"moespec.models.{name}")
-    with warnings.catch_warnings(action="ignore"):  # about routers that train badly, which are also cases
+    with warnings.catch_warnings(action="ignore"):  # warnings about routers that train badly but have cases
         config = getattr(module, CONFIGS[name])(**options["model"], dtype=options.get("dtype", "float32"))
     return {**rest, "model": module, "config": config}
 

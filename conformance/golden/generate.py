@@ -2,8 +2,8 @@
 
 Inputs, integers and manifests are compared byte for byte. Floats are compared within twice their tolerance in float64
 (`8 * u * A` for a formula evaluated once), because another instruction set changes the last bits of `exp` and of sums.
-Any other difference means that the specification's results changed, which must raise the algorithm's `revision` in the
-same commit. `suite.json` stores the revision of each algorithm's vectors.
+Any other difference means that the specification's results changed. The commit that changes them must also raise the
+algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
 """
 
 import json
@@ -51,7 +51,7 @@ ADVICE = (
 
 
 class StaleError(Exception):
-    """A committed golden differs from the specification's results, but the revision was not raised."""
+    """A committed vector differs from the specification's results, but the revision was not raised."""
 
 
 def generate(

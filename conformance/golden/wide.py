@@ -67,7 +67,7 @@ SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_los
 BLOCKS = {"router_logits", "softmax_affinity"}
 """Row-wise functions that kernels compute in blocks of tokens."""
 FAR = {"gelu/x"}
-"""Arguments of exponentials, besides logits."""
+"""Arguments of exponentials that are not logits."""
 LEAST_SIZES: Mapping[str, dict[str, int]] = {
     **{key: {"experts": 2} for key in ("gshard_keep", "quantile_bias", "required_biases")},
     **{key: {"columns": 2} for key in ("hierarchical_affinity", "hierarchical_load_loss")},
@@ -92,7 +92,7 @@ UPDATES = {
 
 
 def _more() -> Iterator[Definition]:
-    """Yield calls with arguments that other cases omit. A call named "valid" replaces another one."""
+    """Yield calls with arguments that other cases omit. A call named "valid" replaces the one derived from other cases."""
     key, pairs = "wide/more", "groups tokens choices"
     yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
     kernel: dict[str, Any] = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
@@ -305,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Distinct floats, up to an eighth smaller, with about 20 bits; arrays that hold an order stay orders."""
+    """Distinct floats, up to an eighth smaller, with about 20 bits; an order of tokens becomes a random order."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])

@@ -1,4 +1,4 @@
-"""Find where two recordings of the same weights on the same tokens diverge, and whether the router, rounding or the logits cause it."""
+"""Find where two recordings of the same weights on the same tokens diverge, and whether router, rounding or logits are the cause."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +72,7 @@ class Parting:
 
 
 def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
-    """In words, where two recordings differ, and whether they agree up to near ties.
+    """Describe where two recordings differ. Returns the text and whether they agree up to near ties.
 
     Gates are paired by name, or by order if the names differ but the counts match. Raises ShapeError if gates, tokens
     or experts do not match.

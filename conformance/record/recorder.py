@@ -150,11 +150,11 @@ def recording(
     """Record everything that runs in this context and write it at the end. Writes nothing if the context raises.
 
     path: of the file. model: torch model whose matching modules are hooked. module: shell-style pattern for names of
-    modules and taps. outputs: names a module's output if it is not recognised: `outputs(module, inputs, output) ->
+    modules and taps. outputs: a function for unrecognised outputs: `outputs(module, inputs, output) ->
     {"logits": ..., "choices": ..., "weights": ..., "bias": ...}`.
 
-    Raises RunError if the path cannot be written, an output is not a gate's, or nothing was recorded; ConfigError if no
-    module matches.
+    Raises RunError if another recording is in progress, a module's output does not fit a gate, nothing was recorded, or
+    the path cannot be written. Raises ConfigError if no module matches.
     """
     check_output("path", Path(path))
     if Recorder.active is not None:
@@ -241,7 +241,7 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
 
 
 def _read_npz(path: str) -> dict[str, Any]:
-    """The arrays of an npz file. Converts dtype V2, as which NumPy saves bfloat16, to float32. Reads no pickles."""
+    """The arrays of an npz file. Converts dtype V2, NumPy's form of saved bfloat16, to float32. Reads no pickles."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)

@@ -82,7 +82,7 @@ def pages() -> list[Page]:
 
 
 def home() -> dict[str, str]:
-    """The page of each ledger entry: its router's, or the page of its module's first row."""
+    """The page of each ledger entry: its router's page, or the page of its module's first row."""
     found: dict[str, str] = {}
     for page in pages():
         for entry in page.entries:
