@@ -1,4 +1,4 @@
-"""Failures in place of results: a target's exception, or the reason for a call without one."""
+"""Failures take the place of results: a target's exception, or the reason why a call has no result."""
 
 import math
 import traceback

@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """A record or part of one as JSON; adds large arrays to `large`, keyed by their path with names for positions."""
+    """A record or part of one as JSON; adds large arrays to `large`, keyed by their path, in which stages have names."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -155,7 +155,7 @@ def write(case: Case, folder: Path) -> None:
 
 
 def parse(text: str) -> Any:
-    """Parse JSON with finite numbers. Raises ValueError or RecursionError for anything else."""
+    """Parse JSON with finite numbers. Raises ValueError or RecursionError for other text."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 
@@ -171,7 +171,7 @@ def read(path: Path) -> Case:
     """The case at `path`. Raises VectorError, naming the file, if anything about it is invalid.
 
     Only manifests outside the package are validated by the schema; a test validates the package's manifests, and `suite.json` has their
-    hashes. Writing the case again must reproduce the file, so nothing in or next to a manifest is ignored or completed.
+    hashes. Writing the case again must reproduce the file, so nothing in or next to a manifest is ignored or filled in.
     """
     try:
         manifest = parse(read_file(path).decode())

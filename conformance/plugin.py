@@ -113,7 +113,7 @@ class _Suite:
     """The plugin of one run, in the main process and in pytest-xdist's processes."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.parts = plan, list(plan.parts())  # a damaged vector is an error before pytest begins
+        self.plan, self.parts = plan, list(plan.parts())  # raises before pytest begins if a vector is damaged
         self.reports: list[Report] = []
         self.problems: list[str] = []
         self.stop: BaseException | None = None

@@ -129,7 +129,7 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """The class of a manifest's case, and the calls it is about: its main stages' calls, or the differentiated one.
+    """The class of a manifest's case, and the calls that it tests: its main stages' calls, or the differentiated one.
 
     Checks nothing else. Raises VectorError if they are missing.
     """
@@ -147,7 +147,7 @@ def class_of(id: str, folder: Path = VECTORS) -> str:
 
 @cache
 def _outline(path: Path) -> tuple[str, list[str], list[str]]:
-    """A case's class, its stages' names, and the names of the stages it is about."""
+    """A case's class, its stages' names, and the names of the stages that it tests."""
     try:
         manifest = json.loads(read_file(path))
         stages, gradients = manifest["stages"], manifest.get("gradients")

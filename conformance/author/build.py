@@ -75,8 +75,8 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
 
 
 def _unneeded(making: Making, definition: Definition) -> set[str]:
-    """The router calls that are not stored: metrics, which the complete router also returns, and, for a gradient of the
-    complete router or layer, all calls."""
+    """The router calls that are not stored: metrics, which the complete router also returns, or all calls if the case
+    differentiates the complete router or the layer."""
     if definition.routed is None:
         return set()
     calls = {stage.name: stage.call for stage in making.trace}

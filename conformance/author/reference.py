@@ -72,7 +72,7 @@ class Making:
         return {**self.stages, stage.name: stage}
 
     def groups(self, stage: Stage) -> list[Arrays]:
-        """The arrays that a stage reads, group by group. A stage without groups has one element."""
+        """The arrays that a stage reads, group by group. For a stage without groups, this is one element."""
         read = {name: self.tensors[name] for name in call.reads(stage, self.known(stage), self.tensors)}
         arrays = {name: _wide(tensor.array) for name, tensor in read.items()}
         batched = self.batched(stage)
@@ -134,7 +134,7 @@ class Making:
         return changed
 
     def wanted(self, stage: Stage) -> Collection[str]:
-        """The names of a stage's results. A router has the names of its final routing."""
+        """The names of a stage's results. For a router, these are the names in its final routing."""
         return function(self.stages[self.routing].call if stage.router else stage.call).outputs
 
     def output(self, stage: Stage, name: str) -> Output:

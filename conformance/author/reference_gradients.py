@@ -37,8 +37,8 @@ def gradients(
 ) -> Gradients:
     """The gradient of a stage's `sum(probe * output)`, plus `route`'s weighted losses if `losses`, for the inputs `by`.
 
-    A central difference along random directions cross-checks it, which detects a dropped imaginary part. Raises
-    GoldenError if they disagree.
+    Central differences along random directions must agree, which detects a dropped imaginary part. Raises GoldenError
+    if they disagree.
     """
     groups = making.groups(stage)
     value = stage.outputs[output]

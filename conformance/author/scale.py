@@ -4,8 +4,8 @@
 
     A = max(|f|, sum_i |x_i df/dx_i|, sum_i |w_i df/dw_i|, ...)
 
-A is how far rounding each number of one input once can move the result, in units of u, and at least the rounding of the
-result itself. For a matrix product it is exactly `|x| @ |w|`, the same computation on absolute values. Other functions
+In units of u, A is how far the result can move if each number of one input is rounded once. It is at least the rounding
+of the result itself. For a matrix product it is exactly `|x| @ |w|`, the same computation on absolute values. Other functions
 need no manual derivation. The derivatives use the complex step, so A is exact. It is not a bound if a formula cancels
 internally (a variance, or `1 + tanh(x)` for large arguments). Such a stage writes out its computation on absolute
 values.

@@ -1,6 +1,6 @@
 """Tie margins: how far a stage's choices are from a tie, and how far they must be in each dtype.
 
-A choice on inputs of the case is exact and has the margin None. A router's choices are those of all its calls, with the
+A choice on inputs of the case is exact and has the margin None. A router has the choices of all its calls, with the
 ordered scores as functions of the router's inputs. A stage that reads another stage's routing has that stage's choices.
 Ordered scores are in float32 or better in every dtype, unless a model computes the tokens they depend on.
 """

@@ -40,7 +40,7 @@ _signature = cache(inspect.signature)
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
     """The functions to record, as (namespace, name, function, path), from the imports of a router's module and its shared modules.
 
-    For a custom router these are its package's modules and the specification, which it may call as `spec.token_choice`.
+    A custom router's modules are its package's modules and the specification, which it may call as `spec.token_choice`.
     """
     package = router.__name__.partition(".")[0]
     of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]

@@ -63,7 +63,7 @@ class Spec(Backend, Protocol):
 class Variant:
     """One difference from the specification: another reading of a source, a known implementation, or a mistake.
 
-    name: of the variant. computes: a sentence that states the difference. replaced: replacements by public name of a
+    name: the variant's name. computes: a sentence that states the difference. replaced: replacements by public name of a
     target or by router name (which replaces its `route`); the value of "ROUTERS" is a function of the routers. ledger:
     the alternative that it takes in the ambiguity ledger ("GS-3b"), the question that it answers in an unlisted way
     ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm whose cases must catch

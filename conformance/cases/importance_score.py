@@ -156,7 +156,7 @@ def removed_after_they_chose(
 
 
 def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
-    """A change that uses the capacity of other options."""
+    """A change that computes the capacity with these changed options."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()

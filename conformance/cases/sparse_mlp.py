@@ -76,7 +76,7 @@ def _models() -> Iterator[Definition]:
     cut, one = "importance_cut", {**SPARSE, "depth": 1}
     purpose = "A dense and a sparse block, efficient mode."
     yield _model("importance", "value", purpose, SPARSE, cut, "mixed_axis", "generated_code")
-    # Importances are nearly equal: the loss would be a difference of roundings.
+    # Importances are nearly equal, so these losses would be differences of rounding errors.
     no_loss = {"importance_weight": 0.0, "load_weight": 0.0}
     dense = {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2", "router_options": no_loss}
     yield _model("dense_channels", "value", "As Sparse-S: channels are neither rescaled nor routed.", dense, cut)

@@ -119,7 +119,7 @@ def _router_in_float32() -> Definition:
     key, block = "vit/router_in_float32", "params/blocks/0"
     inputs = inputs_of("vit", model, key)
     balanced = np.array([[1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]])
-    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # of two images, concatenated
+    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # the patches of two images
     images = patches.reshape(2, 2, 2, 2, 2, 1).transpose(0, 1, 3, 2, 4, 5).reshape(2, 4, 4, 1)
     kernel = signs(f"{key}/signs", (4, 2)) * grid(f"{key}/kernel", (4, 2), reach=0.25, centre=0.75)
     low = np.array([[0, 1, 0, -1], [0, 2, 0, 3], [0, 3, 0, 2], [0, -2, 0, 1]]) / 2**11

@@ -5,9 +5,9 @@ features are off by one factor, no gradient reaches an input. Sentences state wh
 relates to the expected one (`relations.py`) or which change of the call reproduces it (`changed_calls.py`).
 
 The most common failure of third-party allocations is a different order of equal scores. The specification puts the
-lower index first. An unstable sort chooses differently, and no known variant reproduces a particular sort. A failure is
-only reordered if, in each slot or for each token, the scores are bitwise equal, and if a token whose score for an
-expert differs from its other scores keeps its place in that expert's order.
+lower index first. An unstable sort chooses differently, and no known variant reproduces a particular sort. A failure
+counts as reordered only if the scores in each slot, or for each token, are bitwise equal and each token whose score for
+an expert differs from the token's other scores keeps its place in that expert's order.
 """
 
 from collections.abc import Iterator, Sequence

@@ -63,7 +63,7 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """The floating dtype that all files share, with each file's coarsest dtype; float64 if all are integers.
+    """The floating dtype that the files share; a file counts with its coarsest dtype. float64 if all are integers.
 
     Raises FileError, naming two files, if dtypes differ: one bfloat16 file must not loosen the others' tolerance.
     """

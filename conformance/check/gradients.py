@@ -36,7 +36,7 @@ def gradients(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | E
 
 
 def _derived(target: Target, job: Job, derivative: Callable[[Values, Any], Values], compiler: str | None) -> Values:
-    """The gradient as the target's derivative of the layer returns it."""
+    """Compute the gradient with the target's derivative of the layer."""
     function = target.compile(derivative, compiler) if compiler else derivative
     wanted, arrays = job.case.expected_gradients, job.arrays(target)
     cotangent = target.arrays({"probe": wanted.probe})["probe"]

@@ -1,8 +1,8 @@
 """Match a target's wrong results to known variants, to find out what a third-party router computes instead.
 
-For each failing stage, the variants run on the stage's arrays. A variant agrees if all the target's results equal its results within a few
-tolerances of the dtype and differ from the expected results and from the correct backend's. Target and variant disagree in a stage that the
-target passes and the variant fails, and in a stage where only the target raises.
+For each failing stage, the variants run on the stage's arrays. A variant agrees if all the target's results equal the variant's within a
+few tolerances of the dtype and differ from the expected results and from the correct backend's. Target and variant disagree in a stage
+that the target passes and the variant fails, and in a stage where only the target raises.
 """
 
 import math

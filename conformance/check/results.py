@@ -144,7 +144,7 @@ class Report:
 
     interface: target, adapter or files; target: the name of the checked object. suite: the sha256 of `suite.json`. problems: sentences
     about problems outside the cases, such as an unused waiver; each counts as a failure. matches: the known variants that match failures.
-    seed, size: of fresh cases, if they replace the vectors. repeat: whether everything was computed twice. claims: the version of the
+    seed, size: set if fresh cases replace the vectors. repeat: whether everything was computed twice. claims: the version of the
     specification that the target claims to follow, or "". left_out: ids of cases of the same rows that were not run, with their `--class`
     word. called: the functions of moespec that the target was observed to call.
     """
@@ -192,7 +192,7 @@ class Report:
 
     @property
     def citation(self) -> str:
-        """A citable sentence: how many of how many cases passed in each dtype and mode, and which cases these were."""
+        """A citable sentence: the numbers of passed and of all cases in each dtype and mode, and the algorithms and suite."""
         groups: dict[str, list[CaseResult]] = {}
         for result in self.results:
             groups.setdefault(f"{result.dtype} {result.mode}", []).append(result)

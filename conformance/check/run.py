@@ -38,9 +38,9 @@ STRIDED_KINDS = ("value", "degenerate", "overflow", "tie", "gradient")
 
 @dataclass(frozen=True)
 class Plan:
-    """Case ids to check in dtypes and modes on a report's target.
+    """A plan of a run: the case ids, dtypes and modes to check on a report's target.
 
-    report: without results; has the seed of fresh cases. limit, memory: see `run_part`.
+    report: has the target and the seed of fresh cases, but no results. limit, memory: see `run_part`.
     """
 
     report: Report
@@ -66,7 +66,7 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """For each function, the first value case and the first gradient case, preferring cases about the fewest functions."""
+        """For each function, the first value case and the first gradient case, preferring cases that test the fewest functions."""
         about = {id: self._about(id) for id in ids}
         firsts: dict[tuple[bool, str], str] = {}
         for kind in STRIDED_KINDS:
@@ -76,7 +76,7 @@ class Plan:
         return [id for id in ids if id in firsts.values()]
 
     def _about(self, id: str) -> tuple[str, list[str]]:
-        """A case's class and the calls that it is about. A fresh case makes the calls of its committed case."""
+        """A case's class and the calls that it tests. A fresh case makes the calls of its committed case."""
         if (path := self.vectors / f"{id}.json").exists():
             return suite.about(path)
         from moespec.conformance.golden import fresh  # imports all cases

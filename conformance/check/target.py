@@ -1,19 +1,19 @@
 """A target (any module with some of the public names) and case stages that run on it, op by op or compiled.
 
 docs/conformance.md documents a target's names and declarations. A target cannot decline a case at run time: any
-exception is an error of the case. Its arrays are copies that it must not modify. It runs in a separate process
+exception counts as an error. Its arrays are copies that it must not modify. It runs in a separate process
 (`process.py`), except known variants and reproductions, which run in the suite's process. Besides `compile` it may
 offer `quick_compile` and `trace`, which are less thorough and faster.
 
 Compilers are slow and cases are many and small. In compiled mode, all stages of one algorithm in one dtype are
 therefore compiled as ONE function from the list of their values to the list of their results. Cases that differ only in
-numbers share one part, which is called for each. If the function raises, each stage is compiled separately, so the
+numbers share one part of it, which is called once per case. If the function raises, each stage is compiled separately, so the
 exception is attributed to the right stage. Each case uses the cheapest compiler that shows what the case is for:
 
     compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
                     their gradients
     quick_compile   the first case of every other call, and the first gradient: graph construction
-    trace           all other cases, and errors: a graph traced from shapes only, where data-dependent branches fail
+    trace           all other cases, and errors: a graph traced from shapes (data-dependent branches fail) and then run
 
 The last two receive functions from `value_and_grad`, as in training. Without `trace`, the target's `quick_compile` is
 used, or else `compile`.

@@ -65,8 +65,8 @@ def unpack(body: bytes) -> tuple[Any, Arrays]:
 def main(interface: str, name: str, descriptor: int, memory: int, trusted: Sequence[str]) -> None:
     """Answer requests about the target `name` until the socket closes.
 
-    interface: `module:class` of the target. descriptor: the socket's. memory: bytes that the process may address; 0
-    for unlimited. trusted: custom objects to import.
+    interface: `module:class` of the target. descriptor: the socket's file descriptor. memory: bytes that the process
+    may address; 0 for unlimited. trusted: custom objects to import.
     """
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -35,7 +35,7 @@ files are ignored, and so are its plugins unless -p names them.
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, without a usage text longer than a screen."""
+    """A parser that reports an error in one line. It omits the usage text, which is longer than a screen."""
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):

@@ -27,8 +27,8 @@ class Output:
     kind: "float", "int" or "bool".
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
-    written: `(**arguments) -> A`, called like the function on one group: the same computation on absolute values. With
-        a condition, the larger of the two counts. A router's results allow for the error that it propagates to them.
+    written: `(**arguments) -> A`, called like the function on one group: the same computation on absolute values. If
+        scale is "condition", the larger one counts. A router's results allow for errors that this result passes on.
     constant: the name of c.
     rounded: whether the result has the run's dtype. In bfloat16, all other results are promised in float32 or better,
         and their tolerance uses the roundoff of float32.

@@ -49,7 +49,7 @@ def _forward(
     random: Any = None,
     train: bool = False,
 ) -> dict[str, Any]:
-    """A model's results by name. noise: by number of the MoE layer. random: key for dropout."""
+    """A model's results by name. noise: the noise of each MoE layer, by its number. random: key for dropout."""
     drawn = [noise[number] for number in sorted(noise)] if noise else None
     output = model.forward(B, config, params, images, noise=drawn, random=random, train=train)
     sparse = getattr(config, "router", "") != "soft_moe"

@@ -62,7 +62,7 @@ def generate(
     report: Callable[[str], None] = print,
     own: Mapping[str, Definition] | None = None,
 ) -> int:
-    """Generate every case and write new or changed ones or, with `check`, only compare. Returns the number generated.
+    """Generate every case and write new or changed ones or, with `check`, only compare. Returns the number of cases.
 
     Each case is written immediately, so a later failure loses nothing. Raises StaleError at the end, listing all
     problems: cases that cannot be generated, committed cases that differ although their algorithm's revision is

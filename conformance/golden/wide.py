@@ -1,6 +1,6 @@
 """Wide cases, derived from a valid call of each public function: sizes and numbers that small cases lack.
 
-`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient by every float input. `long`
+`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for every float input. `long`
 has 42 tokens, or 273 if results count or index tokens. `many` has nine choices, among 258 experts if results count or index experts.
 `level` has experts of equal importance and equal load. `coverage.py` defines which of these every function must have.
 """
@@ -181,7 +181,7 @@ def _wide(path: str, definition: Definition) -> Definition:
         array = _finer(path, name, tensor.array)
         if (
             "logits" in name or f"{path}/{name}" in FAR
-        ) and array.ndim > 1:  # far beyond the 88.8 at which float32 overflows
+        ) and array.ndim > 1:  # far beyond 88.8, where `exp` overflows in float32
             array.reshape(-1, array.shape[-1])[-1] = np.linspace(100.3, -203.7, array.shape[-1])
         inputs[name] = replace(tensor, array=array)
     purpose = "Three groups, odd sizes, numbers of more bits than bfloat16 has."

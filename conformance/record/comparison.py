@@ -34,7 +34,7 @@ class Parting:
 
     logits: largest difference, None without logits; rounds: whether it is within rounding. Per token: differs, whether the sets of experts
     differ; near, whether this is a near tie, or coarse, a near tie in bfloat16; follows, whether the other's logits explain it under the
-    first's rule. decisions: decisions of the first that the other does not make. weights: largest relative difference among tokens with
+    first's rule. decisions: decisions that only the first recording makes. weights: largest relative difference among tokens with
     equal choices; same: whether it is within rounding or explained by the logits under the first's rule.
     """
 
@@ -52,7 +52,7 @@ class Parting:
 
     @property
     def parts(self) -> bool:
-        """Whether they differ by more than rounding or in a choice."""
+        """Whether the recordings differ by more than rounding or in a choice."""
         return bool(self.differs.any()) or not self.same or (self.logits is not None and not self.rounds)
 
     @property
