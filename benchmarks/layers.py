@@ -109,7 +109,7 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
 
 
 def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str = "tokens") -> Pass:
-    """A loss and its gradients by `params`, compiled with JAX and op by op with torch. Waits for the loss and one gradient."""
+    """A loss and its gradients for `params`, compiled with JAX and op by op with torch. Waits for the loss and one gradient."""
     run = B.value_and_grad(loss)
     if B.name == "jax":
         run = B.compile(run)

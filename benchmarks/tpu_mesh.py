@@ -34,7 +34,7 @@ MESHES = {
     "v5e:2x4": (MeshSizes(8), MeshSizes(2, 1, 4), MeshSizes(1, 1, 8), MeshSizes(2, 2, 2)),
 }
 ALL_MESHES = "softmax_token_choice"
-"""The router compiled for all meshes. The others are compiled only for the mesh that splits data and experts."""
+"""The router compiled for all meshes. Other routers are compiled only for the mesh that splits data and experts."""
 IMAGES, BLOCKS = 16, 1
 LIMIT = 1.02
 KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")

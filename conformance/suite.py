@@ -60,7 +60,7 @@ def ids(folder: Path = VECTORS) -> set[str]:
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file. `suite.json` contains the manifests' digests, which contain the arrays', so its digest identifies the suite."""
+    """The sha256 of a file. For `suite.json`, it covers all manifests and, through them, all arrays, so it identifies the suite."""
     return hashlib.sha256(read_file(path)).hexdigest()
 
 

@@ -70,7 +70,7 @@ def near_router(router: str, params: Mapping[str, Tensor] | None = None, **optio
 
     Logits within a pair differ by multiples of 2^-11, which bfloat16 rounds away and float32 keeps.
 
-    params: router parameters besides the kernel. options: of `router_case`.
+    params: router parameters besides the kernel. options: further arguments of `router_case`.
     """
     key, experts = f"near/{router}", 4
     small = np.stack([permutation(f"{key}/{group}", TOKENS) + 1 for group in range(GROUPS)]) / 32

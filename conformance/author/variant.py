@@ -176,7 +176,7 @@ def fixed(
 
 
 def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors: Callable[..., Any]) -> Variant:
-    """The variant that multiplies results of functions by `factor(**arguments)`. factors: by name of the function."""
+    """The variant that multiplies results of functions by `factor(**arguments)`. factors: one per function, by its name."""
 
     def function(of: str, factor: Callable[..., Any]) -> Replacement:
         def changed(B: Spec, *arguments: Any, **named: Any) -> Any:

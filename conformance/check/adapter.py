@@ -76,7 +76,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient by autograd, zero for parameters that do not affect the result. Raises NotOfferedError for a result without a graph."""
+    """The gradient from autograd, 0 for parameters that do not affect the result. Raises NotOfferedError for a result without a graph."""
     torch = sys.modules["torch"]
 
     def differentiated(params: dict[str, dict[str, Any]], rest: Any) -> Any:

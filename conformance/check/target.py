@@ -157,7 +157,7 @@ class Target:
     def result(self, job: "Job", compile: Any = None) -> Callable[[Values], Any]:
         """A stage's call as a function of its arrays.
 
-        compile: compiler for the inner functions of a stage that is not traced.
+        compile: compiles the inner functions of a stage that is not traced.
         """
         more = {} if compile is None or not function(job.stage.call).compiles else {"compile": compile}
         more |= {"dtype": "bfloat16"} if self.mixes(job.stage) else {}
@@ -281,7 +281,7 @@ class Job:
     def bind(self, target: Target, compiler: str | None = None) -> Callable[[Values], Values]:
         """The stage as a function of its arrays; everything static is closed over.
 
-        compiler: for the inner functions of a stage that is not traced.
+        compiler: compiles the inner functions of a stage that is not traced.
         """
         compile_ = partial(target.compile, compiler=compiler) if compiler and not self.traced else None
         result, wanted = target.result(self, compile_), tuple(self.stage.outputs)

@@ -48,7 +48,7 @@ class Waiver:
 
 
 def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waiver]:
-    """The waivers of a file. ids: of all cases of the suite. modes: valid values of `mode`.
+    """The waivers of a file. ids: ids of the suite's cases. modes: valid values of `mode`.
 
     Raises WaiverError for the first problem, including two waivers for one result.
     """

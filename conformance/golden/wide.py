@@ -59,7 +59,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 WHOLE = {"hash_table_of/tables", "multi_hash_mlp/tables", "hash_routing/table", "quantile_bias/counts"}
 """Float arrays with integer values."""
 CONSTANT = {"dropout/draws", "relu_loss/penalty", "scores_above/thresholds"}
-"""Random numbers and states, which need no gradient."""
+"""Inputs that need no gradient: random numbers and states."""
 WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "slot_similarity", "summed_dispatch"}
 """Functions that need equal numbers of tokens and experts, or whose result is large or a mean over experts."""
 SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_loss", "z_loss"}
