@@ -167,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """The dense pair of a routing. A sparse routing is marked for `finish` and includes its slot record, if any."""
+    """The `dispatch` and `combine` of a routing. A sparse routing is marked for `finish` and includes its slot record, if any."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}

@@ -47,7 +47,7 @@ def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
     """Yield cases of calls that choose by codes of `dselect_k_codes`. A code beyond an end of the step excludes an expert.
 
     The first code of each of two selectors is `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the next lower precision
-    rounds to 1/2. The second is in the middle of the step.
+    rounds to 1/2. The second code is in the middle of the step.
     """
     for (name, bits), purpose in PURPOSES.items():
         key, step = f"near/{algorithm}/{name}", 2.0 ** -(bits // 2)

@@ -100,7 +100,7 @@ def _rounded_tanh(tanh: Callable[[Any], Any], factors: NDArray[Any], x: Any) -> 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
     """Compare with central differences. If the curvature is too large (`1 / epsilon` at norm 0), retry with a smaller step.
 
-    At neighbouring points, `stop_gradient` returns its values from the point itself.
+    At neighbouring points, `stop_gradient` returns the values that it returned at the point itself.
     """
     for name, computed in slopes.items():
         direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)

@@ -98,7 +98,7 @@ class Recorder:
 
     @contextmanager
     def _in_place_of(self, router: str) -> Iterator[None]:
-        """Replace the functions that a router's modules import with recording ones."""
+        """Replace the functions that a router's modules import with functions that record their calls."""
         imported = _imported(sys.modules[spec.ROUTERS[router].Options.__module__])
         for names, name, function, path in imported:
             names[name] = self._noted(path, function) if is_own(path) else getattr(self, name)

@@ -266,7 +266,7 @@ def without_biases(params: Params) -> Params:
 
 
 def renormalised(routing: Any) -> Any:
-    """The routing with each token's weights divided by their sum if it is positive."""
+    """The routing with each token's weights divided by their sum if the sum is positive."""
     total = routing.dense().combine.sum(axis=(2, 3))
     total = np.concatenate([np.where(total.real > 0, total, 1), np.ones_like(total[:, :1])], 1)
     of_each = np.take_along_axis(total, routing.token.reshape(len(total), -1), 1)
@@ -287,7 +287,7 @@ def weighted_by(routing: Any, scores: Array) -> Any:
 
 
 def with_loss(output: RouterOutput, options: Any, name: str, value: Array) -> RouterOutput:
-    """The router's output with another value of the loss `name`, weighted by the options, also in the metrics."""
+    """The router's output with another value of the loss `name`: weighted in the losses, unweighted in the metrics."""
     losses = {**output.losses, name: getattr(options, f"{name}_weight") * value}
     return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": value})
 

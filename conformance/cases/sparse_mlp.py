@@ -60,8 +60,8 @@ def _rescale() -> Iterator[Definition]:
 def _model(
     name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
 ) -> Definition:
-    """A case of the model. zero: last name part of the parameters set to 0, so that scores tie. by: a gradient is with
-    respect to the inputs whose names contain this text."""
+    """A case of the model. zero: parameters whose names end in this text are 0, so that scores tie. by: a gradient is
+    with respect to the inputs whose names contain this text."""
     inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
     for path, value in inputs.items():
         if zero and path.endswith(zero):

@@ -62,7 +62,7 @@ class Framework:
 
 
 def framework_of(array: Any) -> Framework | None:
-    """The framework of a torch tensor or JAX array, else None. Imports neither."""
+    """The framework of a torch tensor or JAX array, else None. Imports neither framework."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(array, torch.Tensor):
         return Framework(_torch_gradient, torch.sum, lambda x, dtype: x.to(getattr(torch, dtype)), torch.compile)

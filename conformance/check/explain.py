@@ -138,7 +138,7 @@ def _is_slots(wrong: Wrong) -> bool:
 
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
-    """The case's other arrays with the shape of a wrong result. For weights, their values in its slots."""
+    """The case's other arrays with the shape of a wrong result. For weights, also scores (or the like) of the slots' tokens."""
     own = (stage, f"{stage}/{wrong.name}")
     arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")
@@ -213,7 +213,7 @@ def _ordinal(rank: int) -> str:
 
 
 def _gradient(case: Case, wrong: Wrong) -> str:
-    """Describe where a derivative is wrongly zero or wrongly nonzero. All values are right, because they are compared first."""
+    """Describe where a derivative is wrongly zero or wrongly nonzero. Values are compared first, so they are all right here."""
     got, differs, name = wrong.got, wrong.differs, wrong.name
     if not np.isfinite(got).all():
         return ""

@@ -171,7 +171,7 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
 
 
 def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
-    """Distance of a result from a variant's in tolerances, using the larger of its scale and its magnitude.
+    """The distance of a result from a variant's, in tolerances that use the larger of the variant's scale and magnitude.
 
     If the variant computes NaN or infinity, the target must compute one of them, not necessarily the same one.
     """

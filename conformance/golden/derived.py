@@ -94,7 +94,7 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
 
 
 def _alone(case: Case, stage: Stage) -> Case:
-    """A stage's call and the earlier calls whose routings it reads, on separate inputs."""
+    """A case with only a stage's call and the earlier calls whose routings it reads; what else they read are inputs."""
     known, stages = call.golden(case), {each.name: each for each in case.stages}
     inputs: dict[str, Tensor] = {}
 

@@ -335,7 +335,7 @@ def router(explanation: Explanation) -> str:
 
 
 def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
-    """Describe the router that explains each gate of a recording, equal gates together. Also returns whether all is explained."""
+    """Describe the router that explains each gate, equal gates together. Returns the text and whether everything is explained."""
     found = [explained(gate) for gate in gates]
     alike: dict[Any, list[Explanation]] = {}
     for one in found:
