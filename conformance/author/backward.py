@@ -3,7 +3,7 @@
     y = combine @ (w2 gelu(w1 (dispatch^T @ x) + b1) + b2),   L = sum(probe * y)
 
 A complex step for each expert parameter would take hours. Differentiating the experts gives the gradients of L with
-respect to dispatch and combine. What remains is a scalar function of the router's few inputs.
+respect to dispatch and combine. This leaves a scalar function of the router's few inputs.
 """
 
 from collections.abc import Callable

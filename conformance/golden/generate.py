@@ -161,7 +161,7 @@ def suite_text(folder: Path = VECTORS) -> str:
 
 
 def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Yield (id, function that returns the case), as one process per core generates them."""
+    """Yield (id, function that returns the case) while one process per core generates the cases."""
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class SiteError(Exception):
-    """A page's content is wrong: a failing example, a missing changelog revision, or a paper missing from the references."""
+    """A page has an error: a failing example, a missing changelog revision, or a paper missing from the references."""
 
 
 @dataclass(frozen=True)
