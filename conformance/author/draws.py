@@ -104,7 +104,7 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 
 
 def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
-    """Tokens and noise of one group: the first draw with a sufficient tie margin, or else the draw with the largest."""
+    """Tokens and noise of one group: the first draw with a sufficient tie margin, or else the draw with the largest margin."""
     routed = _routed(definition)
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)

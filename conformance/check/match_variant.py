@@ -48,7 +48,7 @@ def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]
     """The variants that a target matches, per algorithm, dtype and mode.
 
     These are all variants that agree wherever the target or the variant differs from the specification. If there are
-    none, they are variants that together explain part of the failures, the largest part first.
+    none, the result is variants that together explain part of the failures, the largest part first.
     """
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in results:

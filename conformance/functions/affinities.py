@@ -106,7 +106,7 @@ ROWS = {"projection": Output("rows n")}
 
 
 def _support(utility: Array, **options: Any) -> Any:
-    """Where a plan is positive, which reveals the scores that each solver step keeps."""
+    """The mask of a plan's positive entries. It reveals the scores that each solver step keeps."""
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
@@ -152,9 +152,9 @@ def _selector_entropy_scale(selectors: Array) -> Array:
 def _soft_scale(name: str) -> Array:
     """The softmaxes of Soft MoE on absolute values.
 
-    With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most `u p (1
-    + a + sum p a)` to first order, where the sum is the softmax's, and the logarithm of a sum of n terms by up to log
-    n.
+    Let `a = |x| |phi|` be the absolute logits of the normalised x and phi. To first order, rounding moves `p = softmax(L)`
+    by at most `u p (1 + a + sum p a)`, with the sum over the axis of the softmax. It moves the logarithm of a sum of n
+    terms by up to `u log n`.
     """
 
     def scale(tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
