@@ -168,7 +168,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
 
 
 def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
-    """The report with the cases of the chosen rows that were not run."""
+    """Add the cases of the chosen rows that were not run to the report."""
     rows = options.algorithm or {id.partition("/")[0] for id in chosen}
     ran = {result.id for result in report.results}
     ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)

@@ -63,7 +63,7 @@ class Rule:
     biased: bool = False
 
     def scale(self, gate: Gate) -> Array:
-        """(tokens, experts)."""
+        """The scale of the scores, (tokens, experts)."""
         return np.abs(self.scores(gate)) + (np.abs(gate.bias) if self.biased and gate.bias is not None else 0)
 
 
@@ -158,7 +158,7 @@ class Choice:
 
     @property
     def holds(self) -> int:
-        """The number for which the rule holds, including near ties."""
+        """The number of tokens (or experts) for which the rule holds, including near ties."""
         return int((self.agrees | self.near).sum())
 
 
@@ -189,7 +189,7 @@ class Explanation:
     weights: Weights | None = None
     others: tuple[Choice, ...] = ()
     coarse: bool = False
-    """Whether it holds only up to bfloat16 rounding although the recording has another dtype."""
+    """Whether the explanation holds only up to bfloat16 rounding although the recording has another dtype."""
 
     @property
     def whole(self) -> bool:
@@ -335,7 +335,7 @@ def router(explanation: Explanation) -> str:
 
 
 def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
-    """In words, the router that explains each gate of a recording (equal gates grouped), and whether everything is explained."""
+    """Describe the router that explains each gate, equal gates together. Returns the text and whether everything is explained."""
     found = [explained(gate) for gate in gates]
     alike: dict[Any, list[Explanation]] = {}
     for one in found:
@@ -377,7 +377,7 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
 
 
 def _holds(fits: Sequence[Choice], what: str) -> str:
-    """In words, on how many tokens the rule holds, and how many of these are ties."""
+    """Describe on how many tokens the rule holds and how many of these are ties."""
     near, exact = (sum(int(getattr(fit, kind).sum()) for fit in fits) for kind in ("near", "exact"))
     text = f"{sum(fit.holds for fit in fits)} of {plural(sum(len(fit.agrees) for fit in fits), what)}"
     if near:
