@@ -1,7 +1,7 @@
-"""Decides when compiling pays.
+"""Decides when compilation pays off.
 
-JAX compiles everything it runs, and does best with whole functions. torch.compile needs 20 seconds or more on a CPU before the
-first step of even a small model; a short run on a CPU never earns that back.
+JAX compiles everything it runs, and works best on complete functions. torch.compile needs 20 seconds or more on a CPU before the first step
+of even a small model; a short run on a CPU never recovers that time.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def pays(B: Backend, calls: int, wish: str = "auto") -> bool:
 
 
 def compile_if(B: Backend, condition: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled by the backend if `condition` holds."""
+    """Returns `function`, compiled by the backend if `condition` is true."""
     return B.compile(function) if condition else function
 
 

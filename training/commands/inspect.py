@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: has no effect with --analysis, which covers all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
-        from moespec.training.inspection.analysis import analysis_command  # here, since matplotlib is slow to import
+        from moespec.training.inspection.analysis import analysis_command  # imported here, since matplotlib is slow
 
         analysis_command(parsed.run, parsed.out or Path("analysis.png"), **how)
     else:
@@ -63,7 +63,7 @@ def main(words: list[str]) -> None:
 def inspect_command(
     run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | str | None
 ) -> None:
-    """Draws how a checkpoint routes an image, or each image of a folder; their files are numbered.
+    """Draws how a checkpoint routes an image, or each image of a folder into numbered files.
 
     Unreadable images of a folder are skipped and listed at the end.
     """

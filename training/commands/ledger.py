@@ -24,7 +24,7 @@ _ID = re.compile(r"([A-Za-z]{2})[-_ ]?(\d+)([a-z]?)")
 
 @dataclass(frozen=True)
 class LedgerArguments:
-    """Show the ambiguity ledger: questions that implementations answer differently, and the answer of each implementation.
+    """Show the ambiguity ledger: questions that implementations answer differently, and each implementation's answer.
 
     `moespec ledger expert_choice` prints the entries of an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
     vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two. Reading a is the answer of
@@ -71,7 +71,7 @@ def selected(name: str) -> list[LedgerEntry]:
 
 
 def full(entries: Sequence[LedgerEntry]) -> str:
-    """Entries with their readings, the implementations of each reading, and the packages measured to follow it."""
+    """Formats entries with their readings, the implementations of each reading, and the packages measured to follow it."""
     return "\n\n".join("\n".join(_entry(entry)) for entry in entries)
 
 
@@ -93,7 +93,7 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
 
 
 def _listed(addresses: Iterable[str]) -> Iterator[str]:
-    """Unique addresses, one per line, so that a terminal recognises each as a link."""
+    """Lists unique addresses, one per line so that a terminal recognises each as a link."""
     yield from (f"            {address}" for address in dict.fromkeys(addresses))
 
 

@@ -61,7 +61,7 @@ class PredictArguments(OfRun):
 
 @dataclass
 class Reader:
-    """Reads images as training does. Unreadable ones become black and are listed in `wrong`. small: JPEGs of the rest, if requested."""
+    """Reads images as training does. Unreadable images become black and are listed in `wrong`. small: JPEGs of the others."""
 
     pictures: Pictures
     small: dict[int, bytes] | None

@@ -25,7 +25,7 @@ class LeftOut:
         self._kinds[kind] = number + count, first
 
     def notes(self, source: object) -> tuple[str, ...]:
-        """A line for the user that begins with `source`, or none."""
+        """A line for the user that begins with `source`; nothing if all files are read."""
         kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
         return (f"{source}: ignored: {kinds}",) if kinds else ()
 

@@ -39,7 +39,7 @@ Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 
 def randaugment(image: Image.Image, random: np.random.Generator, *, operations: int, magnitude: float) -> Image.Image:
-    """A picture (mode L or RGB) after that many operations, drawn with repetition, of that magnitude (10: full)."""
+    """Applies that many operations, drawn with repetition, of that magnitude (10: full) to a picture of mode L or RGB."""
     names = list(OPERATIONS)
     for _ in range(operations):
         image = OPERATIONS[names[random.integers(len(names))]](image, magnitude / 10, random)
@@ -68,7 +68,7 @@ def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
 
 
 def _shear_x(image: Image.Image, slope: float) -> Image.Image:
-    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow measures from the corner of the first pixel
+    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow's origin is the corner of the first pixel
 
 
 def _shear_y(image: Image.Image, slope: float) -> Image.Image:

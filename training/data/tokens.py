@@ -1,4 +1,4 @@
-"""Tokenizers: from captions to the token ids of a text tower, `(N, S)`.
+"""Tokenizers convert captions to the token ids of a text tower, `(N, S)`.
 
 | | ids | end |
 |---|---|---|
@@ -8,8 +8,8 @@
     ids, end, end, ...        to the length S, at least one end
 
 Padding with the end token makes the last token an end, which pooling may rely on: the "sticky" end of
-google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text with no room for its end is
-an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless cutting is enabled. Nothing is downloaded.
+google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text too long for an end token is an error, as
+in openai/CLIP, `clip/clip.py`, tokenize, unless truncation is enabled. Nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,10 +83,10 @@ def encode(
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
 ) -> NDArray[np.int32]:
-    """The ids of texts, `(N, length)`, padded with ends. long: how to treat a text with no room for its end.
+    """The ids of texts, `(N, length)`, padded with end tokens. long: how to treat a text too long for an end token.
 
-    name: the name of a text in errors, by its number. Raises ConfigError for a length below 2, DataError for a text that has no tokens
-    or is too long.
+    name: maps a text's number to its name in errors. Raises ConfigError for a length below 2, DataError for a text that has no tokens or is
+    too long.
     """
     if length < 2:
         raise ConfigError(f"text.length={length!r}: expected at least 2, for a token and the end of the text")
