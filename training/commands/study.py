@@ -184,9 +184,9 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
             if colon:
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
-                    raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
+                    raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none' for an entry named {name!r}")
                 if name in ROUTERS and (router := config.model.router) != name:  # or a third-party one
-                    raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
+                    raise ConfigError(f"model.router={router!r}: expected {name!r} for an entry named {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")
             configs[name] = config

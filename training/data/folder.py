@@ -126,7 +126,7 @@ def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
                 found = pictures[key.removeprefix(f"{folder.name}/")]
                 where = f"{table}, line {line}, column {image!r}: {key!r:.200}"
                 if len(found) != 1:
-                    raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
+                    raise DataError(f"{where} matches {' and '.join(found[:2]) or f'no picture in {folder}'}")
                 if (first := line_of.setdefault(found[0], line)) != line:
                     raise DataError(f"{where} repeats the image of line {first}; expected one row for each image")
                 label_of[found[0]] = row[label].strip()

@@ -156,7 +156,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
     files = _pictures(datasets, table, root, where, labels, "labels (type ClassLabel, or called label)")
     values = _plain(table, labels[0])
     if not values or not all(type(value) is int and 0 <= value < 2**31 for value in values):
-        raise DataError(f"{where}: the column {labels[0]!r} lacks a label of at least 0 in some rows")
+        raise DataError(f"{where}, column {labels[0]!r}: expected an integer label >= 0 in each row")
     return tuple(features[named[0]].names) if named else None, Part(files, np.array(values, np.int64))
 
 

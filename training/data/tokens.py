@@ -103,7 +103,7 @@ def encode(
     if len(too_long) and long == "error":
         row = int(too_long[0])
         raise DataError(
-            f"{name(row)}: {texts[row][:40]!r}...: longer with its end than text.length={length} tokens, as are "
+            f"{name(row)}: {texts[row][:40]!r}...: longer, with its end token, than text.length={length} tokens, as are "
             f"{len(too_long)} of {len(texts)} texts (longest: {lengths.max() + 1}); set lit.long='cut' to truncate them"
         )
     return ids
