@@ -129,9 +129,7 @@ class _Board:
 
     def __init__(self, folder: Path, step: int, writer: Any, event: Any, summary: Any) -> None:
         self._writer, self._event, self._summary = writer(str(folder)), event, summary
-        start = event.SessionLog(
-            status=event.SessionLog.START
-        )  # so that TensorBoard discards everything after this step
+        start = event.SessionLog(status=event.SessionLog.START)  # TensorBoard then discards everything after this step
         self._writer.add_event(event.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     @classmethod

@@ -213,9 +213,7 @@ class Watchdog:
             self._contacts.remove(contact)
             contact.connection.close()
         if not self._left and not self._failed:
-            known = (
-                self.step if contact.step is None else contact.step
-            )  # steps are sent at intervals, and no process is far ahead
+            known = self.step if contact.step is None else contact.step  # if unknown, this process's step is close
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 

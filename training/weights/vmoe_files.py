@@ -112,8 +112,7 @@ def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], sl
 
 
 def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
-    """Writes a pytree of parameters as a checkpoint of one shard. It writes the index last, since only an index makes the files a
-    checkpoint."""
+    """Writes a pytree of parameters as a checkpoint of one shard. The index comes last, since it makes the files a checkpoint."""
     prefix = prefix_of(path)
     chunks: dict[str, Any] = {CHUNKS: True}
     numbers = iter(range(len(list(_leaves(tree)))))

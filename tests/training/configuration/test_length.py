@@ -132,8 +132,8 @@ def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Pat
     record = checkpoint.read_record(cosine / "checkpoints" / "00000008")
     checkpoint.amend(warm, {**record, "step": 3})
     for run, message in (
-        (tmp_path / "rsqrt", "'rsqrt' with 16 steps has the same rates as with 12 for the first 7 steps only"),
-        (cosine, "'cosine' with 16 steps has the same rates as with 12 for the first 3 steps only"),
+        (tmp_path / "rsqrt", "'rsqrt' with 16 steps has the same rates as with 12 only for the first 7 steps"),
+        (cosine, "'cosine' with 16 steps has the same rates as with 12 only for the first 3 steps"),
     ):
         files = runs.files(run)
         error = said(["train", "--run", str(run), "--resume", "--training.steps", "16"], 2)
