@@ -110,7 +110,7 @@ def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said:
     assert checkpoint.steps(cooled / "checkpoints") == [6, 7, 12]
     run = Path(shutil.copytree(cooled, tmp_path / "run"))
     shown = said(["train", "--run", str(run), "--resume", "--training.steps", "16"])
-    assert "cooled_00000012: cooldown checkpoint moved aside" in shown
+    assert "cooled_00000012: moved the cooldown checkpoint aside" in shown
     assert checkpoint.steps(run / "checkpoints") == [6, 11, 16]
     assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
     longer = tmp_path / "longer"
