@@ -1,8 +1,8 @@
 """The application: it trains and evaluates vision models built from the core, and reports on them.
 
 `moespec --help` lists its commands. From Python, `run = train("digits", run="runs/x")` does what `moespec train` does, `Run("runs/x")`
-opens a run, and `load("runs/x")` returns a model with its trained weights. Install it with `pip install 'moespec[train]'`. Only the
-command line imports this package.
+opens a run, and `load("runs/x")` returns a model with its trained weights. Install it with `pip install 'moespec[train]'`. Within moespec,
+only the command line imports this package.
 """
 
 from typing import TYPE_CHECKING, Any

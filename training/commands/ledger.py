@@ -122,7 +122,7 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
 
 
 def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Where implementations differ from each other, then where they agree, then what is known of only one."""
+    """Where implementations differ from each other, then where they agree, then the entries known for only one."""
     readings = {name: seen(name) for name in names}
     known = {e.id: {name: readings[name][e.id] for name in names if e.id in readings[name]} for e in entries}
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]

@@ -81,8 +81,8 @@ def digits() -> Config:
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
     """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, override the file.
 
-    Data, optimiser, schedule and training come only from the file: fields missing there get their defaults and ignore `base`. The file's
-    router options belong to the router that it names. A router that overrides it inherits the options that differ from their defaults.
+    Data, optimiser, schedule and training come only from the file: fields missing there get their defaults. The file's router options
+    belong to the router that it names. A router that overrides it inherits the options that differ from their defaults.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (with the nearest known ones) or an
     invalid value.

@@ -76,7 +76,7 @@ class ModelConfig:
         return self.name
 
     def default_of(self, name: str) -> Any:
-        """The value that None stands for in a field, unless the data decide it."""
+        """The value that None stands for in a field, unless it follows from the data."""
         return VIT.get(name) if self.kind is vit.VitConfig and name in VIT else getattr(self.kind, name, None)
 
     @property

@@ -44,7 +44,7 @@ SIZES = {
     "idx": {"image_size": 28, "channels": 1, "classes": 10},
     **{name: {"image_size": 32, "channels": 3, "classes": kind.labels[-1]} for name, kind in KINDS.items()},
 }
-"""Image size and channels that a data set's name implies; the smallest models are made for the images of digits."""
+"""Image size and channels that a data set's name implies; the smallest models are designed for digits."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and the functions that find their classes and files."""
 DIGITS = Path(__file__).parent / "digits.npz"

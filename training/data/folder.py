@@ -58,7 +58,7 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
     Raises DataError for a missing path or a folder without images.
     """
     if not os.path.exists(path):  # returns False, not an error, for an impossible file name
-        raise DataError(f"{str(path)!r}: there is no such file or folder")
+        raise DataError(f"{str(path)!r}: no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
     names = sorted(find_files(path, ENDINGS, left := LeftOut()))

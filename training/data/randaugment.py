@@ -33,7 +33,7 @@ __all__ = ["OPERATIONS", "randaugment"]
 
 GREY = 128
 FULL = 224
-"""Side in pixels from which distances are as in the recipes."""
+"""Image side in pixels from which distances equal the recipes'."""
 
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 

@@ -38,7 +38,7 @@ __all__ = ["Shards", "find_shards"]
 
 INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moespec index of shards 2"
 HELD_WORD = re.compile(f"{'|'.join(sorted(HELD, reverse=True))}|test")
-"""Words in the name of a validation shard, or of its folder, when others have the word train."""
+"""Words that mark a validation shard, in its name or its folder's, if other shards have the word train."""
 LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
 """Maximum size in bytes of a label, of JSON with a label, and of a caption."""
 

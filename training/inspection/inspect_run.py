@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 PANELS = 8
-"""Number of experts (or slots) with a panel of their own in a row, unless they are chosen."""
+"""Number of experts (or slots) that get a panel in a row by default."""
 MOST_PANELS = 64
 """Maximum number of panels that can be chosen for a row."""
 FAINTEST = 2.0

@@ -61,7 +61,7 @@ TIMM = Project(
     extra=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
     check_extra=_check,
 )
-"""Its `VisionTransformer`: the state dict is a mapping of arrays or tensors; `load_state_dict` takes ours through `torch.from_numpy`.
+"""Its `VisionTransformer`: the state dict is a mapping of arrays or tensors; `load_state_dict` accepts ours through `torch.from_numpy`.
 
 timm takes images as (N, channels, height, width), moespec as (N, height, width, channels). Both compute the same function if their
 settings correspond, see `config_from_timm`.
@@ -146,7 +146,7 @@ def _epsilon(of_timm: Arguments) -> float:
 
 
 _EITHER = {True: True, False: False}
-"""The values of a boolean argument here."""
+"""Accepts both values of a boolean argument."""
 
 
 _REQUIRED: dict[str, Any] = {

@@ -110,7 +110,7 @@ Hook = Callable[[AfterStep], None]
 
 
 class Stop:
-    """Stops the run on a signal. The call, which comes first, agrees with all processes on the signal; `end` comes last."""
+    """Stops the run on a signal. Called first, it lets all processes agree on the signal. `end` is called last."""
 
     def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
         self._interruption, self._saver, self._run = interruption, saver, run
@@ -141,7 +141,7 @@ class Finite:
     """
 
     explain: Callable[[int], RunError]
-    """returns the error of a run with numbers that are not finite after this many steps"""
+    """returns the error of a run that diverged within this many steps"""
 
     def __call__(self, after: AfterStep) -> None:
         if not (after.logs or after.saves or after.pending):

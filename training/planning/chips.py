@@ -3,8 +3,8 @@
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
 "Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Half of the ICI bandwidth goes each way.
 Memory: the limit that libtpu 0.0.42 reports for a program ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB in the tables.
-The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50
-GB/s"; the direction of this figure comes from glennklockwood.com/garden/processors/TPUv4, "400G bandwidth in each direction".
+The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50 GB/s";
+glennklockwood.com/garden/processors/TPUv4 adds that this is each way, "400G bandwidth in each direction".
 
 NVIDIA, the A100 as an SXM4 module: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s
 NVLink". L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*", "TF32 183 |
