@@ -35,8 +35,7 @@ class InspectArguments(OfRun):
     """
 
     image: Path | None = None
-    """image file, or a folder of a few images, which get one picture each; images are cropped to a square and resized to the model's
-    size"""
+    """image file, or folder of a few images, which get one picture each; images are cropped to a square and resized to the model's size"""
     analysis: bool = False
     """draw the figures of the Soft MoE paper over validation images, and write the numbers to a .json file of the same name"""
     out: Path | None = None

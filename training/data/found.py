@@ -20,7 +20,7 @@ class LeftOut:
         self._kinds: dict[str, tuple[int, str]] = {}
 
     def add(self, kind: str, name: str, count: int = 1) -> None:
-        """Counts `count` more of a kind."""
+        """Adds `count` files of a kind."""
         number, first = self._kinds.get(kind, (0, name))
         self._kinds[kind] = number + count, first
 

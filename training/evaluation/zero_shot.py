@@ -83,7 +83,7 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
     if features.shape[1] != embeddings.shape[1]:
         raise ConfigError(f"embeddings: expected the images' width {features.shape[1]}, got {embeddings.shape[1]}")
     if labels.max() >= len(embeddings):
-        raise ConfigError(f"labels: expected less than {len(embeddings)}, the number of classes, got {labels.max()}")
+        raise ConfigError(f"labels: expected labels below {len(embeddings)}, the number of classes, got {labels.max()}")
     nearest = (unit(features) @ unit(embeddings).T).argmax(axis=1)
     return {"accuracy": float(np.mean(nearest == labels))}
 

@@ -77,7 +77,7 @@ class RunDirectory:
         return tuple(names)
 
     def check_classes(self, names: Sequence[str], advice: str = "") -> None:
-        """Raises RunError if the data's class names differ from the run's: labels would have other meanings."""
+        """Raises RunError if the data's class names differ from the run's, since labels would have other meanings."""
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:

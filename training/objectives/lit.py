@@ -243,7 +243,7 @@ def _evaluation(
 
 
 def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Callable[[Any, Dataset], dict[str, Any]]:
-    """A function of parameters and data set: `retrieval` among its validation pairs."""
+    """Returns a function of parameters and data set that computes `retrieval` among the validation pairs."""
     extract, read = compile_if(B, compiled, make_features(B, model)), text_features(B, config, compiled)
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:

@@ -40,7 +40,7 @@ OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "m
 
 
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
-    """Measures a finished run and writes its outcome, JSON, to `path`.
+    """Measures a finished run and writes its outcome to `path` as JSON.
 
     "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a head,
     from the run's own evaluation and the last training step. "training_milliseconds": per image, from the median of the images per second
