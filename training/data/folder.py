@@ -81,7 +81,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
         raise DataError(f"{folder}: neither class folders nor a table of labels ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
-        seen = {identity(folder / name) for name in ("", *classes)}  # so links add no images of another class
+        seen = {identity(folder / name) for name in ("", *classes)}  # a link to another class is then skipped
         for label in classes:
             found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
