@@ -41,7 +41,7 @@ class Run:
         self.config = RunDirectory(self.path).begun_config()
 
     def __repr__(self) -> str:
-        """One line: what the run trains and how far it has got."""
+        """Describes in one line what the run trains and how far it has got."""
         last, config = self.log("evaluation")[-1:], self.config
         facts = [label(config), config.data.name, config.backend, f"{config.training.steps} steps"]
         facts += [f"validation {called(one)} {one['accuracy']:.4f} at step {one['step']}" for one in last]

@@ -97,7 +97,7 @@ def read_arrays(
                             raise ValueError("more bytes than its header says")
         except DataError:
             raise
-        except Exception as error:  # zipfile, its decompressors and NumPy raise many types for damaged files
+        except Exception as error:  # damaged files raise many exception types
             raise ValueError(f"{place}{error}") from error
     return arrays
 

@@ -125,7 +125,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """The lines that are not blank. A line cut at the limit is no valid JSON object."""
+    """The lines that are not blank. A line cut at the limit is not a valid JSON object."""
     while line := file.readline(16 * LONGEST):
         if line.strip():
             yield line
