@@ -162,7 +162,7 @@ class Project:
             raise ConfigError(f"{type(config).__name__}: {self.name} has no such model")
         for field, values in {**_SELDOM, **self.has}.items():
             if values is not None and (value := getattr(config, field, values[0])) not in values:
-                raise ConfigError(f"{field}={value!r}: {self.name} has {' and '.join(map(repr, values))} only")
+                raise ConfigError(f"{field}={value!r}: {self.name} supports only {' and '.join(map(repr, values))}")
         self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:

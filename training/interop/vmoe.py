@@ -173,7 +173,7 @@ def _expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, An
 
 
 def _plan(router: Arguments, iterations: str) -> dict[str, Any]:
-    """The options that all plan-based routers share. iterations: our name of the option for the number of iterations."""
+    """The options that all plan-based routers share. iterations: our option for the number of iterations."""
     combine = router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})
     return {"combine_with": combine, iterations: router.take("maxiter", 20)}
 
@@ -231,7 +231,7 @@ def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[s
     rounding, multiple = dispatcher.take("capacity_ceil_or_round", "ceil"), dispatcher.take("capacity_multiple_of", 4)
     dispatcher.finish()
     if (capacity is None) == (factor is None):
-        raise ConfigError(f"{dispatcher.name}: expected one of capacity={capacity!r} and capacity_factor={factor!r}")
+        raise ConfigError(f"{dispatcher.name}: set exactly one of capacity={capacity!r} and capacity_factor={factor!r}")
     if factor is None:
         return {**rounds, "capacity_factor": capacity * experts / items, "rounding": "round", "multiple_of": 1}
     return {**rounds, "capacity_factor": factor, "rounding": rounding, "multiple_of": multiple or 1}
