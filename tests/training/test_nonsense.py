@@ -176,7 +176,7 @@ SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (  # besides those of tests/con
     ("golden --check --vectors nope", ("vectors='nope': no vectors in this folder",)),
     ("golden --vectors {}/vectors", ("there/vectors", "suite.json is not a suite of vectors")),
     ("golden --vectors {}/folder", ("there/folder", "contains '9²'")),
-    ("new torch class", ("name='class'", "no keyword")),
+    ("new torch class", ("name='class'", "not a keyword")),
 )
 
 

@@ -143,7 +143,7 @@ REFUSED = [
     ("--lit.no-locked --text.projection 5", "text.projection=5: expected 16, the image tower's width"),
     ("--lit.no-locked --lit.tokenizer no.json", "lit.tokenizer='no.json': not a tokenizer file"),
     ("--lit.no-locked --text.name vit_tiny", "text.name='vit_tiny': expected a text model, one of text_tiny"),
-    ("--lit.no-locked --training.batch 25", "training.batch=25: there are 24 training images"),
+    ("--lit.no-locked --training.batch 25", "training.batch=25: expected at most 24 training images"),
 ]
 
 
