@@ -1,7 +1,7 @@
 """The application from Python: `train` does what `moespec train` does and returns the `Run`.
 
-Errors are exceptions whose text is the line that the command prints. Ctrl-C, or interrupting the kernel of a notebook, saves the
-step and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
+The text of an exception is the line that the command would print. Ctrl-C, or interrupting the kernel of a notebook, saves the current step
+and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Run:
         self.config = RunDirectory(self.path).begun_config()
 
     def __repr__(self) -> str:
-        """One line: what the run trains and how far it has got."""
+        """Describes in one line what the run trains and how far it has got."""
         last, config = self.log("evaluation")[-1:], self.config
         facts = [label(config), config.data.name, config.backend, f"{config.training.steps} steps"]
         facts += [f"validation {called(one)} {one['accuracy']:.4f} at step {one['step']}" for one in last]
@@ -52,11 +52,11 @@ class Run:
         return read_log(self.path, kind)
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
-        """`moespec evaluate` with its options as keywords, `evaluate(knn=[20])`: prints the results and returns them by name."""
+        """Runs `moespec evaluate` with options as keywords, `evaluate(knn=[20])`; prints the results and returns them by name."""
         return evaluate_command(_updated(EvaluateArguments(run=self.path), options))
 
     def predict(self, folder: str | PathLike[str], **options: Any) -> list[Prediction]:
-        """`moespec predict` with its options as keywords, `predict("new", top=1)`: prints the table and returns all predictions."""
+        """Runs `moespec predict` with options as keywords, `predict("new", top=1)`; prints the table and returns all predictions."""
         return predict_command(_updated(PredictArguments(run=self.path, folder=Path(folder)), options))
 
     def report(self) -> Path:
@@ -79,12 +79,12 @@ def train(
 ) -> Run:
     """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
 
-    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; the default is the recipe digits, or with `resume` the run's own.
-    tables: values that replace its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass a router, loss or another
-    object of your own as the object or by name (docs/own-objects.md). run, resume, override: as for the command; a finished run is not
-    trained again. hooks: each is called with an `AfterStep` after each step.
+    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: the recipe digits, or with `resume` the run's own.
+    tables: values that override its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass your own objects directly or
+    by name (docs/own-objects.md). run, resume, override: as in the command. A finished run is not trained again.
+    hooks: each is called with an `AfterStep` after each step.
 
-    Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted.
+    Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted on Ctrl-C or a signal.
     """
     if not all(map(callable, hooks)):
         raise ConfigError(f"hooks={shown(hooks)}: expected functions of one argument")
@@ -102,13 +102,13 @@ def train(
 
 
 def _updated(given: Section, options: dict[str, Any]) -> Section:
-    """The arguments of a command with these options. Modules that `trust` names are imported, as on the command line."""
+    """Returns the arguments of a command with these options. Imports the modules that `trust` names, as on the command line."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)
 
 
 def _named(option: str, value: Any) -> Any:
-    """The value of an option; a third-party object is replaced by its name."""
+    """The value of an option, with a third-party object replaced by its name."""
     value = value.item() if isinstance(value, np.generic) else value
     plain = value is None or isinstance(value, str | int | float | list | tuple | PathLike)
     return value if plain else own_name(option, value)

@@ -1,7 +1,7 @@
-"""Decides when compiling pays.
+"""Decides when compilation pays off.
 
-JAX compiles everything it runs, and does best with whole functions. torch.compile needs 20 seconds or more on a CPU before the
-first step of even a small model; a short run on a CPU never earns that back.
+JAX compiles everything it runs, and works best on complete functions. torch.compile needs 20 seconds or more on a CPU before the first step
+of even a small model; a short run on a CPU never recovers that time.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from moespec.spec.errors import ConfigError
 __all__ = ["TORCH_CPU_CALLS", "check_cuda_graph", "compile_if", "pays"]
 
 TORCH_CPU_CALLS = 2000
-"""Number of calls from which torch.compile pays on a CPU, measured with `vit_tiny`: it saves about 15 ms of 40 ms per step."""
+"""Number of calls from which torch.compile pays off on a CPU, measured with `vit_tiny`: it saves about 15 ms of 40 ms per step."""
 
 
 def pays(B: Backend, calls: int, wish: str = "auto") -> bool:
@@ -27,7 +27,7 @@ def pays(B: Backend, calls: int, wish: str = "auto") -> bool:
 
 
 def compile_if(B: Backend, condition: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled by the backend if `condition` holds."""
+    """Returns `function`, compiled by the backend if `condition` is true."""
     return B.compile(function) if condition else function
 
 

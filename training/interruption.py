@@ -53,7 +53,7 @@ class Interruption:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(self._descriptor)
-            os.close(self._writer)  # this ends the thread
+            os.close(self._writer)  # this ends the thread, which reads from the other end
             self._thread.join()
             os.close(self._reader)
 

@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, a single updating line in a notebook, and elsewhere, as in a log file, a line every ten seconds."""
+"""Shows progress as a bar in a terminal, a single updating line in a notebook, and a line every ten seconds elsewhere, as in a log file."""
 
 import math
 import os
@@ -30,7 +30,7 @@ class Bar(tqdm):  # type: ignore[misc]
     Shows nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
     """
 
-    line: ClassVar[tuple[int, Any]] = (-1, None)  # for a notebook: the number of the cell, and its output
+    line: ClassVar[tuple[int, Any]] = (-1, None)  # in a notebook: the number of the current cell, and its output
 
     def __init__(self, items: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> None:
         self._notebook, self._stays = in_notebook(), options.get("leave", True)
@@ -38,7 +38,7 @@ class Bar(tqdm):  # type: ignore[misc]
         self._last, pause = -math.inf, PAUSE if self._plain and not self._notebook else 0.5
         if self._plain:
             options = {"bar_format": LINE, **options, "delay": pause, "leave": False, "miniters": 1}
-        else:  # tqdm hides a bar of width 0, which it finds in a pseudo-terminal
+        else:  # tqdm hides the bar if the terminal reports the width 0, as pseudo-terminals do
             options |= dict(zip(("ncols", "nrows"), shutil.get_terminal_size(), strict=True))
         off = not shown or sys.stderr is None or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
         super().__init__(items, mininterval=pause, disable=off, **options)
@@ -56,7 +56,7 @@ class Bar(tqdm):  # type: ignore[misc]
         return None
 
     def clear(self, nolock: bool = False) -> None:
-        """Makes room for other text. Lines stay."""
+        """Clears the bar for other text. Lines stay."""
         if not self._plain:
             super().clear(nolock)
 

@@ -1,9 +1,8 @@
 """Random numbers as a function of the seed, the purpose and the position, so that a run can resume from any step.
 
-These are the numbers that the host draws: the order and augmentation of images, and tables. Training keeps no
-evolving random state: the numbers of step `n` come from a counter-based generator (Philox) with the key
-`(seed, stream)` and the counter `(0, 0, 0, n)` (the third number distinguishes parts of a purpose). The random state of a
-checkpoint is therefore `(seed, step)`.
+The host draws these numbers, for the order and augmentation of images and for tables. Training keeps no evolving random state: the numbers
+of step `n` come from a counter-based generator (Philox) with the key `(seed, stream)` and the counter `(0, 0, 0, n)` (the third number
+distinguishes parts of a purpose). The random state of a checkpoint is therefore `(seed, step)`.
 """
 
 import numpy as np

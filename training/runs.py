@@ -27,7 +27,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(run: Path, backend: str | None = None, step: int | str | None = None) -> LoadedRun:
-    """The run in a folder, at its newest checkpoint or at `step`, on `backend` or the run's own."""
+    """Loads the run in a folder, at its newest checkpoint or at `step`, on `backend` or on the run's own backend."""
     directory = RunDirectory(run)
     config = directory.begun_config()
     name, _ = choose_backend(backend or config.backend)
@@ -38,12 +38,12 @@ def load_run(run: Path, backend: str | None = None, step: int | str | None = Non
 
 
 def label(config: Config) -> str:
-    """The name of a run in output: the router of a ViT, the name of any other model."""
+    """The name of a run in output: for a ViT its router, for any other model its name."""
     return str(config.model.router).replace(":", ".") if isinstance(config.model, VitSection) else config.model.name
 
 
 def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
-    """Lines on the unreadable pictures among the `count` of a folder, if any. Raises DataError if none is readable."""
+    """Lines on the unreadable pictures, if any, among the `count` pictures of a folder. Raises DataError if none is readable."""
     if len(wrong) == count:
         raise DataError(f"{path}: none of {count} images can be read: {wrong[0]}" if path.is_dir() else wrong[0])
     return [f"skipped {len(wrong)} of {count} images, which cannot be read:", *wrong] if wrong else []

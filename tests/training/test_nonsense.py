@@ -176,7 +176,7 @@ SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (  # besides those of tests/con
     ("golden --check --vectors nope", ("vectors='nope': no vectors in this folder",)),
     ("golden --vectors {}/vectors", ("there/vectors", "suite.json is not a suite of vectors")),
     ("golden --vectors {}/folder", ("there/folder", "contains '9²'")),
-    ("new torch class", ("name='class'", "no keyword")),
+    ("new torch class", ("name='class'", "not a keyword")),
 )
 
 
@@ -301,7 +301,7 @@ WRONG = {
     "train --routre hash": "--routre: unknown option; did you mean --router, --text.router, --model.router",
     "evaluate -- x": "run='x': not a run (no config.toml)",
     "evaluate x -- --step": "'--step': unexpected argument after --",
-    "convert x": "convert: target is missing (the file or folder to write, which comes last)",
+    "convert x": "convert: target is missing (file or folder to write)",
     "export x --format y": "format='y': expected one of 'onnx', 'stablehlo', 'pt2', 'safetensors'",
     "train --training.stepz 5": "--training.stepz: unknown option; did you mean --training.steps, --training.seed, --training.keep",
     "study --out x --routers 'a: --heads 5'": "routers='a: --heads 5': --heads: unknown option; did you mean ",

@@ -1,1 +1,1 @@
-"""Turns the words of a command line into the options of a command."""
+"""Parses a command line into the options of a command."""

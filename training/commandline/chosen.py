@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and what is read before parsing: the configuration file, model and router.
+"""Arguments that several commands share; reads the configuration file, model and router before parsing.
 
 Each model and router has its own options, so they decide which options exist.
 """
@@ -60,10 +60,10 @@ class OfRun(Stored):
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
-    """The configuration that the command line's options change: from a file, from the run to resume, or `default`.
+    """The configuration to which the command line's options apply: from a file, from the run to resume, or `default`.
 
-    It already has the command line's model, router and optimiser. If the command line sets a length, its length is unset.
-    Raises ConfigError for an unusable file, and for an option in the file that the model or router does not have.
+    Its model, router and optimiser are already set as on the command line. Its length is unset if the command line sets one. Raises
+    ConfigError for an unusable file, and for an option in the file that the model or router does not have.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
@@ -87,8 +87,8 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 def check_written(arguments: Sequence[str], *configs: Config) -> None:
     """Raises ConfigError for an option of the command line or its file that affects none of the resulting configurations.
 
-    An option in a file passes if it affects the file's own configuration. init_skip always passes: a later use of the file may need
-    it. A file written by a run has every field and is not checked.
+    An option in a file is accepted if it affects the configuration in that file. init_skip is always accepted, since a later use of the
+    file may need it. A file written by a run has every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)
@@ -123,7 +123,7 @@ def _value(config: Config, name: str) -> Any:
 def check_functions(arguments: Sequence[str], config: Config) -> None:
     """Raises ConfigError for a function that training would import but neither the command line nor its file names.
 
-    Such a name comes from the configuration of a run to resume or fine-tune, which may be third-party.
+    Such a name comes from the configuration of a run to resume or fine-tune, which a third party may have written.
     """
     known, names = early(arguments), trusted(arguments)
     for name, value in config.functions.items() if not known["config"] else ():
@@ -144,6 +144,6 @@ def early(arguments: Sequence[str]) -> dict[str, Any]:
     options |= {"data.transform": [], "log": []}
     for name, flags in options.items():
         early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
-    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # the main parser knows or reports these
+    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # the main parser handles or rejects these
     known, _ = early.parse_known_args([argument for argument in arguments if not skipped.fullmatch(argument)])
     return {name: None if value == "None" else value for name, value in vars(known).items()}

@@ -1,4 +1,4 @@
-"""A command line as a dataclass: its fields, and the fields of its configuration sections, are the options.
+"""Parses a command line into a dataclass, whose fields, and the fields of its configuration sections, are the options.
 
 argparse finds the options and prints the help. Values are converted to the fields' types as in a TOML file (`configfile.update`),
 so a mistake gives the same message in both.
@@ -67,7 +67,7 @@ class Option:
 
     @property
     def switch(self) -> bool:
-        """Whether it takes no value. A router's option takes True or False."""
+        """Whether it is a switch, which takes no value. A router's option takes True or False instead."""
         return self.hint is bool and not issubclass(self.kind, RouterSection)
 
     @property
@@ -105,7 +105,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
             name = ".".join(at).removeprefix("settings.")
             flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
             short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
-            # An option of another optimiser.
+            # Whether it belongs to another optimiser.
             other = hasattr(values, "own") and at[-1] in values.options() and at[-1] not in vars(values.own)
             useless = config and (no_effect(config, name) or other)
             yield Option(
@@ -118,7 +118,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run's configuration and no others."""
+    """Only the options of a run's configuration."""
 
     settings: Config
 
@@ -133,7 +133,7 @@ def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections:
 
     sections: the configuration sections among the fields, before the command line changes them.
 
-    Raises ConfigError for an unknown option or word, a missing one, or an invalid value.
+    Raises ConfigError for an unknown option or word, a missing option, or an invalid value.
     """
     options = list(options_of(kind, SimpleNamespace(**sections)))
     if not set(HELP).isdisjoint(words):
@@ -154,7 +154,7 @@ def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections:
 def _texts(
     command: str, options: Sequence[Option], words: Sequence[str], sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values that a command line gives, by option name: a text, several texts, or True or False for a switch."""
+    """The values on a command line by option name: a string, several strings, or True or False for a switch."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     named = [option for option in options if not option.positional]
     for option in named:
@@ -242,7 +242,7 @@ def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapp
 
 
 def _value(option: Option, given: Any) -> Any:
-    """The value of a field. Raises ConfigError if the words of the command line are no valid value."""
+    """The value of a field. Raises ConfigError if the words on the command line are not a valid value."""
     if isinstance(given, bool):
         return given
     if given == []:
@@ -262,7 +262,7 @@ def _value(option: Option, given: Any) -> Any:
 
 
 def _converted(text: str, kinds: Sequence[Any]) -> Any:
-    """A text converted to the first type that accepts it. Raises ValueError if none does."""
+    """Converts a string to the first type that accepts it. Raises ValueError if none does."""
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):
         if kind is type(None) or kind is bool or get_origin(kind) is Literal:
             words = (

@@ -82,7 +82,7 @@ def convert_command(given: ConvertArguments) -> None:
 
 
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:
-    """`heads=6` as a field and its value: JSON, or else a string."""
+    """Splits `heads=6` into a field and its value, which is parsed as JSON if possible and is a string otherwise."""
     fields: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")

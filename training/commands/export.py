@@ -39,9 +39,9 @@ class ExportArguments(Stored):
     """Export a model as a program that runs without moespec.
 
     moespec export runs/x --format onnx. The input is float32 images with axes (images, height, width, channels), normalised as in
-    training. The number of images is free; if the router groups several images, it must be a multiple of the group. The output
-    is logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for jax.export.deserialize
-    on CPU, CUDA and TPU. safetensors: only the parameters, as convert writes them.
+    training. The batch may have any size; if the router groups several images, it must be a multiple of the group. The output is logits.
+    onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for jax.export.deserialize on CPU, CUDA and TPU.
+    safetensors: only the parameters, as convert writes them.
     """
 
     source: Path = option(positional=True)
@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
 
 
 class Format(NamedTuple):
-    """A function that returns the contents of the files by name suffix; the backend and packages that it needs."""
+    """A function that returns file contents by name suffix, and the backend and packages that it needs."""
 
     write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
     backend: str
@@ -97,7 +97,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # the longest name first: it may be too long
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, since it may be too long
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
@@ -144,7 +144,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
 
     module: Any = importlib.import_module("moespec.backends.jax.export")
     content = module.stablehlo_bytes(logits, weights.config.input_shape, multiple=fewest_images(weights.config))
-    # The artifact itself cannot hold it.
+    # The artifact itself cannot store it.
     return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
 
 
@@ -152,6 +152,6 @@ FORMATS: dict[str, Format | None] = {
     "onnx": Format(partial(_of_torch, "export_onnx"), "torch", ("onnx", "onnxscript")),
     "stablehlo": Format(_stablehlo, "jax", ("flatbuffers",)),
     "pt2": Format(partial(_of_torch, "export_pt2"), "torch"),
-    "safetensors": None,  # the format of `moespec convert`
+    "safetensors": None,  # as `moespec convert` writes them
 }
 """Name, which is also the file's extension -> how to create it."""

@@ -35,13 +35,13 @@ class InspectArguments(OfRun):
     """
 
     image: Path | None = None
-    """image file, or a folder of a few images, with one picture each; images are cropped to a square and resized to the model's size"""
+    """image file, or folder of a few images, which get one picture each; images are cropped to a square and resized to the model's size"""
     analysis: bool = False
     """draw the figures of the Soft MoE paper over validation images, and write the numbers to a .json file of the same name"""
     out: Path | None = None
     """picture to write (default: routing.png, or analysis.png with --analysis); for a folder routing-1.png and so on"""
     panels: tuple[str, ...] = ()
-    """experts to draw, such as 0 5; for Soft MoE slots, such as 0.0 5.1, or all slots of expert 5 (default: eight panels)"""
+    """experts to draw, such as 0 5; for Soft MoE, slots such as 0.0 5.1; 5 stands for all slots of expert 5 (default: eight panels)"""
 
 
 def main(words: list[str]) -> None:
@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: has no effect with --analysis, which covers all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
-        from moespec.training.inspection.analysis import analysis_command  # here, since matplotlib is slow to import
+        from moespec.training.inspection.analysis import analysis_command  # imported here, since matplotlib is slow
 
         analysis_command(parsed.run, parsed.out or Path("analysis.png"), **how)
     else:
@@ -63,7 +63,7 @@ def main(words: list[str]) -> None:
 def inspect_command(
     run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | str | None
 ) -> None:
-    """Draws how a checkpoint routes an image, or each image of a folder; their files are numbered.
+    """Draws how a checkpoint routes an image, or each image of a folder into numbered files.
 
     Unreadable images of a folder are skipped and listed at the end.
     """

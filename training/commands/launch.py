@@ -1,8 +1,8 @@
-"""Several processes of one command on one machine: starts them together, watches them and ends them together.
+"""Starts several processes of one command on one machine, watches them, and ends them together.
 
-Each has the variables that `torchrun` sets (`moespec.backends.processes`), so a command need not know what started it. When one
-process fails, the others might wait for it forever, so they are ended as well. Then all processes are restarted, up to the
-requested number of times, and resume from the last checkpoint.
+Each has the variables that `torchrun` sets (`moespec.backends.processes`), so a command does not depend on what started it. When one
+process fails, the others might wait for it forever, so they are ended as well. Then all processes are restarted, up to the requested number
+of times, and resume from the last checkpoint.
 """
 
 import math
@@ -59,7 +59,7 @@ class LaunchArguments:
 def main(words: list[str]) -> None:
     """Runs a command in several processes. The command's options follow its name.
 
-    Raises RunError, naming the process, when one fails and no restart is left; Interrupted after a signal.
+    Raises RunError, naming the process, if one fails and no restarts are left, and Interrupted after a signal.
     """
     place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
     parsed = parse("launch", LaunchArguments, words[:place])
@@ -82,7 +82,7 @@ def main(words: list[str]) -> None:
 
 
 def _run(arguments: list[str], processes: int) -> tuple[int, int] | None:
-    """The first process that failed and its exit status, or None if all succeeded."""
+    """Runs all processes; returns the first that failed and its exit status, or None if all succeeded."""
     started: list[subprocess.Popen[bytes]] = []
     caught: list[signal.Signals] = []
 
@@ -121,14 +121,14 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     # The other processes print the same as process 0; only their errors differ.
     output = None if index == 0 else subprocess.DEVNULL
-    # A separate process group: only the code here forwards Ctrl-C, and once.
+    # In a separate process group it receives Ctrl-C once, from `forward`, and not from the terminal as well.
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdout=output, process_group=0
     )
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """The first process that failed for a reason other than a lost process; if all lost one, the one still running, with `LOST`."""
+    """The first process that failed other than by losing another; if there is none, the process still running, with `LOST`."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]
@@ -138,7 +138,7 @@ def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
 
 
 def follow() -> None:
-    """Ends this process once the process that started it has ended for any reason. The exit status reports a lost process."""
+    """Ends this process once its parent has ended for any reason, and makes the watchdog exit with `LOST` if another process is lost."""
     watchdog.LOST = LOST
     parent = os.getppid()
 
@@ -151,7 +151,7 @@ def follow() -> None:
 
 
 def _free_port() -> int:
-    """A free port whose successor is free as well (`moespec.training.loop.watchdog`)."""
+    """A free port such that the next port, which `moespec.training.loop.watchdog` uses, is also free."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

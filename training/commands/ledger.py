@@ -24,7 +24,7 @@ _ID = re.compile(r"([A-Za-z]{2})[-_ ]?(\d+)([a-z]?)")
 
 @dataclass(frozen=True)
 class LedgerArguments:
-    """Show the ambiguity ledger: questions that implementations answer differently, and the answer of each implementation.
+    """Show the ambiguity ledger: questions that implementations answer differently, and each implementation's answer.
 
     `moespec ledger expert_choice` prints the entries of an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
     vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two. Reading a is the answer of
@@ -71,7 +71,7 @@ def selected(name: str) -> list[LedgerEntry]:
 
 
 def full(entries: Sequence[LedgerEntry]) -> str:
-    """Entries with their readings, the implementations of each reading, and the packages measured to follow it."""
+    """Formats entries with their readings, the implementations of each reading, and the packages measured to follow it."""
     return "\n\n".join("\n".join(_entry(entry)) for entry in entries)
 
 
@@ -93,7 +93,7 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
 
 
 def _listed(addresses: Iterable[str]) -> Iterator[str]:
-    """Unique addresses, one per line, so that a terminal recognises each as a link."""
+    """Lists unique addresses, one per line so that a terminal recognises each as a link."""
     yield from (f"            {address}" for address in dict.fromkeys(addresses))
 
 
@@ -122,7 +122,7 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
 
 
 def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Where implementations differ from each other, then where they agree, then what is known of only one."""
+    """Where implementations differ from each other, then where they agree, then the entries known for only one."""
     readings = {name: seen(name) for name in names}
     known = {e.id: {name: readings[name][e.id] for name in names if e.id in readings[name]} for e in entries}
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]

@@ -1,4 +1,4 @@
-"""`moespec list`: models, routers, data sets and recipes. Unlike the other commands, it does not import what training needs."""
+"""`moespec list`: models, routers, data sets and recipes. Unlike the other commands, it needs no packages of the extra."""
 
 from dataclasses import dataclass
 from typing import Literal

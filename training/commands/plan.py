@@ -34,7 +34,7 @@ class PlanArguments(Configured):
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Prints the memory,
     operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh of --mesh.
-    All options of train are accepted; those of the model, the optimiser, the batch and the computation affect the estimate.
+    It accepts all options of train; the options of model, optimiser, batch and computation affect the estimate.
     """
 
     devices: Number

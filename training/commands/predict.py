@@ -61,7 +61,7 @@ class PredictArguments(OfRun):
 
 @dataclass
 class Reader:
-    """Reads images as training does. Unreadable ones become black and are listed in `wrong`. small: JPEGs of the rest, if requested."""
+    """Reads images as training does. Unreadable images become black and are listed in `wrong`. small: JPEGs of the others."""
 
     pictures: Pictures
     small: dict[int, bytes] | None
@@ -97,7 +97,7 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     files, notes = find_pictures(folder)
     print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
     if html is not None and len(files) > GALLERY:
-        raise ConfigError(f"html={str(html)!r}: {len(files)} images, a page has at most {GALLERY}; --csv has all")
+        raise ConfigError(f"html={str(html)!r}: {len(files)} images; a page shows up to {GALLERY}, --csv lists all")
     directory = RunDirectory(run)
     config = directory.begun_config()
     model, data, training = alone(model_config(config.model)), config.data, config.training

@@ -1,6 +1,6 @@
 """The command `moespec study`: trains each entry with each seed, as ordinary runs, and reports the results.
 
-    OUT/runs/NAME-seed0/      the run, as written by `moespec train`      OUT/outcomes/NAME-seed0.json   the results kept from it
+    OUT/runs/NAME-seed0/      the run, as written by `moespec train`      OUT/outcomes/NAME-seed0.json   the results of the run
     OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    rewritten after each seed
 
 To continue after an interruption, run the same command again: it keeps finished runs and resumes an unfinished one from its checkpoint.
@@ -70,7 +70,7 @@ class StudyArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Trains what is not trained yet, seed by seed, and writes the results to the folder of the study.
+    """Trains all unfinished runs, seed by seed, and writes the results to the study's folder.
 
     Raises ConfigError or DataError before training anything, RunError for a folder with another study or a damaged outcome,
     and RunError at the end if entries failed.
@@ -123,9 +123,9 @@ def main(words: list[str]) -> None:
 
 
 def combinations(path: Path, base: Config) -> list[str]:
-    """The entries of a sweep, in the form that `entries` reads: every combination of the values that a TOML file lists for options.
+    """Reads a TOML file with a list of values per option. Returns every combination, in the form that `entries` reads.
 
-    An entry is named after its values, `router=hash,peak=0.001`: by the last part of each option's name, or by the full name if two clash.
+    An entry's name lists its values, `router=hash,peak=0.001`, by the last part of each option's name, or the full name if two clash.
     """
     if not path.is_file():
         raise ConfigError(f"grid={str(path)!r}: no such file, expected a TOML file")
@@ -184,9 +184,9 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
             if colon:
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
-                    raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # as well as a third-party router
-                    raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
+                    raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none' for an entry named {name!r}")
+                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party one
+                    raise ConfigError(f"model.router={router!r}: expected {name!r} for an entry named {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")
             configs[name] = config

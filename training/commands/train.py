@@ -72,7 +72,7 @@ def main(words: list[str]) -> None:
 def train_command(
     config: Config, *, run: Path | None, resume: bool, override: bool, note: str = "", hooks: Sequence[Hook] = ()
 ) -> Path:
-    """Trains or resumes, writes the report, and returns the run's folder; prints a line if the run is finished. note: printed first."""
+    """Trains or resumes a run, writes the report, and returns the folder; prints a line if the run is finished. note: printed first."""
     if override and not resume:
         raise RunError("--override requires --resume")
     check_log(config)
@@ -84,7 +84,7 @@ def train_command(
 
         def say(text: str) -> None:
             if B.process == 0:
-                print(on_one_line(text))  # it may contain names of folders and files
+                print(on_one_line(text))  # it may contain folder and file names
 
         if note:
             say(note)

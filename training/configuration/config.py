@@ -53,11 +53,11 @@ class ScheduleConfig:
     peak: float = 1e-3
     """peak learning rate"""
     warmup: int = 0
-    """steps of linear increase from 0, at most half of the run"""
+    """steps of linear increase from 0; half of the run if it has no more steps than this"""
     cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
-    """rsqrt: step at which the rate starts to fall"""
+    """rsqrt: steps after the warm-up in which the rate falls to peak / sqrt(2)"""
     end: float | None = option(None, only=Only("name", ("linear", "cosine")))
     """linear, cosine: rate at the end"""
 
@@ -91,7 +91,7 @@ class MeshConfig:
 
     @property
     def several_processes(self) -> bool:
-        """Whether this process was started as one of several."""
+        """Whether this process is one of several that were started together."""
         return not {"WORLD_SIZE", "SLURM_NTASKS"}.isdisjoint(os.environ)
 
     @property
@@ -159,8 +159,8 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class MocoConfig:
-    """MoCo v3 (--objective moco). Its momentum is optimizer.ema, by default 0.99. The second view uses the rates of blur and
-    solarisation below, not those in data."""
+    """MoCo v3 (--objective moco). Its momentum is optimizer.ema, by default 0.99. For the second view, the rates of blur and solarisation
+    below replace the rates in data."""
 
     temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0
     """temperature that divides the cosine similarities"""

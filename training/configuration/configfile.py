@@ -1,4 +1,4 @@
-"""Configurations as TOML: reads recipes and writes the configuration of a run.
+"""Reads and writes configurations as TOML: recipes, and the configuration of a run.
 
 A table is a section of `moespec.training.configuration.config.Config`, a key one of its fields. Fields missing from a file keep
 their values. TOML has no null: the string "none" sets an optional field to None. The key `format` at the top gives the
@@ -64,7 +64,7 @@ def recipes() -> dict[str, str]:
 
 
 def find_recipe(name: str) -> Path:
-    """The path of a recipe, which is a TOML file or the name of a recipe in the package."""
+    """The path of a recipe, given as a TOML file or as the name of a recipe in the package."""
     for candidate in (Path(name), RECIPES / f"{name}.toml"):
         if isfile(candidate):
             return candidate
@@ -81,9 +81,8 @@ def digits() -> Config:
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
     """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, override the file.
 
-    Data, optimiser, schedule and training come from the file alone: fields missing there have their defaults, whatever `base` has.
-    The file's router options belong to the router that it names. A router that overrides it takes over the options that differ from
-    their defaults.
+    Data, optimiser, schedule and training come only from the file: fields missing there get their defaults. The file's router options
+    belong to the router that it names. A router that overrides it inherits the options that differ from their defaults.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (with the nearest known ones) or an
     invalid value.
@@ -111,7 +110,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
 
 
 def with_model(config: Config, name: Any, router: Any, *, section: str = "model") -> Config:
-    """The configuration with another model or router, if they are names and the model has a router. Fields that are set stay.
+    """The configuration with another model or router, if they are names and the model has a router. Other fields keep their values.
 
     section: "text" for the text tower.
     """
@@ -137,7 +136,7 @@ def written(path: Path) -> list[str]:
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises ConfigError for other files, and for content that no configuration has."""
+    """The content of a TOML file. Raises ConfigError for other files, and for content that cannot be a configuration."""
     try:
         table = tomllib.loads(read_file(path, RECORD).decode())
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or an integer of 4 300 digits
@@ -156,7 +155,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's configuration; if it predates the field `optimizer.decay`, with the decay that applied then.
+    """Returns a run's configuration. If it predates the field `optimizer.decay`, it gets the decay that applied then.
 
     At that time only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
     """
@@ -168,7 +167,7 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's configuration; if it predates the option `eval_take`, with the value that reproduces the evaluation of that time."""
+    """Returns a run's configuration. If it predates the option `eval_take`, it gets the value that reproduces the evaluation then."""
     older = {
         name: {**section, "router_options": {"eval_take": "above", **options}}
         for name in ("model", "text")
@@ -204,14 +203,14 @@ def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:
-    """Whether an early 0.1 wrote it for a run: it has the options of every router, and no router has all of `EVERY_ROUTER`."""
+    """Whether an early 0.1 wrote it for a run: it then has the options of every router, and no single router has all of `EVERY_ROUTER`."""
     section = table.get("model")
     options = section.get("router_options") if isinstance(section, dict) else None
     return isinstance(options, dict) and options.keys() >= EVERY_ROUTER
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML, without fields that are None by default anyway and without sections of other objectives."""
+    """The configuration as TOML, without fields that are None by default and without sections of other objectives."""
     import tomli_w  # a local import: `moespec ledger` needs no extra
 
     objectives = [name for name in vars(config) if {LIT, MOCO}.intersection(marks(Config, name).get("only", ()))]
@@ -245,9 +244,9 @@ def update(section: Section, table: Mapping[str, Any], *, source: str = "", pref
 
 
 def changed(section: Section, values: Mapping[str, Any]) -> Section:
-    """A section with other values. Fields that express the same setting as one of them become None, as if unset.
+    """Returns a section with changed values. Fields that express the same setting as a changed one become None, as if unset.
 
-    Another optimiser's name displaces the current optimiser's options; one of steps, epochs and examples displaces the other two.
+    Another optimiser's name unsets the current optimiser's options; one of steps, epochs and examples unsets the other two.
 
     >>> changed(TrainingConfig(steps=5), {"epochs": 2.0}).steps
     """
@@ -260,7 +259,7 @@ def changed(section: Section, values: Mapping[str, Any]) -> Section:
 
 
 def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[str, Any]:
-    """Tables with user-defined names, each holding the fields of the dataclass `kind`, or unchanged if `kind` is not a dataclass."""
+    """Converts tables with user-defined names to dataclasses of type `kind`; returns them unchanged if `kind` is not a dataclass."""
     for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
             found = f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}".removeprefix(": ")
@@ -273,7 +272,7 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
-    """`value` in the type of a field: an integer may represent a float, "none" None, a list a tuple and a text a path."""
+    """Converts `value` to the type of a field: an integer may become a float, "none" None, a list a tuple and a string a path."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         if get_origin(option) is Literal:

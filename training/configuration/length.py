@@ -33,8 +33,8 @@ def images_seen(training: TrainingConfig) -> int | None:
 
 
 def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
-    """The schedule of a short run: the warm-up is cut to half of the run if it is longer, and the cooldown to half of the rest if
-    it is longer than the rest.
+    """The schedule of a short run: a warm-up that does not end before the run is cut to half of the run, and a cooldown longer than the
+    rest to half of the rest.
     """
     warmup = schedule.warmup if schedule.warmup < steps else steps // 2
     fits = schedule.cooldown is None or schedule.cooldown <= steps - warmup

@@ -1,7 +1,7 @@
 """The section `model` of a run's configuration: a class for each family of models, with the fields of its configuration.
 
-Nothing is written twice: `VitSection` takes the fields of `moespec.models.vit.VitConfig` with their types and docstrings, and so
-on. A section holds only the differences from the named model.
+No field is declared twice: `VitSection` takes the fields of `moespec.models.vit.VitConfig` with their types and docstrings, and so on. A
+section holds only the differences from the named model.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ SHORT = {
 class ModelConfig:
     """The section of any family, created by model name: `ModelConfig("mixer_b16", depth=3)` is a `MixerSection`.
 
-    Raises ConfigError for an unknown model or a field that its family lacks, and as the class of the router's options does.
+    Raises ConfigError for an unknown model, a field that its family lacks, or an invalid router option.
     """
 
     name: str
@@ -58,8 +58,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in {"router", "block"}.intersection(vars(self)):
             object.__setattr__(self, field, named_routers(getattr(self, field)))
-        # Any mapping is accepted. Options left over from another router, after a change of router, count only if they differ from
-        # its defaults.
+        # Any mapping is accepted. After a change of router, options of the previous router count only if they differ from its defaults.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):
@@ -73,11 +72,11 @@ class ModelConfig:
 
     @property
     def owner(self) -> str:
-        """The owner of these options, for messages."""
+        """The owner of these options, for error messages."""
         return self.name
 
     def default_of(self, name: str) -> Any:
-        """The value that None stands for in a field, unless the data decide it."""
+        """The value that None stands for in a field, unless it follows from the data."""
         return VIT.get(name) if self.kind is vit.VitConfig and name in VIT else getattr(self.kind, name, None)
 
     @property
@@ -88,7 +87,7 @@ class ModelConfig:
         return any(ROUTERS[name].requires == "ids" for name in routers if name in ROUTERS or is_own(name))
 
     def set(self) -> dict[str, Any]:
-        """The fields that are not None, with only those router options that differ from its defaults."""
+        """The fields that are not None, and the router options that differ from their defaults."""
         values = {name: value for name in _fields(type(self)) if (value := getattr(self, name)) is not None}
         if not values.get("block", True):
             del values["block"]
@@ -97,7 +96,7 @@ class ModelConfig:
         return values
 
     def but(self, **given: Any) -> "ModelConfig":
-        """The section with these fields; another model or router keeps the fields that are set."""
+        """Returns the section with changed fields. Fields that are set survive a change of model or router."""
         return ModelConfig(**{**self.set(), **given})
 
 

@@ -1,4 +1,4 @@
-"""Third-party objects in a configuration, `package.module:object`, and who may have them imported.
+"""Third-party objects in a configuration, `package.module:object`, and the rules for importing them.
 
 Names on the command line are imported, and so are names in a file that the command line names (`--config`, trusted like a script).
 Names in a run's config.toml are imported only if the command line repeats them, with their option or with `--trust`.
@@ -44,7 +44,7 @@ def trusted(arguments: Sequence[str]) -> list[str]:
 
 
 def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The options of a command line by full dotted name, with the word after them or after their equals sign."""
+    """The options of a command line by full dotted name, each with the word after it or after its equals sign."""
     found = []
     for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):

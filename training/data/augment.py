@@ -25,7 +25,7 @@ def crop_and_flip(
     """Images `(N, H, W, Ch)` shifted by up to `padding` pixels along each axis; with `flip`, each is mirrored with probability 1/2.
 
     A shift is a crop of `H x W` at a random position of the image after zero-padding by `padding`. places: the positions of these
-    images in a `batch`, `(N,)`; by default they are the batch.
+    images in a `batch`, `(N,)`; by default, 0 to N - 1.
     """
     random = generator(seed, AUGMENTATION, step)
     count, height, width, _ = images.shape
@@ -76,12 +76,12 @@ def cutmix(
 
 
 def by_turns(*, seed: int, step: int) -> bool:
-    """Whether a batch gets cutmix rather than mixup when both are on: half of the batches do, as in timm (data/mixup.py, switch_prob)."""
+    """Whether a batch gets cutmix rather than mixup if both are on: half of the batches do, as in timm (data/mixup.py, switch_prob)."""
     return bool(generator(seed, CUTMIX, step, part=1).random() < 0.5)
 
 
 def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) -> NDArray[np.float32]:
-    """Labels `(N,)` as rows `(N, classes)` with a one at the label, of which `smoothing` is spread evenly over all classes.
+    """Labels `(N,)` as one-hot rows `(N, classes)`, with the fraction `smoothing` of each one spread evenly over all classes.
 
     `(1 - smoothing) onehot + smoothing / classes` (Szegedy et al. 2016, arXiv 1512.00567, section 7).
     """

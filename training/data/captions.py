@@ -1,4 +1,4 @@
-"""Captions of images: third-party texts, possibly millions."""
+"""Checks and stores captions of images, which are third-party texts and may number millions."""
 
 import re
 from collections.abc import Iterable
@@ -22,10 +22,10 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def caption(value: object, name: str) -> str:
-    """A one-line caption from text or UTF-8 bytes. Errors call it `name`.
+    """Returns a one-line caption from text or UTF-8 bytes. Errors call it `name`.
 
-    Control characters and runs of white space become a space, invalid UTF-8 becomes U+FFFD. Raises DataError for a
-    value that is not text, an empty text, or one longer than `LONGEST` characters.
+    Control characters and runs of white space become a space. Invalid UTF-8 becomes U+FFFD. Raises DataError for a value that is not text,
+    an empty text, or one longer than `LONGEST` characters.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8-sig", errors="replace")
@@ -45,5 +45,5 @@ def listed(value: object, name: str) -> list[str]:
 
 
 def captions_of(texts: Iterable[str]) -> Captions:
-    """Texts as an array."""
+    """Returns texts as an array."""
     return np.array(list(texts), np.dtypes.StringDType())

@@ -32,8 +32,8 @@ class Split:
     """One split of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
     `whole(index)` is the picture that an image was cropped from, by default the image. pictures: the files that it reads, if any.
-    captions: one for each image of a data set of pairs, whose labels are numbers of pictures, not classes. ids: their tokens,
-    `(images, length)`. features: the images' features from a locked tower, `(images, width)`.
+    captions: one for each image of a data set of pairs. The labels of pairs number the pictures, not classes. ids: their tokens, `(images,
+    length)`. features: the images' features from a locked tower, `(images, width)`.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
@@ -134,7 +134,7 @@ def as_picture(image: NDArray[np.uint8]) -> Image.Image:
 
 
 def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:
-    """Which examples are held out for validation: the fraction `share` of each class, evenly spaced (0.2: 4, 9, 14, ...)."""
+    """Marks the examples to hold out for validation: the fraction `share` of each class, evenly spaced (0.2: 4, 9, 14, ...)."""
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -150,7 +150,7 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
     Raises DataError if a class has no training image.
     """
     largest = max(int(part.max()) for part in (labels, held_labels))
-    if largest >= len(labels):  # before allocating anything of that size
+    if largest >= len(labels):  # checked before allocating anything of that size
         raise DataError(f"{source}: the label {largest}, but only {len(labels)} training images for classes from 0 on")
     empty = np.flatnonzero(np.bincount(labels.astype(np.int64), minlength=largest + 1) == 0)
     if len(empty):
@@ -159,7 +159,7 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
 
 
 def read_names(path: Path, called: str) -> tuple[str, ...]:
-    """The class names in a text file, one per line. If it is unreadable, raises a DataError that begins with `called`."""
+    """The class names in a text file, one per line. Raises a DataError that begins with `called` for an unreadable file."""
     try:
         return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an impossible file name

@@ -44,7 +44,7 @@ SIZES = {
     "idx": {"image_size": 28, "channels": 1, "classes": 10},
     **{name: {"image_size": 32, "channels": 3, "classes": kind.labels[-1]} for name, kind in KINDS.items()},
 }
-"""Image size and channels that a data set's name implies; the smallest models are made for the images of digits."""
+"""Image size and channels that a data set's name implies; the smallest models are designed for digits."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and the functions that find their classes and files."""
 DIGITS = Path(__file__).parent / "digits.npz"
@@ -59,7 +59,7 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     """The data set `own` of `config` with another data set's images, prepared in the same way, as its validation split.
 
     They are the other data set's validation split, or all of its images if it has none. Classes are matched by name and may be a
-    subset. Raises ConfigError if the two are the same data, DataError for classes or images that do not fit `own`.
+    subset. Raises ConfigError if both are the same data, DataError for classes or images that do not fit `own`.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
@@ -87,7 +87,7 @@ def load_configured(
     image_size: side in pixels to which images are resized, and cropped if they are not square; None leaves arrays unchanged.
     whole: without a validation split, use all data for both splits. first: see `load_pictures`.
 
-    Raises ConfigError for a field or size that does not suit the images, DataError for unusable files.
+    Raises ConfigError for a field or size that does not fit the images, DataError for unusable files.
     """
     name, share = config.name, config.validation_share
     if name not in DATASETS and not is_own(name):
@@ -138,7 +138,7 @@ def load_configured(
 
 
 def _own(config: DataConfig, image_size: int | None) -> Dataset:
-    """The data set that the user's function returns for this configuration. Raises ConfigError if it cannot be trained on."""
+    """The data set that the user's function returns for this configuration. Raises ConfigError if it cannot be used for training."""
     what = f"data.name={config.name!r}"
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):

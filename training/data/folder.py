@@ -3,9 +3,9 @@
 photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
 photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
-A class has all images below its folder. The validation split may have any name in `found.HELD`. A table has the same name as the
-folder beside it, or is `labels.csv` in the folder. It has a header and one row per image: the first column of `IMAGE` that is present
-gives its name relative to the folder, with or without extension, and the first column of `LABEL` its class.
+All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. A table has the same
+name as the folder beside it, or is `labels.csv` in the folder. It has a header and one row per image: the first column of `IMAGE` that is
+present gives its name relative to the folder, with or without extension, and the first column of `LABEL` its class.
 """
 
 import csv
@@ -58,7 +58,7 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
     Raises DataError for a missing path or a folder without images.
     """
     if not os.path.exists(path):  # returns False, not an error, for an impossible file name
-        raise DataError(f"{str(path)!r}: there is no such file or folder")
+        raise DataError(f"{str(path)!r}: no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
     names = sorted(find_files(path, ENDINGS, left := LeftOut()))
@@ -81,7 +81,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
         raise DataError(f"{folder}: neither class folders nor a table of labels ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
-        seen = {identity(folder / name) for name in ("", *classes)}  # links add no images of another class
+        seen = {identity(folder / name) for name in ("", *classes)}  # a link to another class is then skipped
         for label in classes:
             found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """The label table of a folder: beside a folder without subfolders, or in one with at most one. Raises DataError if both exist."""
+    """The label table of a folder: beside a folder without subfolders, or in one with at most one. Raises DataError if there are two."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:
@@ -102,7 +102,7 @@ def _table(folder: Path) -> Path | None:
 
 
 def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
-    """The label of each image that has a row, ordered by name."""
+    """Reads the label of each image that has a row; returns them ordered by name."""
     pictures: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         for key in {name, os.path.splitext(name)[0]}:
@@ -126,7 +126,7 @@ def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
                 found = pictures[key.removeprefix(f"{folder.name}/")]
                 where = f"{table}, line {line}, column {image!r}: {key!r:.200}"
                 if len(found) != 1:
-                    raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
+                    raise DataError(f"{where} matches {' and '.join(found[:2]) or f'no picture in {folder}'}")
                 if (first := line_of.setdefault(found[0], line)) != line:
                     raise DataError(f"{where} repeats the image of line {first}; expected one row for each image")
                 label_of[found[0]] = row[label].strip()

@@ -20,12 +20,12 @@ class LeftOut:
         self._kinds: dict[str, tuple[int, str]] = {}
 
     def add(self, kind: str, name: str, count: int = 1) -> None:
-        """Counts `count` more of a kind."""
+        """Adds `count` files of a kind."""
         number, first = self._kinds.get(kind, (0, name))
         self._kinds[kind] = number + count, first
 
     def notes(self, source: object) -> tuple[str, ...]:
-        """A line for the user that begins with `source`, or none."""
+        """A line for the user that begins with `source`; nothing if all files are read."""
         kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
         return (f"{source}: ignored: {kinds}",) if kinds else ()
 

@@ -56,7 +56,7 @@ class Rows:
         return below(self.root, cell["path"], self.name(index), links=True)
 
     def known(self, index: int) -> str:
-        return ""  # knowing it would require reading a cell
+        return ""  # the size is unknown without reading the cell
 
 
 def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
@@ -129,8 +129,8 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
 
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
-        raise DataError(f"{wrong[0]}: has '::' in its name, which stands for files in other files there")
-    tests: dict[str, Callable[[Path], bool]] = {  # by the name of a library builder
+        raise DataError(f"{wrong[0]}: '::' in the name, which datasets reads as a file inside another")
+    tests: dict[str, Callable[[Path], bool]] = {  # keys: the library's builders
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
     }
@@ -156,7 +156,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
     files = _pictures(datasets, table, root, where, labels, "labels (type ClassLabel, or called label)")
     values = _plain(table, labels[0])
     if not values or not all(type(value) is int and 0 <= value < 2**31 for value in values):
-        raise DataError(f"{where}: the column {labels[0]!r} lacks a label of at least 0 in some rows")
+        raise DataError(f"{where}, column {labels[0]!r}: expected an integer label >= 0 in each row")
     return tuple(features[named[0]].names) if named else None, Part(files, np.array(values, np.int64))
 
 

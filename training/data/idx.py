@@ -49,7 +49,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             raw.seek(0)
             file: Any = gzip.GzipFile(fileobj=raw) if compressed else raw
             shape = _shape(path, file.read(4), file)
-            # Read no more than the file can hold, whatever its header claims.
+            # Limits the read to the file's possible size, since the header may be wrong.
             size = min(math.prod(shape), DEFLATE * path.stat().st_size)
             content = file.read(size)
             more = file.read(1)

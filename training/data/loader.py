@@ -1,10 +1,10 @@
-"""Batches: which images a step sees, and how they are processed, on the host and, after they arrive as uint8, on the device.
+"""Batches: chooses the images of a step and processes them, first on the host, then, after a transfer as uint8, on the device.
 
 Each epoch has its own permutation of the training images, which depends only on seed and epoch. Batches are consecutive slices of
 the concatenated epochs, so no image is dropped at the end of an epoch, and step `n` starts at position `n * batch`.
 
-With `data.balance` an epoch keeps its number of images but has other numbers of each class. Each class goes through its own
-permutations, one after another, so its images are drawn equally often, plus or minus one.
+With `data.balance`, an epoch has the same number of images but different numbers of each class. The images of a class are drawn in
+successive permutations, so any two are drawn equally often, plus or minus one.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ def training_batch(
     In this order: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Targets are
     mixed here; mixup of images happens on the device, with the weight "mixup" (`prepared`). Without classes there are no targets.
 
-    rows: only these of the batch, with the image before each as "neighbours" for mixup. view: draws another view.
+    rows: returns only these rows of the batch, with the image before each as "neighbours" for mixup. view: selects another view.
     """
     mixes = bool(config.mixup or config.cutmix)
     # The first of `rows` is preceded by its neighbour, which is dropped after mixing.
@@ -104,7 +104,7 @@ def views_of_step(
 def pairs_of_step(
     dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """The pairs of a step: `{"image": {"images"}}`, or `{"features"}` if precomputed, and `{"text": {"ids"}}`."""
+    """Returns the pairs of a step: `{"image": {"images"}}`, or `{"features"}` if precomputed, and `{"text": {"ids"}}`."""
     indices = batch_indices(len(dataset.train), batch, seed, step)
     chosen = indices if rows is None else indices[rows.start : rows.stop]
     ids, features = dataset.train.ids, dataset.train.features
@@ -119,7 +119,7 @@ def evaluation_batch(
 ) -> dict[str, Any]:
     """Batch `index` of a split in order, "images" (uint8) and "targets"; only the first "count" are valid.
 
-    The last batch is padded with images from the start of the split. rows: only these images.
+    The last batch is padded with images from the start of the split. rows: returns only these rows of the batch.
     """
     start = index * batch
     indices = np.arange(start, start + batch) % len(split)
@@ -135,7 +135,7 @@ def _epoch_order(examples: int, seed: int, epoch: int, part: int) -> NDArray[np.
 
 @lru_cache(maxsize=2)
 def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The images of an epoch, class by class. A class of n images contributes at least one, and otherwise
+    """The images of an epoch, class by class. A class of n images contributes at least one image, and otherwise
 
     n^(1 - balance), scaled to the sum of all n and rounded by largest remainders
     """
@@ -156,7 +156,7 @@ def prepared(
 
     factor (weight x_i + (1 - weight) x_(i-1)) - offset         with the scale of the data set
 
-    neighbours: the x_(i-1), where `pixels` are not a whole batch.
+    neighbours: the images x_(i-1), if `pixels` is only a part of the batch.
     """
     images: Array = _function(B.name, dataset.scale)(pixels, weight, neighbours)
     return images

@@ -73,7 +73,7 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
 def read_arrays(
     path: Path, choose: Callable[[Collection[str]], Collection[str]] = lambda names: names
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an npz file, or the ones whose names `choose` returns. Never unpickles.
+    """The arrays of an npz file, or only those whose names `choose` returns. Never unpickles.
 
     Raises OSError for a file that cannot be opened, and ValueError, naming the array, for a damaged one.
     """
@@ -89,7 +89,7 @@ def read_arrays(
                         continue
                     place = f"{name!r}: "
                     with archive.open(info) as content:
-                        if _size(cast(BinaryIO, content)) > info.file_size:  # before allocating memory for it
+                        if _size(cast(BinaryIO, content)) > info.file_size:  # checked before allocating memory for it
                             raise ValueError("fewer bytes than its header says")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
@@ -97,7 +97,7 @@ def read_arrays(
                             raise ValueError("more bytes than its header says")
         except DataError:
             raise
-        except Exception as error:  # zipfile, its decompressors and NumPy raise many types for damaged files
+        except Exception as error:  # damaged files raise many exception types
             raise ValueError(f"{place}{error}") from error
     return arrays
 

@@ -39,7 +39,7 @@ TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": ""}
 
 
 def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
-    """No classes, and the pairs of the training split and, if present, the validation split, ordered by name or row.
+    """An empty tuple of classes, and the pairs of the training split and, if present, the validation split, ordered by name or row.
 
     Raises DataError for a path that is missing or has no pairs, and, naming it, for a missing image or caption.
     """
@@ -125,7 +125,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """The lines that are not blank. Each is a JSON object, which bounds its length."""
+    """The lines that are not blank. A line cut at the limit is not a valid JSON object."""
     while line := file.readline(16 * LONGEST):
         if line.strip():
             yield line

@@ -1,4 +1,4 @@
-"""Picture files as they look, in eight bits: as a viewer shows them on a white page, the right way up.
+"""Reads picture files, in eight bits, as a viewer shows them: upright and on a white page.
 
 | in the file | result |
 |---|---|
@@ -43,7 +43,7 @@ MOST = 2**28
 """Number of bytes of a file that are searched for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """TIFF tags."""
-# These warnings do not name the file. Pillow rejects images of twice the size that triggers the second.
+# These warnings do not name the file. The second is about large images; Pillow raises an error for images of twice that size.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
@@ -146,7 +146,7 @@ def read_image(
 
 
 def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
-    """The middle square of `size` pixels, after scaling the picture's shorter side to `resize` pixels (0: `size`)."""
+    """Scales the picture's shorter side to `resize` pixels (0: `size`) and returns the middle square of `size` pixels."""
     whole = resize or size
     square = ImageOps.fit(image, (whole, whole), method=Image.Resampling.BICUBIC)
     edge = (whole - size) // 2
@@ -154,7 +154,7 @@ def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
 
 
 def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen], advice: str = "") -> Seen:
-    """The result of `look` for a picture whose header is read. Raises DataError, naming the file, for any failure."""
+    """Opens a picture and returns `look(picture)`. Raises DataError, naming the file, for any failure."""
     try:
         with open(source, "rb", opener=regular) if isinstance(source, Path) else source as opened:
             try:
@@ -167,7 +167,7 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
     except DataError as error:
         raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # decoders raise many exception types for damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # its text contains a memory address that changes each time
+        unknown = isinstance(error, UnidentifiedImageError)  # its text contains a memory address
         text = f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
@@ -196,7 +196,7 @@ def _bare(content: bytes) -> bytes | None:
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
-    """The picture as it should look, of mode RGB, or L if there is one channel. This decodes it."""
+    """The picture as a viewer shows it, of mode RGB, or L if there is one channel. This decodes it."""
     file.load()
     with suppress(Exception):  # a damaged EXIF block; then the orientation is ignored
         ImageOps.exif_transpose(file, in_place=True)

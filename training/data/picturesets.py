@@ -1,7 +1,7 @@
 """Data sets of pictures of any size, from any source.
 
-Every picture's header is read at the start. Pictures are decoded when a batch needs them: the shorter side is resized, and the
-middle square or a random part is cropped. They have three channels.
+Every picture's header is read at the start. Pictures are decoded when a batch needs them: the shorter side is resized, then the middle
+square or a random part is cropped. They have three channels.
 """
 
 import functools
@@ -55,15 +55,15 @@ def load_pictures(
 ) -> Dataset:
     """The pictures as a data set of images of `size` pixels. held: the validation split; if None, `held_out` takes one from `part`.
 
-    first: called with the data set before any picture is read or left out. Raises DataError for an empty
-    split, for a file whose header is not an image's, and, unless `config.broken` is "skip", on reading a broken file.
+    first: called with the data set before any picture is read or skipped. Raises DataError for an empty split, for a file whose header is
+    not an image's, and, unless `config.broken` is "skip", on reading a broken file.
     """
     once = held is part
     train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
     if held is None:
         if part.captions is None:
             kept_back = held_out(part.labels, config.validation_share)
-        else:  # by picture, keeping its pairs together
+        else:  # by picture, to keep its pairs together
             kept_back = held_out(np.zeros(part.labels.max() + 1, np.int64), config.validation_share)[part.labels]
         share, what = f"{config.validation_share:g}", "no class has" if classes else "there are not"
         if not kept_back.any() or kept_back.all():

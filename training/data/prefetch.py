@@ -1,4 +1,4 @@
-"""Batches prepared in advance, on a thread or by worker processes, in step order, with the library grain.
+"""Prepares batches in advance and in step order, on a thread or in worker processes, with the library grain.
 
 A batch is a function of its step. Of W workers, worker w prepares the batches of steps start + w, start + w + W, and so on.
 """
@@ -29,9 +29,9 @@ class Prefetcher:
         `make` is pickled for each (with cloudpickle).
     receive: applied to each step and its result on a thread of this process, for example to move it to a device.
 
-    Use as a context manager and iterate: it yields `(step, result)` in order. Exceptions in `make` are raised in order at their
-    step, and RunError if a worker was killed. Leaving the context ends threads and workers. Workers end with this process,
-    however it ends, and leave Ctrl-C to it.
+    Use as a context manager and iterate: it yields `(step, result)` in order. An exception in `make` is raised when its step is due. Raises
+    RunError if a worker was killed. Leaving the context ends threads and workers. Workers end with this process, however it ends, and leave
+    Ctrl-C to it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Prefetcher:
         self._iterator.close()
         del self._iterator  # it holds the batches prepared in advance
         for thread in set(threading.enumerate()) - self._threads:
-            if thread.name.startswith("grain-"):  # they may be finishing their current work
+            if thread.name.startswith("grain-"):  # they may still be at work
                 thread.join()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -87,7 +87,7 @@ class Prefetcher:
             return items.map(receive).to_iter_dataset(threads)
         from absl import flags
 
-        if not flags.FLAGS.is_parsed():  # grain reads them; a program without flags must mark them
+        if not flags.FLAGS.is_parsed():  # grain reads flags, which must count as parsed
             flags.FLAGS.mark_as_parsed()
         one = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=self._ahead)

@@ -1,7 +1,7 @@
 """RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and magnitudes of the ViT and V-MoE recipes.
 
-`randaug(2, 15)` in those recipes means two of the 16 operations below, drawn with repetition, each at magnitude 15 of 10. The
-strength "at magnitude M" is `M / 10` times the strength at 10.
+`randaug(2, 15)` in those recipes means two of the 16 operations below, drawn with repetition, each at magnitude 15, where 10 is full
+strength. The strength "at magnitude M" is `M / 10` times the strength at 10.
 
 | operation | at magnitude M |
 |---|---|
@@ -33,13 +33,13 @@ __all__ = ["OPERATIONS", "randaugment"]
 
 GREY = 128
 FULL = 224
-"""Side in pixels from which distances are as in the recipes."""
+"""Image side in pixels from which distances equal the recipes'."""
 
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 
 def randaugment(image: Image.Image, random: np.random.Generator, *, operations: int, magnitude: float) -> Image.Image:
-    """A picture (mode L or RGB) after that many operations, drawn with repetition, of that magnitude (10: full)."""
+    """Applies that many operations, drawn with repetition, of that magnitude (10: full) to a picture of mode L or RGB."""
     names = list(OPERATIONS)
     for _ in range(operations):
         image = OPERATIONS[names[random.integers(len(names))]](image, magnitude / 10, random)
@@ -68,7 +68,7 @@ def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
 
 
 def _shear_x(image: Image.Image, slope: float) -> Image.Image:
-    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow measures from the corner of the first pixel
+    return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow's origin is the corner of the first pixel
 
 
 def _shear_y(image: Image.Image, slope: float) -> Image.Image:

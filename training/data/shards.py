@@ -38,7 +38,7 @@ __all__ = ["Shards", "find_shards"]
 
 INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moespec index of shards 2"
 HELD_WORD = re.compile(f"{'|'.join(sorted(HELD, reverse=True))}|test")
-"""Words in the name of a validation shard, or of its folder, when others have the word train."""
+"""Words that mark a validation shard, in its name or its folder's, if other shards have the word train."""
 LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
 """Maximum size in bytes of a label, of JSON with a label, and of a caption."""
 
@@ -105,7 +105,7 @@ def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int
 
 
 def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
-    """The table of all images and notes on skipped members, from the folder's index if it matches these shards."""
+    """The table of all images, and notes on skipped members; read from the folder's index if it matches these shards."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     with (
@@ -190,7 +190,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
-                if member.issparse():  # it may claim any size in a shard of any size
+                if member.issparse():  # its claimed size may far exceed the shard's
                     raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:

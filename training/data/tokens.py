@@ -1,4 +1,4 @@
-"""Tokenizers: from captions to the token ids of a text tower, `(N, S)`.
+"""Tokenizers convert captions to the token ids of a text tower, `(N, S)`.
 
 | | ids | end |
 |---|---|---|
@@ -8,8 +8,8 @@
     ids, end, end, ...        to the length S, at least one end
 
 Padding with the end token makes the last token an end, which pooling may rely on: the "sticky" end of
-google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text with no room for its end is
-an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless cutting is enabled. Nothing is downloaded.
+google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text too long for an end token is an error, as
+in openai/CLIP, `clip/clip.py`, tokenize, unless truncation is enabled. Nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
 
     def tokens_of(texts: Sequence[str]) -> list[list[int]]:
         found = (encoding.ids for encoding in library.encode_batch(list(texts)))
-        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some files add the end
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some files add the end token
 
     return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
 
@@ -83,10 +83,10 @@ def encode(
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
 ) -> NDArray[np.int32]:
-    """The ids of texts, `(N, length)`, padded with ends. long: how to treat a text with no room for its end.
+    """The ids of texts, `(N, length)`, padded with end tokens. long: how to treat a text too long for an end token.
 
-    name: the name of a text in errors, by its number. Raises ConfigError for a length below 2, DataError for a text that has no tokens
-    or is too long.
+    name: maps a text's number to its name in errors. Raises ConfigError for a length below 2, DataError for a text that has no tokens or is
+    too long.
     """
     if length < 2:
         raise ConfigError(f"text.length={length!r}: expected at least 2, for a token and the end of the text")
@@ -103,7 +103,7 @@ def encode(
     if len(too_long) and long == "error":
         row = int(too_long[0])
         raise DataError(
-            f"{name(row)}: {texts[row][:40]!r}...: longer with its end than text.length={length} tokens, as are "
+            f"{name(row)}: {texts[row][:40]!r}...: longer, with its end token, than text.length={length} tokens, as are "
             f"{len(too_long)} of {len(texts)} texts (longest: {lengths.max() + 1}); set lit.long='cut' to truncate them"
         )
     return ids

@@ -1,4 +1,4 @@
-"""Transforms of single training images as configured: crop, colours, RandAugment, the user's function, erasing.
+"""Transforms single training images as configured: crop, colours, RandAugment, the user's function, erasing.
 
 Random numbers depend on the seed, the operation, and the position of the image among all images that training sees (step times
 batch, plus its position in the batch). Enabling one operation does not change the others.
@@ -44,7 +44,7 @@ Box = tuple[int, int, int, int]
 def cut_out(
     dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """The training images `indices` at these positions, each cropped from its picture as `config.crop` says."""
+    """The training images `indices` at these positions, each cropped from its picture according to `config.crop`."""
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
@@ -146,7 +146,7 @@ def user_transform(name: str) -> Transform | None:
 
 
 def check_changes(dataset: Dataset, config: DataConfig) -> None:
-    """Raises ConfigError naming a field that these images do not support."""
+    """Raises ConfigError, naming the field, for a transform that these images do not support."""
     channels = dataset.shape[2]
     wanted = [name for name in COLOURS if getattr(config, name)]
     if config.crop != "middle" and channels not in (1, 3):
@@ -161,8 +161,8 @@ def inception_box(width: int, height: int, random: np.random.Generator, *, area:
     """The Inception crop: it covers a fraction of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
 
     The aspect ratio is uniform. Given the ratio, the height in pixels is uniform between the heights for the smallest and largest
-    fraction. After 100 ratios without a fitting crop the whole picture is used. The last position on each axis is never used unless
-    it is the only one.
+    fraction. After 100 ratios without a fitting crop the whole picture is used. As in the source, the last position on each axis is never
+    used unless it is the only one.
 
     Source: tensorflow/tensorflow, core/kernels/image/sample_distorted_bounding_box_op.cc, GenerateRandomCrop, with the
     arguments of google-research/big_vision, pp/ops_image.py, decode_jpeg_and_inception_crop.
@@ -223,7 +223,7 @@ def jitter(
     saturation: float,
     hue: float,
 ) -> Image.Image:
-    """Brightness, contrast, saturation and hue changed in random order.
+    """Changes brightness, contrast, saturation and hue in random order.
 
     The first three are scaled by a factor uniform in `[max(0, 1 - x), 1 + x]`; the hue is rotated by a part of the circle uniform in
     `[-hue, hue]`. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
@@ -241,7 +241,7 @@ def jitter(
 
 
 def shift_hue(image: Image.Image, turn: float) -> Image.Image:
-    """The hue rotated by `turn` of the circle, in steps of 1/255; grey pictures do not change.
+    """Rotates the hue by `turn` of the circle, in steps of 1/255. Grey pictures do not change.
 
     Source: pytorch/vision, torchvision/transforms/_functional_pil.py, adjust_hue.
     """
@@ -258,10 +258,10 @@ def grey(image: Image.Image) -> Image.Image:
 
 
 def blur(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    """Gaussian blur with a radius uniform in `BLUR_RADIUS`. Source: facebookresearch/moco-v3, moco/loader.py, GaussianBlur."""
+    """Applies a Gaussian blur with a radius uniform in `BLUR_RADIUS`. Source: facebookresearch/moco-v3, moco/loader.py, GaussianBlur."""
     return image.filter(ImageFilter.GaussianBlur(float(random.uniform(*BLUR_RADIUS))))
 
 
 def solarise(image: Image.Image) -> Image.Image:
-    """Values of 128 and above inverted: 255 - x. Source: facebookresearch/moco-v3, moco/loader.py, Solarize."""
+    """Inverts values of 128 and above: 255 - x. Source: facebookresearch/moco-v3, moco/loader.py, Solarize."""
     return ImageOps.solarize(image)

@@ -31,7 +31,7 @@ def by_class(labels: Numbers, read: Numbers) -> dict[str, float]:
 
 
 def beside(results: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    """The line printed next to an accuracy on the validation images; none if the images have no classes."""
+    """The text printed after an accuracy on the validation images; empty if the images have no classes."""
     if not dataset.classes:
         return []
     name, fraction = always(dataset)
@@ -54,7 +54,7 @@ def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
 
 
 def class_tables(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, Any]:
-    """The part of `confusion` that a page or terminal shows: all of it, or for many classes the worst classes and pairs.
+    """The part of `confusion` that a page or terminal shows: the full matrix or, for many classes, the worst classes and pairs.
 
     recall[c]     counts[c, c] / images of class c
     precision[c]  counts[c, c] / images predicted as class c

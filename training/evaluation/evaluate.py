@@ -35,8 +35,8 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
 
         size >= images / ceil(images / batch)
 
-    The devices must be able to share it, and router groups stay as for `batch`. If a group is a complete batch and there are fewer
-    images than that, the group is all the images.
+    It can be split over the devices and has the same router groups as `batch`. If a group is a complete batch and there are fewer images
+    than in a batch, the group contains all images.
     """
     layers_of, parts = family(model).moe_layers, -(-images // batch)
 
@@ -85,13 +85,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Means over the validation images: "accuracy", the results of `by_class`, "top5", "loss" (of kind `kind`), "images" and "moe".
 
-    "accuracy" is the precision at 1. "top5", the fraction of images with a right label among the five largest logits, needs more than
-    five classes. `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means over batches, weighted
-    by their images, and include the padding of the last batch.
+    "accuracy" is the precision at 1. "top5", the fraction of images with a correct label among the five largest logits, needs more than
+    five classes. `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means over batches, weighted by
+    their images, and include the padding of the last batch.
 
-    labels: one or more right labels per image, instead of the data set's. Images without labels do not count, and there is neither a
-    loss nor a result per class. ImageNet-ReaL is measured this way (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
-    `big_vision/evaluators/classification.py`).
+    labels: one or more correct labels per image, in place of the data set's labels. In this case, images without labels do not count, and
+    there is neither a loss nor a result per class. ImageNet-ReaL is measured this way (Beyer et al. 2020, arXiv 2006.07159;
+    google-research/big_vision, `big_vision/evaluators/classification.py`).
     """
     losses = loss_of(reference, kind)
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
@@ -100,7 +100,7 @@ def evaluate(
     for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
         count = part["count"]
         logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
-        correct = np.zeros(targets.shape, bool)  # whether a class is right for an image
+        correct = np.zeros(targets.shape, bool)  # whether a class is a correct label of an image
         for row, right_ones in enumerate(
             targets.argmax(axis=1)[:, None] if labels is None else labels[seen : seen + count]
         ):

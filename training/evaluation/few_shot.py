@@ -63,9 +63,9 @@ def ridge(
 ) -> list[NDArray[np.intp]]:
     """The labels predicted for `held` `(M, D)` by the regression on `features` `(N, D)`, `labels` `(N,)`: `(M,)` for each `l2`.
 
-    One eigendecomposition, of the smaller of X'^T X' and X' X'^T, covers every `l2`, as in the public code.
+    One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves every `l2`, as in the public code.
     """
-    from scipy.linalg import eigh  # here, since it is slow to import
+    from scipy.linalg import eigh  # imported here, since it is slow
 
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + 1e-5
@@ -87,7 +87,7 @@ def ridge(
 
 
 def best_l2(accuracies: Array) -> int:
-    """The column of `accuracies` (seeds, L2 values) with the best mean rank, the first in case of ties.
+    """The column of `accuracies` (seeds, L2 values) with the best mean rank, and the first one in case of ties.
 
     The rule is vmoe's, except that vmoe ranks over data sets and this function over seeds. The choice uses the test images.
     """

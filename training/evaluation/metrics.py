@@ -48,10 +48,10 @@ def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
-    """The output of a model with statistics added to each layer's metrics; training steps do not compute them.
+    """Adds statistics, which training steps do not compute, to each layer's metrics in the output of a model.
 
-    Soft routings get `collapse_metrics`, all others `experts_per_token`. MultiHash gets none, since it mixes
-    several experts for each token inside their MLP.
+    Soft routings get `collapse_metrics`, other routings `experts_per_token`. MultiHash gets none, since it mixes several experts for each
+    token inside their MLP.
     """
 
     def statistics(layer: MoeLayer, routing: Any) -> dict[str, Any]:
@@ -65,6 +65,6 @@ def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> O
 
 
 def line(metrics: Mapping[str, Any]) -> str:
-    """The evaluation metrics of a layer in one line."""
+    """Formats the evaluation metrics of a layer as one line."""
     scalars = [f"{name} {metrics[name]:.3f}" for name in SHOWN if name in metrics]
     return ", ".join([*scalars, "load " + " ".join(f"{value:.3f}" for value in metrics["load"])])

@@ -1,4 +1,4 @@
-"""Classification by the nearest neighbours of frozen features; nearer neighbours have more weight.
+"""Classifies images by the nearest neighbours of their frozen features, with more weight on nearer neighbours.
 
     s_ij      cosine of the features of image i and training image j
     score     sum over the k largest s_ij with label c of exp(s_ij / temperature)
@@ -40,7 +40,7 @@ def nearest_neighbours(
     for start in range(0, len(queries), step):
         cosines = queries[start : start + step] @ references.T
         nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :most]
-        votes = np.exp((np.take_along_axis(cosines, nearest, 1) - 1.0) / temperature)  # the shift is a common factor
+        votes = np.exp((np.take_along_axis(cosines, nearest, 1) - 1.0) / temperature)  # -1 scales all votes equally
         for count in neighbours:
             scores = np.zeros((len(cosines), classes))
             rows = np.repeat(np.arange(len(cosines)), count)
@@ -50,7 +50,7 @@ def nearest_neighbours(
 
 
 def spread(features: NDArray[Any]) -> float:
-    """The spread of the directions of features `(N, D)`, from 0, where all are equal, to 1:
+    """The spread of the directions of features `(N, D)`, from 0 (all equal) to 1:
 
         1 - |mean of f_i / |f_i||^2
 

@@ -1,4 +1,4 @@
-"""Statistics of the dispatch and combine weights of Soft MoE, with which the paper inspects a trained model.
+"""Statistics of Soft MoE's dispatch and combine weights, as in the paper's analysis of trained models.
 
 Source: Soft MoE (arXiv 2308.00951), appendices G, H and I. Shapes: G groups of at most one image; T tokens per group;
 S = E C slots; slot (e, c) has number e C + c.
@@ -26,13 +26,13 @@ Floats = NDArray[np.float64]
 
 
 class SlotStatistics(NamedTuple):
-    """One MoE layer of a model over some images. `block` is its name; `experts` and `capacity` are E and C.
+    """The statistics of one MoE layer over some images. `block` is its name; `experts` and `capacity` are E and C.
 
     dispatch: `(G, T)`, the weight of a token summed over all slots (Figure 24, left); its mean is S / T.
     combine: `(G, S)`, the weight of a slot summed over all tokens, in multiples of the smallest in its group (Figure 24).
-    cumulative_dispatch: `(T,)`, the mean fraction of a slot that its k largest tokens account for (Figure 26, the line).
-    cumulative_combine: `(S,)`, the mean fraction of a token that its k largest slots account for, from the combine weights.
-    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, the number of largest weights that add up to 90 % of a slot, or of a token.
+    cumulative_dispatch: `(T,)`, the mean fraction of a slot's weight on its k largest tokens (Figure 26, the line).
+    cumulative_combine: `(S,)`, the mean fraction of a token's weight on its k largest slots, from the combine weights.
+    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, how many of the largest weights add up to 90 % of a slot, or of a token.
     similarity: `(S, S)`, inner products of the normalised parameters of the slots (Figures 28 to 30).
     """
 
@@ -51,7 +51,7 @@ class SlotStatistics(NamedTuple):
 def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.float32]) -> list[SlotStatistics]:
     """The statistics of each MoE layer, in order. `params` are arrays of `B`; images `(N, H, W, Ch)` are model inputs.
 
-    A group of `model` has at most one image. Raises ConfigError, naming the router, for other routers than Soft MoE.
+    A group of `model` has at most one image. Raises ConfigError, naming the router, unless the router is Soft MoE.
     """
     module = family(model)
     layers = module.moe_layers(model, 1)
@@ -110,7 +110,7 @@ def largest_first(weights: Floats) -> Floats:
 
 
 def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
-    """The number of largest weights that make up `fraction` of the total, up to rounding: `(...)` from `largest_first`'s `(..., n)`.
+    """How many of the largest weights make up `fraction` of the total, up to rounding: `(...)` from `largest_first`'s `(..., n)`.
 
     >>> needed(np.array([0.5, 0.75, 1.0])), needed(np.array([0.5, 0.75, 1.0]), 0.75)
     (np.int64(3), np.int64(2))

@@ -7,13 +7,13 @@ Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/discr
 after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are used unchanged, whereas
 `prompt_engineering.py` of big_vision converts them to lower case without punctuation.
 
-Retrieval: whether an image's captions are the texts nearest to it, and whether an image is nearest to its captions.
+Retrieval: finds the captions of an image among all texts, and the image of a caption among all images.
 
     s_ij        cosine of the features of image i and text j
-    recall@k    how often a right item is among the k with the largest s; the lower index wins ties
+    recall@k    how often a correct item is among the k with the largest s; the lower index wins ties
 
-Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; for an image
-with several captions any of them counts).
+Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; for an image with several
+captions, any of them counts).
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ Labelled = tuple[NDArray[Any], NDArray[np.integer[Any]]]
 
 
 class Prompts(NamedTuple):
-    """The class names in label order, and the prompts into which each is inserted."""
+    """The class names in label order, and the prompts into which each name is inserted."""
 
     classes: tuple[str, ...]
     prompts: tuple[str, ...]
@@ -83,7 +83,7 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
     if features.shape[1] != embeddings.shape[1]:
         raise ConfigError(f"embeddings: expected the images' width {features.shape[1]}, got {embeddings.shape[1]}")
     if labels.max() >= len(embeddings):
-        raise ConfigError(f"labels: expected less than {len(embeddings)}, the number of classes, got {labels.max()}")
+        raise ConfigError(f"labels: expected labels below {len(embeddings)}, the number of classes, got {labels.max()}")
     nearest = (unit(features) @ unit(embeddings).T).argmax(axis=1)
     return {"accuracy": float(np.mean(nearest == labels))}
 

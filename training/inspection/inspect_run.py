@@ -1,16 +1,16 @@
-"""Which expert handles which patch: how each MoE layer routes one image, as numbers and as a picture.
+"""Shows how each MoE layer routes one image, that is, which expert handles which patch, as numbers and as a picture.
 
-The image is routed separately, as a group of one image, and the capacity of the experts is scaled to match. A model whose groups
-are parts of an image keeps them; an expert then shows the slots of all groups.
+The image is routed separately, as a group of one image, and the capacity of the experts is scaled to match. If a model's groups are parts
+of an image, they stay as they are, and an expert's panel shows the slots of all groups.
 
 Sparse-MLP routes channels, and tokens that mix the patches of the entire image. They have no position in the image and are drawn
 row by row, in numerical order, on the most nearly square grid that they fill.
 
 All panels of a layer share one scale. A router that assigns patches is drawn on the image: an expert's panel shows the patches
 that it handles in its colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
-1 / tokens: white is uniform, red is more, blue is less; it covers at least half to twice uniform.
+1 / tokens: white is uniform, red is more, blue is less. The scale covers at least half to twice the uniform weight.
 
-Only drawing functions import matplotlib, so training does not: its report shows tables of pixels.
+Only the drawing functions import matplotlib. Training does not need it, since its report shows grids of pixels.
 """
 
 import io
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 PANELS = 8
-"""Number of experts (or slots) with a panel of their own in a row, unless they are chosen."""
+"""Number of experts (or slots) that get a panel in a row by default."""
 MOST_PANELS = 64
 """Maximum number of panels that can be chosen for a row."""
 FAINTEST = 2.0
@@ -143,7 +143,7 @@ def squarest(items: int) -> tuple[int, int]:
 
 
 def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -> str:
-    """The class with the largest logit and its probability, over all classes ("softmax") or independently ("sigmoid"), in words.
+    """Describes the class with the largest logit and its probability, over all classes ("softmax") or independently ("sigmoid").
 
     >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
     ', read as dog (probability 0.881)'
@@ -158,7 +158,7 @@ def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -
 def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
     """The dispatch weights of a soft routing in multiples of 1 / tokens, `(rows, columns, E, C)`.
 
-    NaN where a slot takes nothing from a patch: the slot belongs to another group, or the weight underflows the dtype.
+    NaN where a slot has no weight for a patch: the slot belongs to another group, or the weight underflows the dtype.
     """
     return np.where(routing.slots > 0, routing.slots * routing.tokens, np.nan)
 
@@ -166,8 +166,8 @@ def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
 def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
     """The panels of experts, or of Soft MoE's slots: the ones in `chosen`, or eight spaced from the first to the last.
 
-    chosen: experts, "3"; for Soft MoE slots, "3.0" for the first slot of expert 3, or "3" for all of them. Soft MoE's weights are
-    multiples of uniform. Raises ConfigError for unknown names and for too many.
+    chosen: experts, "3"; for Soft MoE, slots: "3.0" is the first slot of expert 3, "3" all its slots. Soft MoE's weights are multiples of
+    uniform. Raises ConfigError for unknown names and for too many.
     """
     experts, capacity = routing.slots.shape[2:]
     if routing.soft:
@@ -194,7 +194,7 @@ def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
 def draw(
     pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[BlockRouting], chosen: Sequence[str] = ()
 ) -> "Figure":
-    """A picture, one row per MoE block: the image, the main expert of each patch, and a panel per expert or slot.
+    """Draws a picture with one row per MoE block: the image, the main expert of each patch, and a panel per expert or slot.
 
     chosen: experts or slots, see `panels`.
     """
@@ -232,7 +232,7 @@ def draw(
             bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks], minor=False)
             bar.minorticks_off()
         bar.ax.tick_params(labelsize=6)
-    figure.suptitle(on_one_line(title), fontsize=9, parse_math=False)  # names of files and classes may have a $
+    figure.suptitle(on_one_line(title), fontsize=9, parse_math=False)  # names of files and classes may contain a $
     width = int(figure.get_figwidth() * LETTERS)
     figure.supxlabel(textwrap.fill(explanation(routings, on_image=True), width), fontsize=7)
     return figure
@@ -263,7 +263,7 @@ def tinted(
 ) -> NDArray[np.float64]:
     """The image `(H, W, 3)` in grey, tinted with the colours of its patches, `(rows, columns, 3)`.
 
-    opacity: `(rows, columns)`, 0 to 1; a patch with 0 remains as a trace on white. Returns `(H, W, 3)`, 0 to 1.
+    opacity: `(rows, columns)`, 0 to 1; a patch with opacity 0 remains faintly visible on white. Returns `(H, W, 3)`, 0 to 1.
     """
     sides = zip(image.shape, colour.shape[:2], strict=False)
     place = np.ix_(*(np.arange(pixels) * patches // pixels for pixels, patches in sides))
@@ -274,7 +274,7 @@ def tinted(
 
 
 def _ends(routing: BlockRouting) -> tuple[float, float]:
-    """The weights at the ends of the colour scale, for all panels of a layer. For Soft MoE both ends are equally far from uniform, 1."""
+    """The weights at the ends of the colour scale, for all panels of a layer. For Soft MoE, both are equally far from uniform, 1."""
     if not routing.soft:
         return 0.0, max(float(routing.experts.max()), 1e-12)
     weights = routing.slots[routing.slots > 0] * routing.tokens
@@ -283,7 +283,7 @@ def _ends(routing: BlockRouting) -> tuple[float, float]:
 
 
 def weights_of(routing: BlockRouting) -> str:
-    """The meaning of a layer's weights in words; for Soft MoE with their range."""
+    """Describes what a layer's weights mean; for Soft MoE, it adds their range."""
     if not routing.soft:
         return "weight"
     weights = routing.slots[routing.slots > 0] * routing.tokens
@@ -295,7 +295,7 @@ def shaded(routing: BlockRouting, panel: Panel) -> NDArray[np.float64]:
     """An RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours of `draw`."""
     ends, weights = np.array(_ends(routing)), panel.weights
     if routing.soft:
-        ends, weights = np.log(ends), np.log(weights)  # NaN, not 0, where a slot takes nothing
+        ends, weights = np.log(ends), np.log(weights)  # NaN, not 0, where a slot has no weight
     anchors = _rgb(SOFT if routing.soft else HARD)
     place = (weights - ends[0]) / (ends[1] - ends[0]) * (len(anchors) - 1)
     channels = [np.interp(place, np.arange(len(anchors)), channel) for channel in anchors.T]
@@ -312,8 +312,8 @@ def _range(panel: Panel, soft: bool) -> str:
 def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
     """An RGB grid: each patch in the colour of the expert with the largest weight, dark where no expert handles it.
 
-    The more even the weights, the paler the colour. For Soft MoE it is white where all experts have the same weight, and
-    pure where one has twice that weight.
+    The more even the weights, the paler the colour. For Soft MoE, a patch is white if all experts have the same weight, and fully coloured
+    if one has twice that weight.
     """
     total = routing.experts.sum(axis=2)
     fraction = routing.experts.max(axis=2) / np.where(total > 0, total, 1)
@@ -327,7 +327,7 @@ def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray
 
 
 def explanation(routings: list[BlockRouting], *, on_image: bool) -> str:
-    """A description of the panels in words."""
+    """Describes the panels in words."""
     if not routings:
         return "The model has no MoE block."
     experts, capacity = routings[0].slots.shape[2:]

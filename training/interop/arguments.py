@@ -1,4 +1,4 @@
-"""Another project's arguments; an argument without a counterpart is an error."""
+"""Reads another project's arguments; an argument without a counterpart is an error."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Arguments"]
 
 
 class Arguments:
-    """A mapping of another project's arguments. Each must be read."""
+    """A mapping of another project's arguments. `finish` rejects the arguments that were not read."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         self.name, self._rest = name, dict(values)
@@ -29,7 +29,7 @@ class Arguments:
         return float(value)
 
     def count(self, key: str, *default: Any) -> Any:
-        """The value of `key`, an integer of at least 1, or None if that is the default."""
+        """The value of `key`, an integer of at least 1, or None if the default is None."""
         value = self.take(key, *default)
         if value is not None or None not in default:
             check_value(f"{self.name}.{key}", value, Count)
@@ -56,7 +56,7 @@ class Arguments:
             raise ConfigError(f"{self.name}.{key}={value!r}: only {expected!r} is supported")
 
     def square(self, key: str, *default: Any) -> int:
-        """A size, given as a number or a pair of equal sizes."""
+        """The value of `key`, a size as a number or a pair of equal sizes."""
         value = self.take(key, *default)
         sizes = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
         if not sizes or any(size != sizes[0] for size in sizes):
@@ -65,7 +65,7 @@ class Arguments:
         return int(sizes[0])
 
     def skip(self, *keys: str) -> None:
-        """Ignores arguments that do not change the function."""
+        """Ignores arguments that do not change what the model computes."""
         for key in keys:
             self._rest.pop(key, None)
 

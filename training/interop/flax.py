@@ -1,7 +1,7 @@
-"""google-research/big_vision and google-research/vision_transformer: parameters of their ViT and MLP-Mixer, and back.
+"""google-research/big_vision and google-research/vision_transformer: converts parameters of their ViT and MLP-Mixer, and back.
 
-Both are flax modules with the same layouts as here: kernels have their inputs first, attention kernels are `(D, heads, D/heads)` and
-`(heads, D/heads, D)`. Names differ, and so does the class token: it has no position in big_vision, and gets position 0 here.
+Both are flax modules with the same layouts as here: kernels have input axes first, attention kernels are `(D, heads, D/heads)` and `(heads,
+D/heads, D)`. Names differ. The class token has no position in big_vision; here it gets a position of 0.
 
 Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
 """
@@ -60,7 +60,7 @@ def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of vision_transformer by name, with the modules of a block numbered as in its released files.
+    """Returns vision_transformer's parameters by name, with the modules of a block numbered as in its released files.
 
     Released files number all modules of a block together (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`);
     the current code numbers each kind separately (flax's `convert_pre_linen`).
@@ -77,7 +77,7 @@ def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _WithoutToken(Layout):
-    """The patch positions without the class token's position, which is 0."""
+    """The patch positions without the class token's position, which must be 0."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return (1, shapes[0][1] - 1, shapes[0][2])

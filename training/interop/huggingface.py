@@ -1,6 +1,6 @@
 """Hugging Face transformers: converts parameters and configuration of its `ViTForImageClassification` and `ViTModel`, and back.
 
-Names are as in its files. Version 5 still writes them, although it has renamed its modules.
+Parameter names are as in its files. Version 5 still writes these names, although it has renamed its modules.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ HUGGINGFACE = Project(
 def config_from_huggingface(config: Mapping[str, Any], *, classes: int, representation: int = 0) -> VitConfig:
     """The `VitConfig` for the `config.json` of a ViT with this number of classes (0: a `ViTModel`).
 
-    Missing entries have the default of transformers.
+    Missing entries have the defaults of transformers.
 
     Raises ConfigError for a value without counterpart.
     """

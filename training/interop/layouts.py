@@ -1,6 +1,6 @@
-"""How another project's parameters ("theirs") hold this project's ("ours"): names, shapes, and the conversion in both directions.
+"""How another project's parameters ("theirs") store this project's ("ours"): names, shapes, and the conversion in both directions.
 
-Ours that share one of theirs are stacked in the order of `parameter_shapes`: query, key, value.
+If one of theirs stores several of ours, they are stacked in the order of `parameter_shapes`: query, key, value.
 """
 
 import math
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 class Layout:
-    """How one of their parameters holds ours: exactly one, unchanged, unless a subclass overrides it."""
+    """How one of their parameters stores ours: it stores exactly one, unchanged, unless a subclass overrides this."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return shapes[0]
@@ -120,10 +120,10 @@ _SELDOM: Has = {
 
 @dataclass(frozen=True)
 class Project:
-    """Another project's models: which of ours it has, and how its parameters hold ours.
+    """Another project's models: which of our models it has, and how its parameters store ours.
 
     argument, separator: the name of its parameters in errors, and the separator in parameter names ("/": they are nested).
-    extra: the part of the table that depends on the model; it takes precedence. check_extra: raises ConfigError for combinations.
+    extra: the part of the table that depends on the model; it takes precedence. check_extra: raises ConfigError for invalid combinations.
     prepared: maps its parameters to the names of the table. token_has_position: whether a class token has a position.
     """
 
@@ -162,7 +162,7 @@ class Project:
             raise ConfigError(f"{type(config).__name__}: {self.name} has no such model")
         for field, values in {**_SELDOM, **self.has}.items():
             if values is not None and (value := getattr(config, field, values[0])) not in values:
-                raise ConfigError(f"{field}={value!r}: {self.name} has {' and '.join(map(repr, values))} only")
+                raise ConfigError(f"{field}={value!r}: {self.name} supports only {' and '.join(map(repr, values))}")
         self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:

@@ -1,4 +1,4 @@
-"""The sizes of a model, inferred from the shapes of another project's parameters; the user sets the others."""
+"""Infers the sizes of a model from the shapes of another project's parameters. The user sets all other fields."""
 
 import math
 import re
@@ -17,7 +17,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
     """The fields of `VitConfig` that a project's parameters determine. Raises ConfigError naming a missing or wrong parameter."""
 
     def of(ours: str) -> str:
-        """Their name of a parameter, or an empty string."""
+        """Their name of our parameter, or an empty string."""
         try:
             return project.counterpart(ours)[0]
         except ConfigError:
@@ -51,7 +51,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
         places = _shape(shapes, positions, 3)[1]
         of_all = places - (prefix if project.token_has_position else 0)
         of_patches = bool(prefix) and torch and _is_square(places)
-        if not (of_patches and _is_square(of_all)):  # otherwise the user decides
+        if not (of_patches and _is_square(of_all)):  # otherwise the user sets it
             sizes["image_size"] = patch * _side(positions, places if of_patches else of_all)
             sizes["positions"] = "learned_patches" if of_patches else "learned"
     if not torch and query in shapes:

@@ -61,7 +61,7 @@ TIMM = Project(
     extra=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
     check_extra=_check,
 )
-"""Its `VisionTransformer`: the state dict is a mapping of arrays or tensors; `load_state_dict` takes ours through `torch.from_numpy`.
+"""Its `VisionTransformer`: the state dict is a mapping of arrays or tensors; `load_state_dict` accepts ours through `torch.from_numpy`.
 
 timm takes images as (N, channels, height, width), moespec as (N, height, width, channels). Both compute the same function if their
 settings correspond, see `config_from_timm`.
@@ -87,7 +87,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     | `pre_norm` | `pre_norm` |
     | `norm_layer=LayerNorm` with an `eps` | `norm_epsilon` |
 
-    Averages and attention pooling correspond only without a class token. Dropout is treated as in `config_from_vmoe`.
+    Average and attention pooling have a counterpart only without a class token. Dropout is treated as in `config_from_vmoe`.
 
     Raises ConfigError for an argument or value without counterpart.
     """
@@ -104,7 +104,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
         pool = "gap"
     for name, value in _REQUIRED.items():
         of_timm.require(name, value)
-    of_timm.skip("weight_init", "fix_init", "dynamic_img_size")  # the last changes nothing at the configured size
+    of_timm.skip("weight_init", "fix_init", "dynamic_img_size")  # the last has no effect at the configured size
     of_timm.warn_of_dropout("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
     of_timm.warn_of_dropout("drop_path_rate")
     width, qk_norm = of_timm.count("embed_dim", 768), of_timm.take("qk_norm", False)
@@ -134,7 +134,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
 
 
 def _epsilon(of_timm: Arguments) -> float:
-    """The epsilon of the normalisations: 1e-6 by timm's default; 1e-5, torch's default, for "LayerNorm"."""
+    """The epsilon of the normalisations. timm's default is 1e-6; "LayerNorm" has torch's default, 1e-5."""
     layer = of_timm.take("norm_layer", None) or "LayerNorm{'eps': 1e-06}"
     match = re.fullmatch(r"(?:layernorm|LayerNorm)(?:\{'eps': ([-+.e\d]+)\})?", str(layer))
     try:
@@ -146,7 +146,7 @@ def _epsilon(of_timm: Arguments) -> float:
 
 
 _EITHER = {True: True, False: False}
-"""The values of a boolean argument here."""
+"""Accepts both values of a boolean argument."""
 
 
 _REQUIRED: dict[str, Any] = {

@@ -71,8 +71,8 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `split_rngs` | `expert_init` |
     | `deterministic`, not in `model` | `forward` without `noise` |
 
-    The dispatcher, its precision and its partitions do not change the function and are ignored. Dropout causes a warning: training
-    differs, evaluation agrees. Raises ConfigError for an argument or value without counterpart, such as other solvers
+    The dispatcher, its precision and its partitions do not change what the model computes and are ignored. Dropout causes a warning, since
+    training differs and only evaluation agrees. Raises ConfigError for an argument or value without counterpart, such as other solvers
     (`use_lbfgs`, `SparseProjection...`).
     """
     arguments = Arguments("model", model)
@@ -161,7 +161,7 @@ def _token_choice(router: Arguments, tokens: int, experts: int, weight: float = 
         "noise_multiplier": noise,
         "batch_priority": dispatcher.choose("batch_priority", False, {False: "none", True: "max"}),
         "importance_weight": router.take("importance_loss_weight", weight),
-        "load_weight": load_weight if noise else 0.0,  # without noise there is no load loss
+        "load_weight": load_weight if noise else 0.0,  # no noise, hence no load loss
         "balance_weight": router.take("gshard_loss_weight", 0.0),
         **_capacity_options(dispatcher, choices * tokens, experts),
     }
@@ -173,7 +173,7 @@ def _expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, An
 
 
 def _plan(router: Arguments, iterations: str) -> dict[str, Any]:
-    """The options shared by the plan-based routers. iterations: our name for the number of improvement steps."""
+    """The options that all plan-based routers share. iterations: our option for the number of iterations."""
     combine = router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})
     return {"combine_with": combine, iterations: router.take("maxiter", 20)}
 
@@ -231,7 +231,7 @@ def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[s
     rounding, multiple = dispatcher.take("capacity_ceil_or_round", "ceil"), dispatcher.take("capacity_multiple_of", 4)
     dispatcher.finish()
     if (capacity is None) == (factor is None):
-        raise ConfigError(f"{dispatcher.name}: expected one of capacity={capacity!r} and capacity_factor={factor!r}")
+        raise ConfigError(f"{dispatcher.name}: set exactly one of capacity={capacity!r} and capacity_factor={factor!r}")
     if factor is None:
         return {**rounds, "capacity_factor": capacity * experts / items, "rounding": "round", "multiple_of": 1}
     return {**rounds, "capacity_factor": factor, "rounding": rounding, "multiple_of": multiple or 1}

@@ -1,4 +1,4 @@
-"""The best evaluation of a run, whose checkpoint is kept (`training.keep_best`), and early stopping (`training.patience`).
+"""Tracks the best evaluation of a run, whose checkpoint is kept (`training.keep_best`), and stops runs early (`training.patience`).
 
 Each checkpoint records the best evaluation up to its step, so a resumed run makes the same decisions as an uninterrupted one."""
 
@@ -16,7 +16,7 @@ __all__ = ["Best", "check_measure", "ended", "sentences", "updated"]
 
 
 class Best(NamedTuple):
-    """The best value of a measure, its step, and the number of evaluations since then that were no better."""
+    """The best value of a measure, its step, and the number of evaluations since then, none of which was better."""
 
     measure: str
     value: float
@@ -34,7 +34,7 @@ def check_measure(config: Config, others: Sequence[str]) -> None:
 def updated(B: Backend, config: Config, best: Best | None, step: int, results: Mapping[str, Any]) -> Best | None:
     """The best evaluation including `step`, whose results are keyed by the kind of their log line. All processes use process 0's value.
 
-    The best loss is the smallest; for other measures the largest is best. Among equals the earlier stays. NaN is never better.
+    The best loss is the smallest, the best value of other measures the largest. Among equals, the earlier one counts. NaN is never better.
     """
     measure = config.training.keep_best
     name, _, path = measure.partition("/")
@@ -56,7 +56,7 @@ def ended(config: Config, best: Best | None) -> bool:
 
 
 def sentences(config: Config, best: Best | None, done: int) -> list[str]:
-    """The best evaluation, and the reason if a run that did `done` steps stopped early, in words."""
+    """Sentences on the best evaluation and, if a run stopped early after `done` steps, on the reason."""
     if best is None:
         return []
     why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without an improvement of {best.measure}"

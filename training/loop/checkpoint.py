@@ -1,4 +1,4 @@
-"""Checkpoints: the state from which a run resumes bit for bit; crash-safe, and verified when read.
+"""Checkpoints store the state from which a run resumes bit for bit. They are crash-safe and verified when read.
 
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
@@ -10,10 +10,10 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
 With several processes, each one writes its shards (`moespec.training.loop.shards`) to its own file,
 `arrays-00001-of-00004.safetensors`, on a thread, and a note with the file's checksum. Once all notes exist, process 0 writes
 state.json, which names the files, and renames the folder. Processes communicate only through the folder, so training continues
-meanwhile. Any number of processes can read the checkpoint, each loading what it needs.
+meanwhile. Any number of processes can read the checkpoint; each loads only what it needs.
 
-A checkpoint is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend can read another's. The
-recorded configuration says what the optimiser keeps. Format 1 had both moments of all parameters; unused ones are ignored.
+A checkpoint is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend can read another's. The recorded
+configuration determines which values the optimiser keeps. Format 1 had both moments of all parameters; unused ones are ignored.
 """
 
 import json
@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best of the kept ones. Returns its path."""
+    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best step that these record. Returns its path."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -74,12 +74,12 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None 
         write_synced(temporary / ARRAYS, arrays)
         return _finish(folder, record, keep=keep, spare=spare)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # a part of it, left by a full disk, is useless
+        shutil.rmtree(temporary, ignore_errors=True)  # a partial one, left by a full disk, is useless
         raise
 
 
 def _unfinished(folder: Path, step: int) -> Path:
-    """The folder of a checkpoint during writing."""
+    """The folder of a checkpoint while it is being written."""
     return folder / f".{step:08d}.tmp"
 
 
@@ -98,7 +98,7 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
     present = steps(folder)
     kept = {spare, *present[-keep:]}
     for step in kept.intersection(present) if record.get("best") else ():
-        with suppress(CheckpointError):  # resuming from it reports the damage
+        with suppress(CheckpointError):  # a resume from it reports the damage
             kept.add((read_record(folder / f"{step:08d}").get("best") or {}).get("step"))
     for old in present:
         if old not in kept:
@@ -174,7 +174,7 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
 
 
 def _files(record: dict[str, Any]) -> dict[str, str]:
-    """The array files of a checkpoint with their checksums."""
+    """The array files of a checkpoint and their checksums."""
     return record["files"] if record["format"] >= 3 else {ARRAYS: record["arrays_sha256"]}
 
 
@@ -215,11 +215,11 @@ def _remove(path: Path) -> None:
         aside = path.with_name(f".{path.name}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        shutil.rmtree(str(aside))  # a str, since errors repeat the path in its given type
+        shutil.rmtree(str(aside))  # a str, since errors show the path as its type formats it
 
 
 class Saver:
-    """Writes a run's checkpoints into `folder` and keeps the newest `keep` and step `spare`.
+    """Writes a run's checkpoints to `folder` and keeps the newest `keep` of them, and step `spare`.
 
     Use as a context manager: leaving it waits for the current write. The next call, or leaving the context, raises a write's error.
     """

@@ -41,9 +41,9 @@ Changes = dict[str, tuple[Any, Any]]
 def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
     """The fields in which `config` differs from the configuration that a checkpoint recorded.
 
-    If the record predates a field, the field has its default; in the section model, the named model's default. The record itself
-    determines which parameters decayed (see `with_decay`). Fields that only the record has do not count: records of an early 0.1
-    hold options of other routers.
+    If the record predates a field, the field has its default; in the section model, the named model's default. `with_decay` derives from
+    the record which parameters decayed. Fields that exist only in the record are ignored, since records of an early 0.1 contain options of
+    other routers.
     """
     plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))
     before, now, defaults = (
@@ -67,7 +67,7 @@ def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> No
 
 
 def of_data(recorded: Mapping[str, Any], stamp: Mapping[str, Any]) -> Changes:
-    """The differences between two stamps of data, `Dataset.stamp`; entries that only one of them has do not count."""
+    """The differences between two stamps of data, `Dataset.stamp`; entries that exist in only one of them are ignored."""
     return {key: (recorded[key], now) for key, now in stamp.items() if recorded.get(key, now) != now}
 
 
@@ -82,5 +82,5 @@ def described(changed: Changes) -> str:
 
 
 def keys(text: str) -> set[str]:
-    """The fields that a configuration in TOML sets."""
+    """The fields that a TOML configuration sets."""
     return set(flat(tomllib.loads(text))) - {"format"}

@@ -1,4 +1,4 @@
-"""Training on several devices and processes: joining them, checks, and work that one process does for all.
+"""Training on several devices and processes: connects them, checks their inputs, and lets one process work for all.
 
 Only process 0 writes to the terminal and to the folder of the run; the others write only their shards of checkpoints. Every process
 reads the same configuration and data, and exits with an error if they differ.
@@ -63,7 +63,7 @@ def on_devices(name: str, mesh: MeshConfig) -> Backend:
 
 @contextmanager
 def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
-    """Connects the processes within this context. If one is lost or fails, all exit and name it."""
+    """Connects the processes within this context. If one is lost or fails, all others report it and exit."""
     watchdog = Watchdog(process, timeout)
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
     try:
@@ -86,7 +86,7 @@ def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
 def check_layout(B: Backend, config: Config) -> None:
     """Raises ConfigError for a resolved configuration that cannot be trained on these devices.
 
-    A device routes complete groups, exactly as a single device would.
+    Each device routes complete groups, so that the routing equals a single device's.
     """
     sizes, model, training = B.sizes, model_config(config.model), config.training
     if training.cuda_graph:
@@ -103,7 +103,7 @@ def check_layout(B: Backend, config: Config) -> None:
 
 
 def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int, parts: int) -> None:
-    """Raises a ConfigError that begins with `where` for a batch that the devices do not divide, or whose groups span devices.
+    """Raises a ConfigError that begins with `where` for a batch that cannot be split evenly over the devices, or whose groups span devices.
 
     parts: the number of parts that each device computes one after another.
     """

@@ -1,4 +1,4 @@
-"""The evaluations of `[evaluation.NAME]`: their images, their schedule, and their results."""
+"""The evaluations `[evaluation.NAME]` of a run: their images, schedule and results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ __all__ = ["Evaluate", "EvaluationSet", "Evaluations", "load_sets"]
 
 
 class EvaluationSet(NamedTuple):
-    """One evaluation: its settings, its images, the right labels if there are several, and the model as configured for it."""
+    """One evaluation: its settings, its images, the correct labels if an image has several, and the model with its capacity."""
 
     settings: EvaluationConfig
     dataset: Dataset
@@ -69,7 +69,7 @@ def load_sets(
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
         numbers: list[str] = []
-        if is_own(settings.kind):  # tried before training begins
+        if is_own(settings.kind):  # checked before training begins
             width = model.classes or getattr(model, "representation", 0) or model.width
             rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
             numbers = list(_measured(f"{where}.kind", settings.kind, rows, own.validation.labels))
@@ -81,7 +81,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
     """The numbers, by name, that a third-party metric computes from labels and logits, or features of a model without a head."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
-    if not good or {"kind", "step"}.intersection(made):  # every line of the log has these two
+    if not good or {"kind", "step"}.intersection(made):  # reserved: every line of the log has them
         raise ConfigError(
             f"{where}={kind!r}: returned {shown(made)}, expected numbers by name, with names other than kind and step"
         )
@@ -89,7 +89,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
-    """What the run or data lack for an evaluation, to follow its name; empty if nothing. head: the run's number of classes."""
+    """Why the run or data do not fit an evaluation, to follow its name; empty if they fit. head: the run's number of classes."""
     kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no text tower (objective={config.objective!r})"
@@ -115,7 +115,7 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
 
 
 def _model(config: Config, settings: EvaluationConfig) -> Model:
-    """The model of the run, with the capacity that the settings specify for evaluation, if any."""
+    """The model of the run, with the evaluation capacity from the settings, if any."""
     section = config.model
     if settings.capacity_factor is not None:
         factor, fields = {"eval_capacity_factor": settings.capacity_factor}, section.set()
@@ -132,7 +132,7 @@ def _model(config: Config, settings: EvaluationConfig) -> Model:
 
 
 def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
-    """The right labels of each validation image. Raises DataError naming the file and the defect."""
+    """The correct labels of each validation image. Raises DataError naming the file and the defect."""
     labels = read_json(path, DataError, object)
     classes = range(len(dataset.classes))
     if not isinstance(labels, list) or len(labels) != len(dataset.validation):
@@ -147,7 +147,7 @@ def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
 
 
 class Evaluations:
-    """Evaluates parameters on the sets; functions are compiled once."""
+    """Evaluates parameters on the sets; each function is compiled once."""
 
     def __init__(self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet]) -> None:
         self._B, self._config, self._training, self._sets = B, config, config.training, sets

@@ -46,14 +46,14 @@ class HashTables(NamedTuple):
 
 
 def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
-    """Whether the model has a codebook or tables: a ViT with a router that needs token ids."""
+    """Whether the model is a ViT with a router that needs token ids, and so has tables and possibly a codebook."""
     return isinstance(model, vit.VitConfig) and vit.takes_ids(model)
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
     """The initial parameters of a run; hash layers have a codebook and tables built from the data.
 
-    lazily: values are drawn only when read, `Drawn`.
+    lazily: draw values only when they are read, see `Drawn`.
     """
     model = model_config(config.model)
     found = make(model, config, dataset) if needed(model) else None
@@ -135,7 +135,7 @@ def _tables(
     if options.experts > len(codebook):
         raise ConfigError(f"model.codes={len(codebook)}: hash.kind={kind!r} needs at least {options.experts} codewords")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
-    # A class token has no pixels: it is grouped with the single-colour patches, which are 0.
+    # A class token has no pixels. It gets zeros, like patches of a single colour.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
     clusters = hash_table_clustered(embeddings, words)
     return (clusters if kind == "clustered" else hash_table_dispersed(clusters, experts=options.experts))[None]

@@ -1,4 +1,4 @@
-"""What a run does after each step. Each part is a hook: a function called with the current state of the run, an `AfterStep`.
+"""The work of a run after each step. Each part is a hook: a function called with the current state of the run, an `AfterStep`.
 
     def hook(after: AfterStep) -> None:
         if after.logs and after.B.process == 0:
@@ -7,9 +7,9 @@
 `train` calls them in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and the `--log` hooks, saving, `Stop.end`. So:
 
 - Logged, evaluated and saved values are finite.
-- The hooks have seen the step of every checkpoint. A run that was killed calls them again for the steps that it repeats.
-- A signal leaves evaluations pending (`after.pending`). The resumed run does them and then calls the hooks once more for
-  that step, without metrics (`after.logs` is false).
+- Hooks see a step before it is saved. A run that resumes after a kill calls them again for the steps that it repeats.
+- A signal leaves evaluations pending (`after.pending`). The resumed run does these evaluations, then calls the hooks once more for that
+  step, without metrics (`after.logs` is false).
 - An error in a hook ends the run, unless it is a `--log` hook.
 - On several devices each process calls all hooks, but only process 0 calls `--log` hooks.
 
@@ -110,7 +110,7 @@ Hook = Callable[[AfterStep], None]
 
 
 class Stop:
-    """Stops the run on a signal. Called first, it notes the signal, which all processes agree on; `end` is called last."""
+    """Stops the run on a signal. Called first, it lets all processes agree on the signal. `end` is called last."""
 
     def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
         self._interruption, self._saver, self._run = interruption, saver, run
@@ -137,17 +137,16 @@ class Stop:
 class Finite:
     """Ends a run that diverges. Numbers are checked only at steps that are logged, evaluated or saved.
 
-    If one is not finite, the steps since the last checkpoint are repeated, which gives the same bits, and everything is checked
-    after each step.
+    If a number is not finite, the steps since the last checkpoint are repeated, bit for bit, and everything is checked after each step.
     """
 
     explain: Callable[[int], RunError]
-    """returns the error of a run that is not finite after this many steps"""
+    """returns the error of a run that diverged within this many steps"""
 
     def __call__(self, after: AfterStep) -> None:
         if not (after.logs or after.saves or after.pending):
             return
-        # The state leaves the device only if it is saved or not finite.
+        # The state is copied to the host only if it is saved or not finite.
         looked_at = after.saves or (after.pending and not after.B.finite_state(after.state))
         exported, metrics = after.exported if looked_at else {}, after.metrics
         measured = (f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name]))
@@ -167,7 +166,7 @@ def diverged(
     *,
     last: int,
 ) -> RunError:
-    """The error for a run that is not finite after `last` steps: what diverged first, and when.
+    """The error for a run that diverged within `last` steps; names the number that diverged first, and its step.
 
     make_step: see `step_maker`. exported: the last state known to be finite.
     """
@@ -180,7 +179,7 @@ def diverged(
         if not math.isfinite(value):
             return _error(f"the loss is {value}", step, rate, updates=step)
         if not math.isfinite(norm):
-            # Clipping spreads it to all parameters; a step with the unclipped gradient shows where it arose.
+            # Clipping spreads it to all parameters. A step with the unclipped gradient shows its origin.
             alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
             moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
             params = flatten(B.export_state(moved)["params"])
@@ -194,13 +193,13 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """Advises a smaller rate only if one of the `updates` before, which may have caused it, had a rate above 0."""
+    """The error with its step. It advises a smaller rate only if one of the previous `updates` had a rate above 0 and may be the cause."""
     advice = "; a smaller schedule.peak may help" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 
 
 def _not_finite(exported: dict[str, Any]) -> str | None:
-    """The first parameter or moment with NaN or infinity, in words; None if there is none."""
+    """Describes the first parameter or moment with NaN or infinity; None if all are finite."""
     for tree, kind in TREES.items():
         for name, value in flatten(exported.get(tree, {})).items():
             for part in [piece for _, piece in value.shards] if isinstance(value, Shards) else [value]:

@@ -1,4 +1,4 @@
-"""What a run shows and records during training: a progress bar with rate and time left, and the log."""
+"""Shows and records the progress of training: a progress bar with rate and time left, and the log."""
 
 import sys
 import time
@@ -60,7 +60,7 @@ class Progress:
     def step(self) -> None:
         """Records that one more step was dispatched to the backend."""
         with suppress(OSError):  # a closed terminal must not end the run
-            if self._compiling:  # time and rate start after it
+            if self._compiling:  # time and rate exclude compilation
                 self._bar.close()
                 self._bar, self._compiling = Bar(initial=self._bar.n + 1, desc="train", **self._options), False
             else:
@@ -78,7 +78,7 @@ class Progress:
         return line
 
     def evaluated(self, done: int, name: str | None, results: dict[str, Any]) -> None:
-        """Records and prints the results of an evaluation after `done` steps; name None: the run's own images."""
+        """Records and prints the results of an evaluation after `done` steps; name: None for the run's own images."""
         if self._log is None:
             return
         self._log.write(kind_of(name), done, {**results, **({} if name else {"seconds": self.seconds})})

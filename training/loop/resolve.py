@@ -35,7 +35,7 @@ DRAWS = 8
 
 
 def choose_backend(requested: str) -> tuple[str, str]:
-    """The name of the backend to use, and the reason unless it was requested by name ("").
+    """The name of the backend to use, and the reason for it, which is empty if it was requested by name.
 
     `auto` resolves by `moespec.backends.choice.choose`. Raises ConfigError if the framework is not installed.
     """
@@ -46,14 +46,14 @@ def choose_backend(requested: str) -> tuple[str, str]:
 
 
 def load_backend(name: str) -> Backend:
-    """The module `moespec.backends.<name>`; importing it by name does not set the choice of `moespec.backends`.
+    """The module `moespec.backends.<name>`; this import does not change the choice of `moespec.backends`.
 
     Raises ConfigError for a missing package, or if memory runs out.
     """
     check_limits(name)
     if name == "torch":
-        # OpenMP reads this when torch loads it. By default its threads spin while waiting for each other, which makes
-        # a small model ten times slower on a machine with any other load.
+        # OpenMP reads this when torch loads it. By default its threads spin while they wait for each other. On a machine with any other
+        # load, that makes a small model ten times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # The C library frees blocks over 32 MiB immediately, so gradients of many experts use new pages at each step.
         # Large pages reduce their number a hundredfold. torch reads this at its first allocation.
@@ -77,7 +77,7 @@ def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
 
 
 def without_data(config: Config) -> ModelConfig:
-    """The section `model` without reading the data: sizes follow from the data set's name; only an objective with a head gets one.
+    """The section `model` without reading the data: sizes follow from the data set's name; there is a head only if the objective has one.
 
     Raises ConfigError if neither the name nor the model gives the image size.
     """
@@ -89,7 +89,7 @@ def without_data(config: Config) -> ModelConfig:
 
 
 def _own_size(model: ModelConfig) -> int:
-    """The default image size of a named model. Raises ConfigError for a model made for digits."""
+    """The default image size of a named model. Raises ConfigError for a model that is designed for the digits."""
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
         made_for = f"model.name={model.name!r} is designed for digits of {size} x {size} pixels"
@@ -131,7 +131,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
             _check_layer(layer, training=name == "batch")
     try:
         check_memory(f"model.name={config.model.name!r}, as configured", family(chosen).parameter_count(chosen))
-    except MemoryError as error:  # a router that creates its parameters to count them
+    except MemoryError as error:  # a router may create its parameters to count them
         raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))

@@ -1,4 +1,4 @@
-"""Converts the state of a run to and from checkpoints: where to start, and what to save."""
+"""Converts the state of a run to and from checkpoints."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -26,9 +26,9 @@ GENERATOR = "threefry2x32-20"
 
 
 class Start(NamedTuple):
-    """Where a run starts or resumes: the backend's state, the finished steps, the seconds they took, and the overrides.
+    """Where a run starts or resumes: the backend's state, the number of finished steps, their duration in seconds, and the overrides.
 
-    pending: evaluations of this step that a signal prevented; None for the run's own images. logged: number of lines of the log.
+    pending: evaluations of this step that a signal prevented; None stands for the run's own images. logged: number of lines in the log.
     """
 
     state: Any
@@ -84,7 +84,7 @@ def begin(
         read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
         state = B.import_state(read, config.optimizer)
-    except ValueError as error:  # an array is read only now
+    except ValueError as error:  # arrays are read only here
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
     return Start(
@@ -111,7 +111,7 @@ def record_of(
 
 
 def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, Any]) -> None:
-    """Records in the checkpoint of `step` which evaluations are still pending, and which is the best."""
+    """Records in the checkpoint of `step` the evaluations that are still pending, and the best one."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
         checkpoint.amend(path, {**checkpoint.read_record(path), **noted})
@@ -122,8 +122,8 @@ def trained_params(
 ) -> tuple[dict[str, Any], int]:
     """The parameters (NumPy) of model and objective, and the step, from a run's newest checkpoint, or at `step` or "best".
 
-    average: use their averages where available. Raises CheckpointError if there is no checkpoint, it is damaged, or
-    `config` describes another model or other data.
+    average: use their averages where available. Raises CheckpointError if there is no checkpoint, if it is damaged, or if `config`
+    describes another model or other data.
     """
     model = model_config(config.model)
     place = directory.place(step)

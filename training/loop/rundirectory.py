@@ -77,7 +77,7 @@ class RunDirectory:
         return tuple(names)
 
     def check_classes(self, names: Sequence[str], advice: str = "") -> None:
-        """Raises RunError if the data's class names differ from the run's: labels would have other meanings."""
+        """Raises RunError if the data's class names differ from the run's, since labels would have other meanings."""
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
@@ -122,7 +122,7 @@ class RunDirectory:
     def claim(
         self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
-        """Sets the folder, which is `locked`, up for a run with the resolved `config`: new or, if `resume`, the one begun here.
+        """Prepares the folder, which is `locked`, for a run with the resolved `config`: a new run or, if `resume`, the run begun here.
 
         dataset: its class names are saved and its stamp is compared.
 
@@ -131,8 +131,8 @@ class RunDirectory:
         resumes with `config`, and its checkpoints record the step of the change. Without a checkpoint the run's configuration is
         replaced, unless `resume` finds config.toml incomplete.
 
-        With another number of steps, the run resumes from the newest checkpoint all of whose steps keep their learning rates.
-        Later checkpoints, of the cooldown, are moved aside; their new paths are returned.
+        With another number of steps, the run resumes from the newest checkpoint up to which all learning rates stay the same. Later
+        checkpoints, from the cooldown, are moved aside; their new paths are returned.
         """
         self._make()
         classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
@@ -146,7 +146,7 @@ class RunDirectory:
                 raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
-        self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as a run's
+        self.checkpoints.mkdir(exist_ok=True)  # first, since it marks the folder as a run's
         if classes:
             write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
@@ -158,7 +158,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: an impossible file name
-            raise RunError(f"{where}: no such folder can be made ({error})") from error
+            raise RunError(f"{where}: the folder cannot be created ({error})") from error
         rest = OWN if self.checkpoints.is_dir() else ()
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if others := [name for name in others if name not in rest and not self.begun()]:
@@ -183,7 +183,7 @@ class RunDirectory:
     def compared(
         self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
     ) -> tuple[config_compatibility.Changes, list[int]]:
-        """The differences of `config` and the classes from the run begun here, and the checkpoints to move aside.
+        """Compares `config` and the classes with the run begun here; returns the differences and the checkpoints to move aside.
 
         Raises RunError as `claim` does; writes nothing.
         """
@@ -196,7 +196,7 @@ class RunDirectory:
         changed = {
             key: pair
             for key, pair in config_compatibility.changes(record["config"], config).items()
-            # a lost free field was not changed on purpose; None and fields of later versions are not written
+            # a missing free field was not changed on purpose; None and fields of later versions are not written
             if key not in config_compatibility.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):
@@ -205,7 +205,7 @@ class RunDirectory:
         if not override and LENGTH in written and changed.get(LENGTH, (None,))[0] is not None:
             before = int(changed[LENGTH][0])
             same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
-            # Only back to before a cooldown: not from a cosine to a checkpoint of its warm-up.
+            # Only to a checkpoint before a cooldown; a run with a cosine cannot go back to its warm-up.
             if steps[0 if config.schedule.name == "rsqrt" else -1] <= same:
                 del changed[LENGTH]
                 later = [step for step in steps if step > same]
@@ -248,7 +248,7 @@ class RunDirectory:
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or None; with `step`, of that step or "best". Raises CheckpointError if it is missing."""
+        """The folder of the newest checkpoint, or None; with `step`, of this step or of "best". Raises CheckpointError if it is missing."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step
@@ -260,7 +260,7 @@ class RunDirectory:
 
 
 def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:
-    """Why a run of another length is a different run."""
+    """The error for a run of another length whose rates differ."""
     name, now = config.schedule.name, config.training.total
     listed = ", ".join(map(str, steps))
     why = (

@@ -27,14 +27,14 @@ KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "ima
 def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
     """The lines of one kind in a run's metrics.jsonl, in order.
 
-    Raises RunError naming a damaged line, and with `some` if there are no lines. Warns if lines from before the newest checkpoint
-    are missing.
+    Raises RunError for a damaged line, which it names, and, with `some`, if there are no lines. Warns if lines from before the newest
+    checkpoint are missing.
     """
     path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
     lines, damaged = _read(read_file(path) if path.exists() else b"")
     if damaged:
         raise RunError(f"{path}, {damaged[0]}; remove the line to continue without it")
-    with suppress(CheckpointError):  # readers of its arrays report the damage
+    with suppress(CheckpointError):  # whoever reads its arrays reports the damage
         record = {"step": 0} if newest is None else checkpoint.read_record(newest)
         there = sum(at["step"] <= record["step"] for _, at in lines)
         if few := _fewer(there, record.get("logged", 0), record["step"]):
@@ -48,15 +48,15 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 class RunLog:
     """Writes the records of a run that starts or resumes at `step`. If it drops damaged lines, it keeps a copy of the log.
 
-    again: kinds whose line of `step` is dropped because it will be written again. logged: number of lines when the state of `step`
-    was saved; it reports missing ones. `lines` is their current number.
+    again: kinds whose line of `step` is dropped because it will be written again. logged: number of lines when the state of `step` was
+    saved; if lines are missing, it prints a warning. `lines` is the current number.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
         path, earlier, damaged = run / NAME, list[bytes](), list[str]()
         if path.exists():
             content = read_file(path)
-            lines, damaged = _read(content if step else b"")  # a new run has nothing to lose
+            lines, damaged = _read(content if step else b"")  # a new run keeps no lines
             if damaged:
                 aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
                 write_atomically(aside, content)
@@ -95,15 +95,15 @@ class RunLog:
 
 
 def _fewer(there: int, logged: int, step: int) -> str:
-    """The error for a log with too few lines up to a step at which it had `logged`; empty if none is missing."""
-    return f"has {there} of the {logged} lines that were there at step {step}" if there < logged else ""
+    """The error for a log that had `logged` lines at a step and now has fewer; empty if no line is missing."""
+    return f"has {there} of the {logged} lines that it had at step {step}" if there < logged else ""
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
     """The lines of a log with their records, without an unfinished last line, and the errors of damaged lines."""
     found, damaged = [], []
     *lines, rest = content.split(b"\n")
-    whole = rest[-3:-1] == b'"}'  # a line with its checksum but a damaged end
+    whole = rest[-3:-1] == b'"}'  # ends with a checksum; only the line break is damaged
     for number, line in enumerate([*lines, rest] if whole else lines, start=1):
         try:
             found.append((line, _record(line)))
@@ -129,7 +129,7 @@ class _Board:
 
     def __init__(self, folder: Path, step: int, writer: Any, event: Any, summary: Any) -> None:
         self._writer, self._event, self._summary = writer(str(folder)), event, summary
-        start = event.SessionLog(status=event.SessionLog.START)  # makes TensorBoard discard everything after this step
+        start = event.SessionLog(status=event.SessionLog.START)  # TensorBoard then discards everything after this step
         self._writer.add_event(event.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     @classmethod

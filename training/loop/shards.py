@@ -52,7 +52,7 @@ class ArrayFile:
 
 @dataclass(frozen=True)
 class Part:
-    """A shard of an array: its start, shape and dtype (safetensors' name), and a function that reads a part of it."""
+    """A shard of an array: its start, shape and dtype (as safetensors names it), and a function that reads a part of it."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -109,7 +109,7 @@ def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
                 parts.setdefault(base, []).append(Part(offset, part.shape, part.dtype, part.read))
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from error
-        except OSError as error:  # safetensors names no file
+        except OSError as error:  # safetensors does not name the file
             raise OSError(error.errno, error.strerror or str(error), str(file.path)) from error
     arrays = {}
     for name, own in parts.items():

@@ -1,4 +1,4 @@
-"""Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or a function of the user.
+"""Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or the user's function.
 
 TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Weights & Biases gets the same numbers under the same
 names, `train/loss`. Only process 0 imports it; its own environment variables configure it (WANDB_MODE, ...). trackers.json in
@@ -45,8 +45,8 @@ def check_log(config: Config) -> None:
 def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable[[str], None]) -> Iterator[list[Hook]]:
     """The hooks of `config.log`, on process 0; they are closed at the end. begun: whether the run resumes from a checkpoint.
 
-    Raises ConfigError for a logger that fails to start. A tracker that cannot continue its earlier run begins a new one. After the
-    start, the first error of a logger is a warning.
+    Raises ConfigError for a logger that fails to start. A tracker that cannot continue its earlier run begins a new one. After the start,
+    errors of a logger do not stop the run: the first one is printed as a warning.
     """
     hooks: dict[str, Any] = {}
     failed: set[str] = set()
@@ -68,7 +68,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
         try:
             function(*arguments)
-        except Exception as error:  # anything that a logger raises
+        except Exception as error:  # a logger may raise anything
             if name not in failed:
                 tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run continues")
             failed.add(name)
@@ -117,12 +117,12 @@ class _Wandb:
 def _started(wandb: Any, title: str, config: Config, known: str | None) -> Any:
     project, how = os.environ.get("WANDB_PROJECT", PROJECT), {"id": known, "resume": "allow" if known else None}
     run = wandb.init(project=project, name=title, config=asdict(config), **how)
-    run.define_metric("*", step_metric="step")  # its own step counter cannot go back, as a resumed run does
+    run.define_metric("*", step_metric="step")  # its own step counter cannot go back, as it must when a run resumes
     return run
 
 
 def _told(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:  # no account, no network, or any exception of a user's function
+    except Exception as error:  # no account, no network, or any exception in the user's function
         raise ConfigError(f"log={name!r}: {type(error).__name__}: {error}") from error

@@ -80,7 +80,7 @@ def train(
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
-    # There is nothing to save yet while the log is read: a signal ends the process.
+    # While the log is read, there is nothing to save yet, so a signal ends the process.
     progress = Progress(run, settings, here, leads=B.process == 0)
     with (
         Interruption() as interruption,
@@ -134,7 +134,7 @@ def train(
             try:
                 step, batch = next(batches_ahead)
             except SpecError as error:
-                if after.measured and not after.saves and B.processes == 1:  # it can save without the others
+                if after.measured and not after.saves and B.processes == 1:  # a single process can save alone
                     after.unread = True
                     finite(after)
                     save(after)
@@ -155,7 +155,7 @@ def train(
 
 
 def step_maker(B: Backend, config: Config) -> Callable[[OptimizerConfig], Step]:
-    """`make(optimizer)` builds the training step of a resolved configuration, compiled if that pays."""
+    """`make(optimizer)` builds the training step of a resolved configuration, compiled if that pays off."""
     training, objective, model = config.training, objective_of(config), model_config(config.model)
     layers = [
         layer._replace(path=f"{where}{layer.path}")
@@ -172,7 +172,7 @@ def step_maker(B: Backend, config: Config) -> Callable[[OptimizerConfig], Step]:
 
 
 class Batches:
-    """`batches(step)` is the batch of a step on the devices of `B`, a function of its number; `ahead` prepares them in advance."""
+    """`batches(step)` returns the batch of a step on the devices of `B`; `ahead` prepares batches in advance."""
 
     def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
         self._B, self._config, self._dataset = B, config, dataset
@@ -200,7 +200,7 @@ class Batches:
     def _view(self, step: int, batch: dict[str, Any], view: int) -> Any:
         if self._draws:
             images, seed = self._config.training.batch, self._config.training.seed
-            first = view * images  # the images of each view have their own numbers
+            first = view * images  # each view has its own range of image numbers
             numbers = of_step(self._views * images, seed=seed, step=step)
             batch = {**batch, "random": numbers[first + self._rows.start : first + self._rows.stop]}
         arrays = self._B.put(batch)

@@ -1,8 +1,8 @@
 """Heartbeats between processes, independent of their framework.
 
 Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread in each
-sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all others
-exit with a line that names it; their framework might wait for half an hour. Before its first step a process has `START` times as
+sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all others print a line
+that names it and exit; without this, their framework might wait for half an hour. Before its first step, a process has `START` times as
 long, since a compiler may block its thread.
 
 There is no authentication: anyone who reaches the port can end a run. Messages are lines of JSON.
@@ -29,11 +29,11 @@ from moespec.training.loop.hooks import AfterStep
 __all__ = ["Watchdog", "ended", "tell"]
 
 START = 5
-"""Number of timeouts that processes have to appear, and to finish their first step."""
+"""Number of timeouts within which processes must appear, and finish their first step."""
 WORD, AGAIN = 5.0, 60.0
 """Seconds before the first message about missing processes, and between later ones."""
 GRACE = 5.0
-"""Seconds that a process has to report its own error after another has failed: all may have the same error."""
+"""Seconds in which a process can report its own error after another has failed, since all may have the same error."""
 MOST = 4096
 """Maximum size of a message in bytes."""
 
@@ -55,7 +55,7 @@ class _Contact:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """The messages received. Raises OSError at the end of the connection, and for invalid messages."""
+        """Returns the messages received. Raises OSError at the end of the connection, and for invalid messages."""
         if not (received := self.connection.recv(MOST)):
             raise ConnectionError("its connection was closed")
         *lines, self._rest = (self._rest + received).split(b"\n")
@@ -70,7 +70,7 @@ class _Contact:
 
 
 class Watchdog:
-    """A process's connections to the others. `address`: of this process, for the others; `step`: finished steps, or None."""
+    """A process's connections to the others. `address`: this process's address, as the others reach it; `step`: finished steps, or None."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
@@ -139,7 +139,7 @@ class Watchdog:
         return False
 
     def _follow(self) -> str:
-        """Runs on the other processes, which connect to process 0; returns the address."""
+        """Runs on the other processes, which connect to process 0; returns this process's address."""
         while True:
             try:
                 contact = _Contact(socket.create_connection((self._host, self._port), timeout=WORD), self._timeout)
@@ -175,7 +175,7 @@ class Watchdog:
         said = before = time.monotonic()
         while self._contacts or self._failed:
             ready, now = wait([each.connection for each in self._contacts], self._beat), time.monotonic()
-            if now - before > self._timeout / 2:  # this process was suspended, and perhaps all were
+            if now - before > self._timeout / 2:  # this process was suspended; perhaps the others were as well
                 for each in self._contacts:
                     each.heard = now
             before = now
@@ -213,12 +213,12 @@ class Watchdog:
             self._contacts.remove(contact)
             contact.connection.close()
         if not self._left and not self._failed:
-            known = self.step if contact.step is None else contact.step  # sent at intervals; no process is far ahead
+            known = self.step if contact.step is None else contact.step  # if unknown, this process's step is close
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
     def _end(self, text: str) -> None:
-        """Ends this process; its main thread may otherwise wait forever."""
+        """Ends this process, since its main thread may wait forever."""
         if not self._left:
             for each in self._contacts:
                 each.send(lost=text)
@@ -228,26 +228,26 @@ class Watchdog:
             os._exit(LOST)
 
     def _say(self, text: str) -> None:
-        line = "" if self.step is None else "\n"  # after the progress bar
+        line = "" if self.step is None else "\n"  # ends the line of the progress bar
         with suppress(OSError):  # the terminal may have closed
             print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
 
     def settle(self) -> None:
-        """After an error of the framework, waits until it is clear whether a process was lost; if so, this process ends."""
+        """After an error in the framework, waits until it is clear whether a process was lost; if so, ends this process."""
         until = time.monotonic() + GRACE
         while (now := time.monotonic()) < until or any(now - each.heard > 3 * self._beat for each in self._contacts):
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the others that this process ends, and its error if any; after an error they end soon afterwards.
+        """Tells the others that this process ends, and its error, if any. After an error they also end, within seconds.
 
-        well: whether it has also left them through its framework; if not, `ended` ends it.
+        well: whether it has also left through its framework; if not, `ended` ends the process.
         """
         self._left, Watchdog.current = True, None
         Watchdog.abandoned = not well
         for each in self._contacts:
             each.send(left=error and error[:1000])
-        # Wait until they have read it; JAX aborts the others if process 0, its coordinator, ends first.
+        # Wait until they have read the message, since JAX aborts the others if process 0, its coordinator, ends first.
         self._thread.join(GRACE + 2 if self._index == 0 else 1)
 
 
@@ -258,7 +258,7 @@ def tell(after: AfterStep) -> None:
 
 
 def ended(status: int) -> int:
-    """The exit status of a command. After an error among several processes it exits at once, since JAX and torch would wait or abort."""
+    """Returns a command's exit status. After an error among several processes it exits at once, since JAX and torch would wait or abort."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""What a run minimises: a module for each objective."""
+"""The training objectives, a module for each."""

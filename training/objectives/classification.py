@@ -1,4 +1,4 @@
-"""Classification: the mean over images of the cross-entropy of their labels."""
+"""Classification: the loss is the mean over images of the cross-entropy of their labels."""
 
 from collections.abc import Callable
 from functools import partial

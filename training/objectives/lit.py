@@ -1,11 +1,11 @@
-"""Image and text towers: an image belongs with the text of its pair, and not with the texts of other pairs.
+"""Image and text towers: trained to match an image with the text of its pair, and not with the texts of other pairs.
 
     z_image = features of the image tower, z_text = features of the text tower   (`moespec.models.text`)
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
-Negatives are the pairs on all devices: each device gathers all features and computes the loss. Scale (as its logarithm) and bias are
-trained with the towers. A locked image tower is not trained. Without augmentation its features are computed once and cached in the
-folder of the run; a resumed run recomputes some of them as a check.
+The negatives come from all devices: each device gathers all features and computes the loss. Scale (as its logarithm) and bias are trained
+with the towers. A locked image tower is not trained. Without augmentation its features are computed once and cached in the folder of the
+run; a resumed run recomputes some of them as a check.
 
 Source: Zhai et al. 2022 (LiT, arXiv 2111.07991), section 3; Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Algorithm 1; google-research/vmoe,
 vmoe/projects/contrastive/{models,trainer}.py; google-research/big_vision, big_vision/models/proj/image_text/two_towers.py.
@@ -53,7 +53,7 @@ COMPARED = 8
 
 
 def tower_of(config: Config) -> text.TextConfig:
-    """The text tower of a configuration. Raises ConfigError naming a field of the section."""
+    """The text tower of a configuration. Raises ConfigError, naming the field of the section, for an invalid value."""
     return cast(text.TextConfig, model_config(config.text, "text"))
 
 
@@ -155,7 +155,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _locked(config: Config, model: Model) -> Config:
-    """The configuration with rates of 0 for the image tower. Raises ConfigError for a tower that would be trained, or never was."""
+    """The configuration with rates of 0 for the image tower. Raises ConfigError if it would be trained, or has no `init`."""
     if config.init is None:
         raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
@@ -199,7 +199,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
 def _features(
     B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
 ) -> dict[str, NDArray[np.float32]]:
-    """The features of both splits, from the file if it exists. Raises CheckpointError if they are of another tower or images."""
+    """The features of both splits, from the file if it exists. Raises CheckpointError if they belong to another tower or other images."""
     extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
 
     def computed(split: Split) -> NDArray[np.float32]:
@@ -243,7 +243,7 @@ def _evaluation(
 
 
 def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Callable[[Any, Dataset], dict[str, Any]]:
-    """A function of parameters and data set: `retrieval` among its validation pairs."""
+    """Returns a function of parameters and data set that computes `retrieval` among the validation pairs."""
     extract, read = compile_if(B, compiled, make_features(B, model)), text_features(B, config, compiled)
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:
@@ -259,13 +259,13 @@ def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Calla
 
 
 def _towers(config: Config, model: Model) -> list[Passes]:
-    """Both towers; a locked image tower only has forward passes, or none if its features are cached."""
+    """Both towers. A locked image tower has only forward passes, or none if its features are cached."""
     image = Passes(model, trained=not config.lit.locked, forward=config.lit.locked)
     return [*([] if _cached(config) else [image]), Passes(tower_of(config), 1)]
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """The numbers and operations of both towers' features, and of each image's similarity to all texts."""
+    """The numbers and operations for both towers' features and for each image's similarity to all texts."""
     width, batch = tower_of(config).projection, config.training.batch
     return 2 * width + batch, 2 * width * batch
 

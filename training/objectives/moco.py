@@ -1,12 +1,12 @@
-"""MoCo v3: in a batch, the features of one view of an image identify another view's features, from a momentum encoder.
+"""MoCo v3: the features of one view of an image must identify, within the batch, another view's features from a momentum encoder.
 
     q = predictor(projector(features of the model))          for both views
     k = the same with the averaged parameters, without the predictor
     loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
 
-The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). It runs in evaluation mode, without
-noise and dropout and with the evaluation capacity. Auxiliary losses come only from the encoder, as means over both views. Batch
-normalisation, negatives and the loss cover the images on all devices: each device gathers all features.
+The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). It runs in evaluation mode, without noise and
+dropout, and with the evaluation capacity. Auxiliary losses come only from the encoder, as means over both views. Batch normalisation,
+negatives and the loss cover the images on all devices: each device gathers all features.
 
 Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
 main_moco.py (both augmentations).
@@ -99,7 +99,7 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
 
 
 def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
-    """Two views of each image: the second has its own rates of blur and solarisation."""
+    """Returns two views of each image. The second has its own rates of blur and solarisation."""
     other = replace(config.data, blur=config.moco.blur, solarise=config.moco.solarise)
     views, training = {"first": config.data, "second": other}, config.training
     return partial(views_of_step, dataset, views, training.batch, training.seed, rows=rows)
@@ -138,7 +138,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """The numbers and operations of projector and predictor, with the projector applied to both views."""
+    """The numbers that projector and predictor produce for both views, and their operations for one view."""
     own = _layout(config, model)
     outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
     return 2 * outputs, 2 * parameters.count(own)

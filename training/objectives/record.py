@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """A tower in a step: for each image of the batch, the number of images or texts that train it, or only pass forward."""
+    """A tower in a step: per image of the batch, the number of images or texts that train it, and the number that only pass forward."""
 
     tower: Tower
     trained: int
@@ -55,8 +55,8 @@ def is_plain(data: DataConfig) -> bool:
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """The configuration of a contrastive objective, without changes of labels. Raises ConfigError for a batch that cannot be used
-    as negatives, and for a loss on labels."""
+    """The configuration of a contrastive objective, with the options that mix or balance labels off. Raises ConfigError for a batch without
+    negatives, and for a loss on labels."""
     training = config.training
     if training.loss != "softmax":
         raise ConfigError(f"training.loss={training.loss!r} has no effect: objective={config.objective!r} has its own")
@@ -64,7 +64,7 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
         raise ConfigError(f"training.batch={training.batch!r}: expected at most {len(dataset.train)} training images")
     if training.batch < 2 or training.accumulate > 1:
         given = f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}"
-        why = "the others of a batch are the negatives: expected at least 2 images in 1 part"
+        why = "the others of a batch are the negatives: expected at least 2 images, and accumulate=1"
         raise ConfigError(f"{given}: {why}")
     return replace(config, data=replace(config.data, mixup=0.0, cutmix=0.0, label_smoothing=0.0, balance=0.0))
 
@@ -81,13 +81,13 @@ class Objective(NamedTuple):
     evaluation: `(B, config, model, dataset, compiled)` to a function that evaluates parameters on the run's own images.
     layout: parameters of the objective, stored beside the model's and dropped when the model is used.
     head: whether the model has an output for each class of the data.
-    settled: `(config, model, dataset)` to the configuration with the choices of the objective; the data set may be None. Raises
+    settled: `(config, model, dataset)` to the configuration as the objective requires it; the data set may be None. Raises
         ConfigError.
     read: `(config, dataset)` to the data set with the data that the objective reads once, before a run begins.
     prepared: `(B, config, model, dataset, run, params)` to the data set with the values that the objective computes once.
     averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.
     routed: `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
-    towers: `(config, model)` to the towers of a step. of_batch: to the extra work of each device per image of the full batch:
+    towers: `(config, model)` to the towers of a step. of_batch: `(config, model)` to each device's extra work per image of the full batch:
         numbers that the layers produce, and operations of a forward pass.
     """
 

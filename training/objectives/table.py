@@ -20,7 +20,7 @@ OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 
 def objective_of(config: Config) -> Objective:
-    """What a run minimises: an entry of `OBJECTIVES`, or a third-party objective."""
+    """The objective of a run: an entry of `OBJECTIVES`, or a third-party objective."""
     name, loss = config.objective, config.training.loss
     chosen = find_own("objective", name, Objective) if is_own(name) else OBJECTIVES[name]
     if chosen.make_loss is CLASSIFICATION.make_loss and is_own(loss):
@@ -35,7 +35,7 @@ def draws(config: Config, model: Model) -> bool:
 
 
 def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
-    """Each tower with its training cost per image in forward passes; a backward pass counts two, or three with recomputation."""
+    """Each tower with its training cost per image in forward passes; a backward pass counts as two, or three with recomputation."""
     each = 4 if config.training.recompute else 3
     return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
 
@@ -55,5 +55,5 @@ def shapes_of(config: Config, model: Model) -> Params:
 
 
 def extra_params(config: Config, model: Model, *, lazily: bool = False) -> Params:
-    """The initial parameters of the objective, beside the model's."""
+    """The initial parameters of the objective, which the model does not contain."""
     return parameters.initial(objective_of(config).layout(config, model), config.training.seed, lazily=lazily)

@@ -1,1 +1,1 @@
-"""The cost of training, estimated without the devices: memory, operations, bytes on the links; the command `moespec plan`."""
+"""Estimates the cost of training without the devices, for the command `moespec plan`: memory, operations, bytes on the links."""

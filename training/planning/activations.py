@@ -1,7 +1,7 @@
 """Estimates the bytes that a training step keeps for a device's images between the forward and the backward pass.
 
-A block keeps the following for each of S tokens of width D, in the compute dtype. S is a multiple of 16 (in float32,
-8), the rows of a TPU tile:
+A block keeps the following for each of S tokens of width D, in the compute dtype. S is rounded up to a multiple of 16 (in float32, 8), the
+rows of a TPU tile:
 
     12 D                 inputs and outputs of each operation: the tokens, normalised tokens, query, key, value, output
                          of attention, its sum with the tokens, normalised sum, output of the MLP; 4 D in a block without attention
@@ -15,7 +15,7 @@ plus a copy of both in the compute dtype.
 Two costs occur once: the working set of one block's backward pass, `4 heads S'` and `H` per token, and the images
 and tokens in float32 around the head. Recomputed blocks keep only their input tokens, D, and one block at a time in full.
 
-The rule is close to what compilers need, and mostly above it: `benchmarks/plan_check.py` measures the difference. Attention
+The estimate is close to the compilers' actual use and mostly above it; `benchmarks/plan_check.py` measures the difference. Attention
 kernels that do not store weights take less.
 """
 
@@ -45,7 +45,7 @@ def bytes_of_dtype(config: Tower) -> int:
 
 
 def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> float:
-    """Bytes for a part of `images` images or texts; `split`: experts are sharded over devices."""
+    """Bytes for a part of `images` images or texts. split: whether experts are sharded over devices."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in family(config).moe_layers(config, images):
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
@@ -53,7 +53,7 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
     tokens, size = images * config.sequence * config.width, bytes_of_dtype(config)
     around: float = images * math.prod(config.input_shape) * size + 3 * 4 * tokens
     if isinstance(config, vit.VitConfig):
-        features = vit.stem_features(config)[1:]  # of each convolution, before and after norm and activation
+        features = vit.stem_features(config)[1:]  # for each convolution: before and after norm and activation
         sides = [config.image_size >> (i // config.stem_depth + 1) for i in range(len(features))]
         around += 3 * sum(side**2 * of for side, of in zip(sides, features, strict=True)) * images * size
     if recompute:
@@ -83,10 +83,10 @@ def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -
 
 
 def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
-    """Bytes that a layer keeps per token instead of H."""
+    """Bytes that an MoE layer keeps, in place of H for each token."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    experts, kernels = layer.experts, 1 + layer.experts.gated  # their results are kept
+    experts, kernels = layer.experts, 1 + layer.experts.gated  # each operation keeps its result
     numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * settings.width)
     numbers += size * settings.tokens * kernels * experts.shared
     columns = filled if layer.router == "soft_moe" else settings.experts

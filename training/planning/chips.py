@@ -3,8 +3,8 @@
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
 "Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Half of the ICI bandwidth goes each way.
 Memory: the limit that libtpu 0.0.42 reports for a program ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB in the tables.
-The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50
-GB/s"; that this is each way comes from glennklockwood.com/garden/processors/TPUv4, "400G bandwidth in each direction".
+The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50 GB/s";
+glennklockwood.com/garden/processors/TPUv4 adds that this is each way, "400G bandwidth in each direction".
 
 NVIDIA, the A100 as an SXM4 module: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s
 NVLink". L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*", "TF32 183 |
@@ -48,7 +48,7 @@ class Chip(NamedTuple):
         return self.float32 if self.float32 and dtype == "float32" else self.flops
 
     def hops(self, devices: int) -> float:
-        """The mean number of links from one of `devices` devices to another, if they are as close as the torus allows.
+        """The mean number of links between two of `devices` devices that are as close together as the torus allows.
 
         On a ring of k, k even, the mean distance is k/4, counting a device's distance to itself. Sizes that are not powers of 2 are
         treated as if rings of that size existed.
@@ -73,7 +73,7 @@ CHIPS = {
     "v6e": Chip(918e12, 31.25 * 2**30, 1638e9, 400e9, 2),
     # 1979 TFLOPS with sparsity, 80 GB, 3350 GB/s, NVLink 900 GB/s both ways
     "h100": Chip(989.5e12, 80e9, 3350e9, 450e9, float32=494.75e12),
-    # the same but for 141 GB and 4.8 TB/s
+    # the same, except 141 GB and 4.8 TB/s
     "h200": Chip(989.5e12, 141e9, 4800e9, 450e9, float32=494.75e12),
     # 312 TFLOPS, TF32 156, 1555 and 2039 GB/s, NVLink 600 GB/s both ways
     "a100-40": Chip(312e12, 40e9, 1555e9, 300e9, float32=156e12),
@@ -86,7 +86,7 @@ FIGURES = "flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9"
 
 
 def chip_of(text: str) -> Chip:
-    """A chip by name or by its figures. Raises ConfigError for anything else.
+    """A chip by name or by its figures. Raises ConfigError for any other text.
 
     >>> chip_of("flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9,float32=156e12") == CHIPS["a100-80"]
     True

@@ -1,6 +1,6 @@
-"""Bytes of a training step on a device: its share of parameters, gradients and optimiser state, and traffic.
+"""Computes the bytes of a training step on a device: its share of parameters, gradients and optimiser state, and its traffic.
 
-Over the links a device receives the following, and sends as much:
+Over the links, a device receives the following, and sends the same amount:
 
     slots        the slots of the device's groups, except the part that stays: they go to the experts and back, forward
                  and backward, and once more forward if blocks are recomputed
@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"^(\D+)/(\d+)/(.+)$")
 
 
 class Owned(NamedTuple):
-    """Bytes on a device. computed: of the parameters in the form it computes with, where shards along `fsdp` are gathered."""
+    """Bytes on a device. computed: bytes of the parameters as used in computation, where shards along `fsdp` are gathered."""
 
     parameters: int = 0
     gradients: int = 0
@@ -45,7 +45,7 @@ class Owned(NamedTuple):
 
 
 def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
-    """The bytes of all parameters, from a nested dict of their shapes. Raises ConfigError if the experts do not divide."""
+    """The bytes of all parameters, from a nested dict of their shapes. Raises ConfigError if the experts cannot be divided evenly."""
     total = Owned()
     for path, shape in leaves(shapes):
         split = split_axes(path, tuple(shape), sizes)
@@ -106,8 +106,8 @@ def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
 
 
 class Row(NamedTuple):
-    """Parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: their
-    number. bytes: of one parameter on a device, in float32."""
+    """A row of parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: their number.
+    bytes: of one parameter on a device, in float32."""
 
     names: str
     parameters: int
@@ -117,7 +117,7 @@ class Row(NamedTuple):
 
 
 def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
-    """The rows, in the order of the parameters, from a nested dict of their shapes."""
+    """Groups parameters, given as a nested dict of their shapes, into rows, in order."""
     numbers: dict[tuple[str, tuple[int, ...], Split], list[int]] = {}
     for path, shape in leaves(shapes):
         split, name, number = split_axes(path, shape, sizes), "/".join(path), -1
@@ -131,7 +131,7 @@ def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Ascending numbers, with consecutive ones as ranges.
+    """Formats ascending numbers, with consecutive ones as ranges.
 
     >>> ranges([1]), ranges([0, 1, 2, 5])
     ('1', '{0-2,5}')

@@ -1,4 +1,4 @@
-"""Meshes for a training step on a number of chips, their cost, and the best of them.
+"""Finds meshes for a training step on a number of chips, computes their cost, and chooses the best.
 
 A step takes at least the longest of three parts, if they overlap perfectly, and about their sum if they do not:
 
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def longest(self) -> float:
-        """The longest part: the bound if the parts overlap."""
+        """The longest part: the minimum time if the parts overlap."""
         return max(self.seconds.values())
 
     @property
@@ -83,7 +83,7 @@ def plan(config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
 
 
 def settled(config: Config) -> Config:
-    """The configuration with its objective's choices."""
+    """The configuration as its objective requires it."""
     return objective_of(config).settled(config, model_config(config.model), None)
 
 
@@ -122,13 +122,13 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
 
 
 def _padded(shape: tuple[int, ...]) -> int:
-    """Numbers that an image or text takes in a TPU's memory, where rows of pixels fill tiles."""
+    """The numbers that an image or text occupies in a TPU's memory, where rows of pixels are padded to tiles."""
     return math.prod((*shape[:1], *map(padded, shape[1:2]), *shape[2:]))
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
-    """Extra bytes for copies of block parameters: in the compute dtype, since the backward pass uses them again, and gathered. They
-    cover all blocks, or only one if blocks are recomputed."""
+    """Extra bytes for copies of block parameters: in the compute dtype, since the backward pass uses them again, and gathered. All blocks
+    have copies, or only one if blocks are recomputed."""
     found = []
     for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
         for number, block in of_tower["blocks"].items():
@@ -141,7 +141,7 @@ def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshS
 def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
     """Plans, best first, for all meshes of this many devices that divide batch, groups and experts, or for the given mesh.
 
-    Raises ConfigError if there is none, with the first mesh's reason.
+    If there is none, raises ConfigError with the reason for the first mesh.
     """
     if config.mesh != MeshConfig():
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]

@@ -1,1 +1,1 @@
-"""The report of a run: its curves, its cost, and the page that shows them."""
+"""The report of a run: its curves, its cost, and the page that contains them."""

@@ -1,4 +1,4 @@
-"""The cost of a model per image: computed from its configuration, and measured."""
+"""The cost of a model per image, computed from its configuration or measured."""
 
 import statistics
 import time
@@ -23,14 +23,14 @@ REPEATS, SECONDS = 5, 0.3
 
 
 def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
-    """The median of `timed`, with the same arguments."""
+    """The median of the times from `timed`, with the same arguments."""
     return statistics.median(timed(B, model, params, **how))
 
 
 def timed(
     B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
 ) -> list[float]:
-    """Milliseconds per image of several forward passes of `batch` images, up to logits on the host, without compilation.
+    """Measures several forward passes of `batch` images, up to logits on the host, without compilation: milliseconds per image of each.
 
     params: arrays of `B`. forward: a compiled `make_forward` function, if the caller has one.
     """
@@ -48,14 +48,14 @@ def timed(
 
 
 def described(model: Model, *, batch: int | None = None) -> str:
-    """Parameters and operations of a model in words; `batch`: images per batch, by default the fewest that fill a group."""
+    """Describes a model's parameters and operations. batch: images per batch, by default the fewest that fill a group."""
     operations, size = sum(counts.flops(model, batch).values()), model.image_size
     parameters = f"{family(model).parameter_count(model):,} parameters"
     return f"{parameters}, {scaled(operations)} per image of {size} x {size} pixels"
 
 
 def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> str:
-    """The operations of a run that sees this many images, in words: see `moespec.training.objectives.table.training_flops`."""
+    """Describes the operations of a run that sees this many images, see `moespec.training.objectives.table.training_flops`."""
     total = training_flops(config, model, images, batch=batch)
     each = [
         f"{passes} forward passes per {'text' if tower.inputs == 'ids' else 'image'}"
@@ -65,7 +65,7 @@ def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> s
 
 
 def moe_of(model: Model) -> str:
-    """The MoE blocks of a model in words, with their routers and experts."""
+    """Describes the MoE blocks of a model, with their routers and experts."""
     layers = family(model).moe_layers(model, fewest_images(model))
     blocks = ", ".join(dict.fromkeys(layer.name.partition("_")[0] for layer in layers))
     routers = " and ".join(dict.fromkeys(f"{layer.router} with {layer.settings.experts} experts" for layer in layers))
@@ -84,7 +84,7 @@ def scaled(operations: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal, with the first column left-aligned and the others right-aligned."""
+    """Formats a table for a terminal: the first column is left-aligned, the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join([f"{{:{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
     return "\n".join(form.format(*row).rstrip() for row in rows)

@@ -1,6 +1,6 @@
-"""The curves of a run's report: loss, accuracy and metrics of the MoE layers, against the steps.
+"""The curves of a run's report: loss, accuracy and metrics of the MoE layers by step.
 
-Values that are equal at every logged step, such as the load of Soft MoE, are printed instead.
+Values that are equal at every logged step, such as the load of Soft MoE, are printed as text instead.
 """
 
 import math
@@ -29,7 +29,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 class Line(NamedTuple):
-    """Values against the steps. faint: drawn pale, behind its running mean."""
+    """A line of values by step. faint: whether it is drawn pale, behind its running mean."""
 
     label: str
     steps: Sequence[int]
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Lines with one scale, starting at `low`. limit: the label and value of a dotted line."""
+    """A chart of lines with a common scale, which starts at `low`. limit: the label and value of a dotted line."""
 
     title: str
     lines: list[Line]
@@ -63,10 +63,10 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
 def curves(
     training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
 ) -> list[Chart]:
-    """Loss (training and, with a head, validation), and results on the validation images, against the steps.
+    """Loss (training and, with a head, validation), and results on the validation images, by step.
 
-    measure: name in the records and title of the loss. called: title of the accuracy. mixes: whether mixup or cutmix make the
-    loss of single steps noisy; then the chart shows the running mean, with the steps faint behind.
+    measure: name in the records and title of the loss. called: title of the accuracy. mixes: whether mixup or cutmix make the loss of
+    single steps noisy; if so, the chart shows the running mean, with the single steps pale behind it.
     """
     logged, steps = ([record["step"] for record in records] for records in (training, evaluations))
     losses = [record[measure[0]] for record in training]
@@ -85,7 +85,7 @@ def curves(
 
 
 def constant(training: Records) -> dict[str, str]:
-    """For each MoE layer, in order, the values that are equal at every logged step, in words; layers without any are omitted."""
+    """Describes, for each MoE layer in order, the values that are equal at every logged step. Layers without such values are omitted."""
     words = {}
     for block in _blocks(training):
         values = {text: value for name, text in QUANTITIES.items() for value in _unchanged(training, block, name)}
@@ -97,7 +97,7 @@ def constant(training: Records) -> dict[str, str]:
 def loads(training: Records) -> list[Chart]:
     """For each MoE layer, the load of each expert, the fraction of tokens dropped and the routing entropy, if they vary.
 
-    For many experts, the largest, median and smallest load.
+    For many experts, it has only the largest, median and smallest load.
     """
     steps, charts = [record["step"] for record in training], []
     for block in _blocks(training):
@@ -117,13 +117,13 @@ def loads(training: Records) -> list[Chart]:
 
 
 def _drawable(charts: list[Chart]) -> list[Chart]:
-    """The charts with only their lines of several points, as long as one rises or falls."""
+    """Drops lines with a single point, then charts in which no line rises or falls."""
     several = [chart._replace(lines=[line for line in chart.lines if len(line.steps) > 1]) for chart in charts]
     return [chart for chart in several if any(len(set(line.values)) > 1 for line in chart.lines)]
 
 
 def plotted(chart: Chart) -> dict[str, Any]:
-    """The template's input for a chart: its lines as points of a picture of `WIDTH` by `HEIGHT`, and the axis labels."""
+    """The template's input for a chart: its lines as points in a picture of `WIDTH` by `HEIGHT`, and the axis labels."""
     last, bottom = max(line.steps[-1] for line in chart.lines), HEIGHT - FOOT
     high = max([max(line.values) for line in chart.lines] + [chart.limit[1] if chart.limit else chart.low])
     marks = ticks(chart.low, high)
@@ -167,7 +167,7 @@ def in_order(block: str) -> tuple[int, str]:
 
 
 def _blocks(training: Records) -> list[str]:
-    return sorted(training[-1].get("moe", ()), key=in_order)  # none if a locked tower's features are cached
+    return sorted(training[-1].get("moe", ()), key=in_order)  # there are none if a locked tower's features are cached
 
 
 def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
@@ -182,6 +182,6 @@ def _unchanged(training: Records, block: str, name: str) -> list[NDArray[np.floa
 
 
 def _said(values: NDArray[np.float64]) -> str:
-    """One number if all are equal, otherwise the smallest and the largest."""
+    """Formats numbers: one number if all are equal, otherwise the smallest and the largest."""
     low, high = (f"{value + 0.0:.3g}" if abs(value) > 1e-6 else "0" for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"

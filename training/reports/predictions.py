@@ -4,7 +4,7 @@ The share of expert e in an image is its fraction of the combine weights:
 
     share[e] = sum_t,c |combine[t, e, c]| / sum_t,e,c |combine[t, e, c]|
 
-It equals the fraction of tokens that the expert handles if each token has one expert of weight 1.
+If each token has one expert of weight 1, the share is the fraction of tokens that the expert handles.
 """
 
 import io
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
     link: str = ""
 
     def __repr__(self) -> str:
-        """One line, without the arrays."""
+        """Describes it in one line, without the arrays."""
         return f"<{self.name}: {', '.join(f'{name} {likely:.3f}' for name, likely in self.classes)}>"
 
     def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
@@ -104,7 +104,7 @@ def predicted(
     layers = [layer.name for layer in family(model).moe_layers(model, how["batch"])]
     for (logits, shares), _ in over(B, forward, params, dataset, part, batch=how["batch"]):
         scores = np.asarray(logits, np.float64)
-        # The last batch is padded: it has more rows than are left.
+        # The last batch is padded, so it has more rows than remain.
         for row, probabilities, index, *experts in zip(scores, likely(scores), left, *shares, strict=False):
             best = np.argsort(-row, kind="stable")[: how.get("top", TOP)].tolist()
             classes = [(names[label], float(probabilities[label])) for label in best]
@@ -138,7 +138,7 @@ def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
 
 
 def link(name: str, page: Path) -> str:
-    """The address of the file `name` for a page; empty if it is no file, such as a member of a shard, or is on another drive."""
+    """The address of the file `name` for a page; empty if it is not a file, such as a member of a shard, or if it is on another drive."""
     with suppress(ValueError):
         address = os.path.relpath(name, page.parent) if os.path.isfile(name) else ""
         return quote(os.fsencode(address).replace(os.sep.encode(), b"/"))
@@ -146,13 +146,13 @@ def link(name: str, page: Path) -> str:
 
 
 def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The predictions to look at, in order: the least certain, or with labels the mistakes, the most probable first."""
+    """Sorts the predictions to look at: the least certain first or, with labels, only the mistakes, the most probable first."""
     those = [one for one in predictions if one.label != one.read]
     return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
-    """The lines for the terminal: all pictures in order, or if more than `ROWS`, the least certain; with labels, the mistakes."""
+    """The lines for the terminal: all pictures in order or, if there are more than `ROWS`, the least certain; with labels, the mistakes."""
     labelled, those = predictions[0].label >= 0, shown(predictions)
     title = [f"the {ROWS} least certain:"] if len(those) > ROWS else []
     if labelled:
@@ -169,7 +169,7 @@ def table(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def busiest(shares: NDArray[Any]) -> str:
-    """The experts with the largest shares, as text.
+    """Formats the experts with the largest shares.
 
     >>> busiest(np.array([0.2, 0.0, 0.8]))
     '2 (80 %), 0 (20 %)'
@@ -179,7 +179,7 @@ def busiest(shares: NDArray[Any]) -> str:
 
 
 def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None, **page: Any) -> list[str]:
-    """Writes the requested table and page, and returns lines that report them. page: the template's values."""
+    """Writes the requested table and page, and returns a line about each. page: the template's values."""
     if csv is not None:
         write_atomically(csv, _csv(predictions))
     if html is not None:
@@ -188,7 +188,7 @@ def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None
 
 
 def _csv(predictions: Sequence[Prediction]) -> bytes:
-    """A row for each picture: its true class if known, its predicted classes with probabilities, and each MoE layer's busiest expert
+    """Yields a row for each picture: its true class if known, its predicted classes with probabilities, and each MoE layer's busiest expert
     with its share."""
     rows: list[dict[str, Any]] = []
     for one in predictions:
@@ -208,7 +208,7 @@ def _csv(predictions: Sequence[Prediction]) -> bytes:
 
 
 def _cell(text: str) -> str:
-    """A text that no spreadsheet interprets as a formula.
+    """Returns a text that no spreadsheet interprets as a formula.
 
     >>> _cell("=1+1.png"), _cell("a=1.png")
     ("'=1+1.png", 'a=1.png')

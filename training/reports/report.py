@@ -1,7 +1,7 @@
 """The report of a run: a self-contained page, report.html.
 
 It shows mistakes (confused classes, accuracy per class, the most confident mistakes), loss and accuracy, load per expert, and the
-routing of a few validation images. Curves are SVG and grids are small images, since matplotlib would take seconds.
+routing of a few validation images. It draws curves as SVG and grids as small images, since matplotlib would take seconds.
 """
 
 import io
@@ -124,7 +124,7 @@ def write_report(
 
 
 def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[dict[str, Any]]:
-    """How each MoE layer routes a few evenly spaced validation images; `params` are arrays of `B`."""
+    """Shows how each MoE layer routes a few evenly spaced validation images; `params` are arrays of `B`."""
     route, split, shown = make_route(B, model_config(config.model)), dataset.validation, []
     for index in np.unique(np.linspace(0, len(split) - 1, IMAGES).round().astype(int)):
         pixels = split.read(np.array([index]))
@@ -145,7 +145,7 @@ def _block(routing: BlockRouting, routings: Sequence[BlockRouting]) -> dict[str,
 
 
 def _png(image: NDArray[np.float64]) -> bytes:
-    """An image of numbers from 0 to 1, scaled down to at most `SIDE`, as PNG."""
+    """Encodes an image of numbers from 0 to 1 as PNG, scaled down to at most `SIDE`."""
     picture, buffer = as_picture((255 * image).round().astype(np.uint8)), io.BytesIO()
     picture.thumbnail((SIDE, SIDE))
     picture.save(buffer, format="PNG")
@@ -169,7 +169,7 @@ def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: s
 
 
 def _machine(backend: str) -> dict[str, str]:
-    """Versions and device of this process, and its peak memory: the host's, and the accelerator's if the framework counts it."""
+    """The versions, device and peak memory of this process, on the host and, if the framework counts it, on the accelerator."""
     device, taken = {"torch": _torch, "jax": _jax}.get(backend, lambda: ("", None))()
     named = {"moespec": version(), "Python": platform.python_version(), backend: version(backend)}
     words = ", ".join(f"{name} {of}" for name, of in named.items())

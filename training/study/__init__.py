@@ -1,1 +1,1 @@
-"""Studies: several routers or models, each trained with several seeds, compared with intervals."""
+"""Studies: train several routers or models, each with several seeds, and compare them with confidence intervals."""

@@ -1,6 +1,6 @@
 """The figures of a study: the measure against each cost, and curves over the steps. Each has a single pair of axes, for a paper.
 
-The names of the entries form a column to the right of the axes, without overlap, and a thin line joins each to its point.
+The names of the entries form a column to the right of the axes, without overlap; a thin line joins each name to its point.
 """
 
 import io
@@ -37,8 +37,8 @@ STYLE: Any = {  # the files store text as text
 
 
 def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str, float]]) -> dict[str, bytes]:
-    """The files of the figures, PDF and SVG, by name, omitting empty figures. by_step: the lines of steps.csv."""
-    from matplotlib import rc_context  # here, since it is slow to import
+    """The files of the figures, PDF and SVG, by name, without empty figures. by_step: the lines of steps.csv."""
+    from matplotlib import rc_context  # imported here, since it is slow
 
     entries, measure = results["entries"], results["measure"] or "accuracy"
     curves: dict[str, dict[str, dict[int, list[float]]]] = {f"evaluation/{measure}": {}, "train/loss": {}}
@@ -61,7 +61,7 @@ def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str,
 
 
 def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure":
-    """The measure against a cost, with bars of spread and quartiles, and the Pareto front; the front is dashed for times."""
+    """Plots the measure against a cost, with bars for spread and quartiles, and the Pareto front, which is dashed for times."""
     entries = results["entries"]
     points = {name: (entry[cost], 100 * entry["accuracy"]) for name, entry in entries.items()}
     figure, axis = _axes(points, COSTS[cost], label)
@@ -76,7 +76,7 @@ def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure"
 
 
 def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, factor: float) -> "Figure":
-    """The mean over seeds at each step that all seeds have, in a band of one standard deviation on either side."""
+    """Plots the mean over seeds at each step that all seeds have, in a band of one standard deviation on either side."""
     (figure, axis), ends = _axes(curves, "steps", label), {}
     for (name, curve), colour in zip(curves.items(), cycle(COLOURS), strict=False):
         seeds = max(map(len, curve.values()))
@@ -105,7 +105,7 @@ def _axes(names: Iterable[str], x: str, y: str) -> "tuple[Figure, Axes]":
 
 
 def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Puts the names to the right of the axes, in the order of the points' heights and as near to them as line height allows."""
+    """Puts the names to the right of the axes, in the order of the points' heights and as near to the points as the line height allows."""
     texts = {}
     for (name, point), colour in zip(points.items(), cycle(COLOURS), strict=False):
         arrow = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
@@ -117,6 +117,6 @@ def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, floa
     ordered = sorted(points, key=lambda name: points[name][1])
     wanted = axis.transAxes.inverted().transform(axis.transData.transform([points[name] for name in ordered]))[:, 1]
     steps = line * np.arange(len(ordered))
-    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # none below the previous one
+    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # no name below the previous one
     for name, height in zip(ordered, np.minimum(heights, 1 - line / 2 - steps[::-1]), strict=True):
         texts[name].xyann = (1.06, height)

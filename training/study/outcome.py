@@ -1,4 +1,4 @@
-"""The outcome of a run that a study keeps: which validation images are right, and costs."""
+"""The outcome of a run that a study stores: which validation images are classified correctly, and costs."""
 
 import base64
 import os
@@ -40,14 +40,14 @@ OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "m
 
 
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
-    """Measures a finished run and writes its outcome, JSON, to `path`.
+    """Measures a finished run and writes its outcome to `path` as JSON.
 
-    "right": a bit for each validation image, whether its label has the largest logit; None without a head. "accuracy", "loss":
-    without a head, from the run's own evaluation and the last training step. "training_milliseconds": per image, from the median
-    of the images per second in the log, without compilation and evaluation. "training_operations": of the complete run
-    (`objectives.table.training_flops`). "milliseconds": per image in a forward pass. "quartiles": the first
-    and third of both times. "evaluations": the last accuracies and recalls of the scheduled evaluations. "dropped", "imbalance":
-    the fraction of validation tokens without an expert, and the busiest expert's load over the mean, as means over the MoE layers.
+    "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a head,
+    from the run's own evaluation and the last training step. "training_milliseconds": per image, from the median of the images per second
+    in the log, without compilation and evaluation. "training_operations": operations of the complete run
+    (`objectives.table.training_flops`). "milliseconds": per image in a forward pass. "quartiles": the first and third of both times.
+    "evaluations": the last accuracies and recalls of the scheduled evaluations. "dropped", "imbalance": the fraction of validation tokens
+    without an expert, and the busiest expert's load over the mean, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch
@@ -122,13 +122,13 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
 
 
 def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
-    """Which images are right, `(images,)`."""
+    """Whether each image is classified correctly, `(images,)`."""
     packed = np.frombuffer(base64.b64decode(outcome["right"]), np.uint8)
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
 
 
 def measures(config: Config, own: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of an outcome's values from scheduled evaluations, such as `few_shot/shots_10/accuracy`. own: the user's."""
+    """The names of an outcome's values from scheduled evaluations, such as `few_shot/shots_10/accuracy`. own: the user's metrics."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():

@@ -31,9 +31,8 @@ FIXED, MEDIANS = ("parameters",), ("dropped", "imbalance", "seconds")
 def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
     """The content of results.json: each entry with its accuracies and costs, each pair with its interval.
 
-    measure: one of `outcome.measures`, compared instead of the head's accuracy. failed: entry -> seed -> reason. Entries
-    that failed with any seed, and seeds that some entries lack, are not compared. Raises ConfigError if entries were
-    evaluated on different images.
+    measure: one of `outcome.measures`, compared instead of the head's accuracy. failed: entry -> seed -> reason. Entries that failed with
+    any seed are not compared; seeds that some entries lack are ignored. Raises ConfigError if entries were evaluated on different images.
     """
     everything, outcomes = outcomes, {name: runs for name, runs in outcomes.items() if name not in failed}
     seeds = sorted(set.intersection(*(set(runs) for runs in outcomes.values()))) if outcomes else []
@@ -46,7 +45,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             "accuracy": statistics.mean(values[name]),
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
-            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other load only adds time
+            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other load can only add time
             "quartiles": {key: _quartiles([runs[seed] for seed in seeds], key) for key in TIMES},
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
@@ -79,19 +78,19 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
 
 
 def _compared(outcome: dict[str, Any], measure: str) -> float:
-    """The number of a run that is compared."""
+    """The number that is compared between runs."""
     return float(outcome["evaluations"][measure] if measure else outcome["accuracy"])
 
 
 def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Mean and spread over the seeds of the values that all runs have; older outcomes have none."""
+    """Mean and spread over the seeds of each value that all runs have; older outcomes have no such values."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     values = {name: [run[name] for run in runs] for name in names}
     return {name: {"mean": statistics.mean(each), "spread": spread(each)} for name, each in values.items()}
 
 
 def evaluations(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of the scheduled evaluations, a column for each evaluation and a row for each entry; empty without any."""
+    """The table of the scheduled evaluations, with a column for each evaluation and a row for each entry; empty if there are none."""
     entries = {name: entry["evaluations"] for name, entry in results["entries"].items()}
     names = sorted({name for measured in entries.values() for name in measured})
     found = [(name, *(_percent(measured.get(column)) for column in names)) for name, measured in entries.items()]
@@ -136,7 +135,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
 
 
 def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
-    """Entry, seed, step, measure, value: the logs of the runs, without individual MoE layers. Removed runs have no lines."""
+    """Rows of entry, seed, step, measure, value from the logs of the runs, without individual MoE layers. Removed runs have no lines."""
     found = []
     for name, seeds in results["runs"].items():
         for seed, outcome in seeds.items():

@@ -1,7 +1,7 @@
 """Confidence intervals of accuracy differences: a bootstrap over seeds and images.
 
-Entry e with seed s is right on image n, or not: c_esn in {0, 1}; its accuracy is the mean over seeds and images. A replicate
-draws S - 1 of the S seeds and N of the N images, with replacement, the same for all entries. From the replicates' accuracies:
+c_esn in {0, 1} is 1 if entry e with seed s classifies image n correctly; its accuracy is the mean over seeds and images. A replicate draws
+S - 1 of the S seeds and N of the N images, with replacement, the same for all entries. From the replicates' accuracies:
 
     difference    d_ij = accuracy_i - accuracy_j
     error         s_ij = standard deviation of d_ij over replicates
@@ -30,7 +30,7 @@ REPLICATES, CHUNK, LEVEL = 2000, 100, 0.95
 
 
 class Difference(NamedTuple):
-    """How much more often `first` is right than `second`, and the interval."""
+    """How much more often `first` is correct than `second`, with the interval."""
 
     first: str
     second: str
@@ -53,7 +53,7 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
     first, second = np.triu_indices(len(names), 1)
     drawn = replicates[:, first] - replicates[:, second]
     error = drawn.std(axis=0)
-    # Entries that are right on the same images have no error; they do not widen other intervals.
+    # Entries that are correct on the same images have an error of 0 and do not widen other intervals.
     scaled = np.abs(drawn - drawn.mean(axis=0)) / np.where(error > 0, error, np.inf)
     quantile = float(np.quantile(scaled.max(axis=1), LEVEL))
     pairs = []
@@ -75,7 +75,7 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])
         difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
-        # If numbers are so coarse that all seeds differ equally, they say nothing about chance.
+        # If the numbers are so coarse that all seeds differ equally, they do not show chance; the interval then includes 0.
         half = quantile * error if error > 1e-12 else difference
         found.append(Difference(first, second, difference, difference - half, difference + half))
     return found
@@ -101,7 +101,7 @@ def spread(values: list[float]) -> float | None:
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of the points (cost, accuracy) that no other point equals or beats in both, cheapest first."""
+    """The names of the points (cost, accuracy) on the Pareto front, cheapest first: no other point equals or beats them in both."""
     front: list[str] = []
     best = -np.inf
     for name, (_, accuracy) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):
@@ -112,7 +112,7 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def sentences(found: list[Difference], *, seeds: int, images: int | None) -> list[str]:
-    """Which differences are significant, in words. images: the number that the bootstrap drew."""
+    """Describes which differences are significant. images: the number that the bootstrap drew."""
     about, sure = f"{seeds} seeds", [one for one in found if one.sure]
     about += "" if images is None else f" and {images} images"
     if seeds == 1:

@@ -1,12 +1,12 @@
-"""Which parameters of a source a model starts with, and how they are adapted.
+"""Initialises a model from the parameters of a source, by these rules.
 
 | parameter | result |
 |---|---|
-| of the same name and shape | copied |
+| the same name and shape | copied |
 | the head, if the number of classes differs | new |
 | positions on another grid | resized, bilinearly; positions of class token and registers are copied |
 | positions of registers that the source lacks | new |
-| the MLP of a block that becomes MoE | copied into every expert, unless they are gated; the router is new |
+| the MLP of a block that becomes MoE | copied into every expert, unless the experts are gated; the router is new |
 | tables and codebook of hash layers of another size | new |
 | anything that matches `skip` | new; omitted if the model lacks it |
 | anything else that is missing, left over or of another shape | an error that names it |
@@ -46,8 +46,8 @@ class Transferred(NamedTuple):
 def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
     """The parameters of a model with `config`: from `source` by the rules above, new ones from `initial`.
 
-    skip: a regular expression, searched for in parameter names. Raises ConfigError for an invalid one, a source of
-    another model family, and a parameter that the rules do not cover.
+    skip: a regular expression, searched for in parameter names. Raises ConfigError for an invalid `skip`, a source of another model family,
+    and a parameter that the rules do not cover.
     """
     if type(source.config) is not type(config):
         raise ConfigError(f"init: expected a {type(config).__name__}, got a {type(source.config).__name__}")
@@ -101,7 +101,7 @@ def _new(name: str, fresh: Array, result: Transferred) -> Array:
 
 
 def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array:
-    """A parameter that both have, in the model's shape."""
+    """A parameter that both models have, in the target model's shape."""
     if given.shape == fresh.shape:
         return given
     if name.startswith(_FREE) or name.endswith("/router/tables"):
@@ -113,7 +113,7 @@ def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array
 
 
 def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:
-    """The source's positions on the model's grid, after the positions of class token and registers."""
+    """The source's positions, resized to the model's grid, after the positions of class token and registers."""
     before, wanted = _prefix(source), _prefix(config)
     patches = fresh.shape[1] - wanted
     if given.shape[2] != fresh.shape[2] or before > wanted:
@@ -127,7 +127,7 @@ def _positions(given: Array, fresh: Array, source: Config, config: Config, resul
 
 
 def _prefix(config: Config) -> int:
-    """Number of positions before the patches'."""
+    """Number of positions that precede the patch positions."""
     return config.prefix if isinstance(config, VitConfig) and config.positions == "learned" else 0
 
 
@@ -145,7 +145,7 @@ def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     if old * old != len(grid) or new * new != patches or not old:
         raise ConfigError(f"init: positions: expected square grids, got {len(grid)} patches for {patches}")
     square = grid.reshape(old, old, -1)
-    from scipy.ndimage import zoom  # here, since it is slow to import
+    from scipy.ndimage import zoom  # imported here, since it is slow
 
     resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
     return np.concatenate([before, resized], axis=1)

@@ -49,7 +49,7 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
 def model_of(weights: Weights) -> ModelConfig:
     """The section `model` of `weights`, without the fields that the data determine: channels, classes, size.
 
-    Soft MoE's number of slots is kept at any image size.
+    Soft MoE keeps its number of slots at any image size.
     """
     config = weights.config
     values = {**asdict(config), **dict.fromkeys(("image_size", "channels", "classes"))}
@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """The name of a model with these sizes, or of its family's smallest; all fields are set, so only the family matters."""
+    """The name of a model with these sizes, or of its family's smallest: all fields are set, so only the family matters."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:
@@ -81,12 +81,12 @@ def _name(config: Model) -> str:
 def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
     """The configuration with the model of the weights at `path` and, if they come from a run, with its data and backend.
 
-    other_data: keep the data of `config`, with the run's mean and deviation.
+    other_data: keep the data of `config`, with the run's mean and standard deviation.
     """
     model, run = model_of(read(Path(path), Given())), RunDirectory(Path(path)).config()
     if run is None:
         return replace(config, model=model, init=path)
-    with suppress(ConfigError):  # the backend is not installed
+    with suppress(ConfigError):  # the run's backend is not installed
         choose_backend(run.backend)
         config = replace(config, backend=run.backend)
     if other_data:
@@ -97,9 +97,9 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
 
 
 def taken(config: Config, *, given: bool) -> str:
-    """What fine-tuning takes from a run in addition to its model, in words.
+    """Describes what fine-tuning takes from a run besides its model.
 
-    given: the user has set data. Raises ConfigError if not and the source is not a run.
+    given: whether the user has set data. Raises ConfigError if the user has not set data and the source is not a run.
     """
     run = RunDirectory(Path(config.init or "")).config()
     if run is None:

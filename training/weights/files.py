@@ -1,4 +1,4 @@
-"""Arrays in files: safetensors, and npz without pickles. A file is written completely or not at all.
+"""Arrays in files: safetensors, and npz without pickles. A write is atomic.
 
 Errors are CheckpointErrors that name the file and the array.
 """
@@ -36,7 +36,7 @@ def write_safetensors(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: 
 
 
 def read_npz(path: Path) -> Arrays:
-    """The arrays of an npz file; dtype V2, NumPy's form of bfloat16, becomes float32. Never unpickles."""
+    """The arrays of an npz file. The dtype V2, as which NumPy stores bfloat16, becomes float32. Never unpickles."""
     try:
         arrays = read_arrays(path)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The formats of weights: how to recognise, read and write each.
+"""The formats of weights, and how to detect, read and write each.
 
 Files of other projects do not contain a configuration of this project. Sizes are inferred from the parameters' shapes; the rest
-comes from `Given`: the project's own description of the model, and fields that the user sets.
+comes from `Given`: the project's description of the model, and fields that the user sets.
 """
 
 import warnings
@@ -40,7 +40,7 @@ PT = {"format": "pt"}
 
 @dataclass(frozen=True)
 class Given:
-    """The user's description of a model whose file has none: see `moespec convert --help`."""
+    """The user's description of a model whose file contains none: see `moespec convert --help`."""
 
     model: str | None = None
     arguments: Mapping[str, Any] | None = None
@@ -59,7 +59,7 @@ def read(path: Path, given: Given, name: str | None = None) -> Weights:
     """The weights at `path` in the format `name`, by default the result of `format_of`.
 
     Raises CheckpointError for damaged files, ConfigError for parameters that do not fit the model, ShapeError and DtypeError for
-    parameters of another shape or dtype. Each names the file.
+    parameters of another shape or dtype. Each error names the file.
     """
     chosen = FORMATS[name or format_of(path)]
     try:
@@ -77,7 +77,7 @@ def write(path: Path, weights: Weights, name: str) -> None:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file or folder, detected from its content. Raises CheckpointError for an unknown one."""
+    """The format of a file or folder, detected from its content. Raises CheckpointError for an unknown format."""
     if path.is_dir():
         if (path / "config.toml").is_file():
             return "run"
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters by name, from a file that may hold more: under `params`, or in old files under `opt/target`."""
+    """The parameters by name. If the file holds more, they are under `params` or, in old files, under `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]

@@ -1,4 +1,4 @@
-"""The layout of a Hugging Face hub repository, as a folder: config.json, model.safetensors, README.md.
+"""Reads and writes a folder with the layout of a Hugging Face hub repository: config.json, model.safetensors, README.md.
 
 `model.safetensors` is a file of `own`; config.json repeats the model for the hub's pages. To upload the folder, use
 `huggingface-cli upload NAME FOLDER`.
@@ -42,7 +42,7 @@ def read(path: Path, given: Any) -> Weights:
 
 
 def write(path: Path, weights: Weights) -> None:
-    """Writes the folder, with a model card from the known facts about the weights."""
+    """Writes the folder, with a model card that lists the known facts about the weights."""
     model = {"model_type": "moespec", "moespec_version": version(), "model": described(weights.config)}
     documents: dict[str, Any] = {CONFIG: model | labels(weights.classes), CARD: card(path.resolve().name, weights)}
     write_folder(path, documents, flatten(weights.params), own.metadata_of(weights))
@@ -63,7 +63,7 @@ def write_folder(
 ) -> None:
     """Writes model.safetensors and documents, JSON or text, into a new folder, which appears only when complete.
 
-    Replaces a folder that has only such files. Raises RunError for a folder with other files.
+    It replaces an existing folder that has only such files. Raises RunError for a folder that contains other files.
     """
     check_folder(path)
     path = path.resolve()  # a link stays a link
@@ -121,11 +121,11 @@ def card(name: str, weights: Weights) -> str:
 
 
 def _usage(name: str, weights: Weights) -> list[str]:
-    """Example code from a picture to its label, or its features."""
+    """Example code that computes the label of a picture, or its features."""
     config = weights.config
     images = {"mean": [0.5], "std": [0.5], "resize": 0, "background": "white", **weights.images}
     picture = f"{config.image_size}, channels={config.channels}, resize={images['resize']}, background={images['background']!r}"
-    together = fewest_images(config)  # the fewest that fill the routers' groups
+    together = fewest_images(config)  # the smallest batch that fills the routers' groups
     batch = "image[None]" if together == 1 else f"np.repeat(image[None], {together}, axis=0)"
     lines = [
         "from pathlib import Path",

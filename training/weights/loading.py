@@ -51,7 +51,7 @@ def load(
     """The model at `path` with its weights: `model, params = load("runs/x"); model.forward(params, images).logits`.
 
     path: the folder of a run, a file from `moespec convert`, a hub folder, or another project's weights.
-    backend: "jax", "torch" or "numpy"; by default the one chosen at import.
+    backend: "jax", "torch" or "numpy"; by default, the backend chosen at import.
     step: for a run, the checkpoint of this step, or best (training.keep_best), instead of the newest.
     format: a key of `moespec.training.weights.formats.FORMATS`, if the files do not determine it.
     model, arguments, fields: for another project's weights, what the files do not specify (`moespec convert --help`).

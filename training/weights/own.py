@@ -1,4 +1,4 @@
-"""moespec's own weights: the checkpoints of a run, and a safetensors file that contains the model's configuration.
+"""moespec's own formats of weights: the checkpoints of a run, and a safetensors file that contains the model's configuration.
 
 The file has the parameters by path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model`, the configuration;
 `moespec.about`, facts for the model card; `moespec.version`; and, if known, `moespec.classes`, the class names in
@@ -82,7 +82,7 @@ def metadata_of(weights: Weights) -> dict[str, str]:
 
 
 def _nothing_given(given: Any, what: str) -> None:
-    """Raises ConfigError if the user describes a model whose file describes itself."""
+    """Raises ConfigError if the user describes a model whose file already contains the description."""
     if given.model is not None or given.arguments is not None or given.fields:
         raise ConfigError(f"model, arguments, set: {what} describes its own model; leave them out")
     if given.step is not None and what != "a run":

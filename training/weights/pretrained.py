@@ -21,7 +21,7 @@ __all__ = ["PretrainedModel"]
 class PretrainedModel(nn.Model, HubMixin):
     """A model with its weights; `moespec.training.load(path, backend="torch").module()` is one.
 
-    weights: the configuration, the parameters, and known facts about them: a model card and the class names.
+    weights: the configuration, the parameters, and known facts about them, such as class names, for the model card.
 
     With `huggingface_hub` installed (`pip install 'moespec[huggingface]'`) it has `save_pretrained`, `from_pretrained` and
     `push_to_hub`, which write and read the folder of `moespec convert --to hub`: config.json, model.safetensors and README.md.
@@ -34,7 +34,7 @@ class PretrainedModel(nn.Model, HubMixin):
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
         """Writes the folder, see `huggingface_hub.ModelHubMixin`. Raises RunError if it has other files."""
-        hub.check_folder(Path(save_directory))  # before the mixin removes an existing config.json
+        hub.check_folder(Path(save_directory))  # checked before the mixin removes an existing config.json
         return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -44,7 +44,7 @@ class PretrainedModel(nn.Model, HubMixin):
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
-        """The mixin's hook; the options say where and how to query the hub."""
+        """The mixin's hook. The options control where and how the mixin queries the hub."""
         for name, value in options.items():
             if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
                 raise ConfigError(f"{name}={value!r}: not an option of from_pretrained; see config.json")

@@ -1,4 +1,4 @@
-"""A model's configuration with its parameters, and the configuration as plain values, which files store as JSON."""
+"""A model's configuration with its parameters; converts the configuration to plain values, which files store as JSON, and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -37,7 +37,7 @@ def described(config: Config) -> dict[str, Any]:
 
 
 def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
-    """The class names in a file. Raises CheckpointError unless there is one per class, or none."""
+    """The class names in a file. Raises CheckpointError unless there is one name per class, or none at all."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{where}: expected a list of class names")
     if names and len(names) != config.classes:
@@ -71,7 +71,7 @@ def with_fields(config: Model, values: Mapping[str, Any], where: str) -> Model:
 
 
 def _made(kind: type, make: Callable[..., Any], values: Mapping[str, Any], where: str) -> Any:
-    """`make(**values)`, where the values belong to fields of `kind`."""
+    """Calls `make(**values)`, where the values belong to fields of `kind`."""
     known = [field.name for field in fields(kind)]
     for name in values:
         if name not in known:

@@ -3,8 +3,8 @@
 The index has the keys `version`, `shard_count` and `index`, a tree with a leaf for each parameter: its shape, its dtype and the
 shards that hold parts of it. A shard maps the number of a leaf (in JAX's pytree order: sorted keys) to its parts and slices.
 
-Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, version 20220622, and older
-checkpoints without a version, which differ only in nodes that are not dictionaries.
+Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, version 20220622, and older checkpoints without a version,
+which differ only in tree nodes that are not dictionaries.
 """
 
 import re
@@ -38,7 +38,7 @@ class _Leaf(NamedTuple):
 
 
 def prefix_of(path: Path) -> Path:
-    """The prefix of a checkpoint, from the prefix itself or one of its files."""
+    """The prefix of a checkpoint, given the prefix or one of the files."""
     return path.with_name(re.sub(r"\.(index|data-\d+-of-\d+)$", "", path.name))
 
 
@@ -49,7 +49,7 @@ def is_vmoe_checkpoint(path: Path) -> bool:
 def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
     """The parameters of a checkpoint by path, such as `Encoder/encoder_norm/scale`, without the optimiser's state.
 
-    Raises CheckpointError, naming the file and the array, for missing or damaged files or other versions.
+    Raises CheckpointError, naming the file and the array, for missing or damaged files and for other versions.
     """
     prefix = prefix_of(path)
     tree, shards = _read_index(_index(prefix))
@@ -112,7 +112,7 @@ def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], sl
 
 
 def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
-    """Writes a pytree of parameters as a checkpoint of one shard. The index comes last: without it there is no checkpoint."""
+    """Writes a pytree of parameters as a checkpoint of one shard. The index comes last, since it makes the files a checkpoint."""
     prefix = prefix_of(path)
     chunks: dict[str, Any] = {CHUNKS: True}
     numbers = iter(range(len(list(_leaves(tree)))))

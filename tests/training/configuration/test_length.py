@@ -110,7 +110,7 @@ def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said:
     assert checkpoint.steps(cooled / "checkpoints") == [6, 7, 12]
     run = Path(shutil.copytree(cooled, tmp_path / "run"))
     shown = said(["train", "--run", str(run), "--resume", "--training.steps", "16"])
-    assert "cooled_00000012: cooldown checkpoint moved aside" in shown
+    assert "cooled_00000012: moved the cooldown checkpoint aside" in shown
     assert checkpoint.steps(run / "checkpoints") == [6, 11, 16]
     assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
     longer = tmp_path / "longer"
@@ -132,8 +132,8 @@ def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Pat
     record = checkpoint.read_record(cosine / "checkpoints" / "00000008")
     checkpoint.amend(warm, {**record, "step": 3})
     for run, message in (
-        (tmp_path / "rsqrt", "'rsqrt' with 16 steps has the same rates as with 12 for the first 7 steps only"),
-        (cosine, "'cosine' with 16 steps has the same rates as with 12 for the first 3 steps only"),
+        (tmp_path / "rsqrt", "'rsqrt' with 16 steps has the same rates as with 12 only for the first 7 steps"),
+        (cosine, "'cosine' with 16 steps has the same rates as with 12 only for the first 3 steps"),
     ):
         files = runs.files(run)
         error = said(["train", "--run", str(run), "--resume", "--training.steps", "16"], 2)

@@ -292,7 +292,7 @@ def test_a_capacity_no_noise_and_no_positions_of_vmoe():
         ("encoder.moe.layers", (0, 99), "model.encoder.moe.layers=(0, 99)"),
         ("encoder.moe.router.name", "Unknown", "Unknown"),
         ("encoder.moe.router.dispatcher.surprise", 1, "model.encoder.moe.router.dispatcher.surprise=1"),
-        ("encoder.moe.router.dispatcher.capacity", 3, "expected one of capacity=3 and capacity_factor=1.05"),
+        ("encoder.moe.router.dispatcher.capacity", 3, "set exactly one of capacity=3 and capacity_factor=1.05"),
         ("encoder.moe.router.dispatcher", "einsum", "model.encoder.moe.router.dispatcher='einsum': expected a mapping"),
         ("encoder.moe.group_size", 0, "model.encoder.moe.group_size=0: expected an integer of at least 1"),
         ("encoder.moe.layers", (1, "x"), "model.encoder.moe.layers='x': expected an integer"),

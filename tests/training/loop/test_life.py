@@ -163,7 +163,7 @@ BATCH = partial(changed, "training_batch", module=classification)
 RARELY = ("--training.log-every", "100", "--training.evaluate-every", "100")
 STOPPED = (
     r"{0}: finishing this step or batch; repeat to stop at once\n.*stopped by {0}; the 6 steps done of 12 are saved\. "
-    r"To go on: moespec train --run '.*/a run' --resume"
+    r"To resume: moespec train --run '.*/a run' --resume"
 )
 DIVERGED = f"training diverged at step 7: the loss is nan; {ADVICE}"
 CASES = {

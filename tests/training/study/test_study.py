@@ -54,7 +54,7 @@ def test_a_grid(tmp_path: Path) -> None:
 
 
 GRIDS = {
-    "schedule.peek = [1.0]": "grid: peek=1.0: --schedule.peek=1.0: unknown option; did you mean --schedule.peak?",
+    "schedule.peek = [1.0]": "grid: peek=1.0: --schedule.peek=1.0: unknown option; did you mean --schedule.peak, --schedule.end",
     "schedule.peak = []": "grid.toml: schedule.peak=[]: expected a list of values, as in schedule.peak = [1, 2]",
     "training.steps = [[1, 2]]": "grid.toml: training.steps=[[1, 2]]: expected a list of values",
     "training.steps = [5, 'many']": "grid: steps=many: training.steps='many': expected an integer",

@@ -341,7 +341,7 @@ def of_version(version: str | None):
             lambda path: shutil.copy(path.with_suffix(".data-00000-of-00003"), path),
             "is incomplete: ",
         ),
-        ("index", of_version(None), "older than version 20220622, with 'opt_state'"),
+        ("index", of_version(None), "older than version 20220622 and has 'opt_state'"),
         ("index", of_version("20990101"), "version '20990101', expected '20220622'"),
     ],
 )

@@ -9,5 +9,5 @@ __all__ = ["render"]
 
 
 def render(name: str, **values: Any) -> str:
-    """The page that the template `name` produces from the values."""
+    """Fills the template `name` with the values and returns the page."""
     return pages.render(Path(__file__).parent / name, **values)
