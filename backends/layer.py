@@ -1,4 +1,4 @@
-"""The MoE layer that replaces an MLP, as far as all frameworks share it: its arguments and initial arrays."""
+"""The parts of the MoE layer that all frameworks share: its arguments and initial arrays."""
 
 import inspect
 import math
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def gated(self) -> bool:
-        """Whether experts have `w3`."""
+        """True if experts have `w3`."""
         return self.expert_activation in ("geglu", "swiglu")
 
     @property
@@ -64,7 +64,7 @@ class Layer:
         }
 
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
-        """For x (images, ..., width), the number of groups, and the options for the number of tokens in a group.
+        """Returns, for x (images, ..., width), the number of groups and the options for the number of tokens in a group.
 
         Raises ShapeError for another width or a batch that does not split into groups, and ConfigError for groups on
         which the router cannot train.
@@ -120,9 +120,9 @@ def layer_of(
 
     width, hidden: sizes of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
     experts: number of experts.
-    tokens: number of tokens in one image, for which the capacity is computed: all axes between the first and the last. Inputs with
-        another number of tokens get a matching capacity, but the slots of Soft MoE are parameters, whose number does not change.
-    router: a key of `ROUTERS`, or a `Router` of your own.
+    tokens: number of tokens in one image, the product of all axes between the first and the last. It determines the capacity.
+        Inputs with another number of tokens get a matching capacity, but Soft MoE keeps its slots, because they are parameters.
+    router: a key of `ROUTERS`, or a custom `Router`.
     group_images: number of images routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
     expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). For gated experts, "geglu" (f is GELU) or "swiglu"

@@ -4,7 +4,7 @@ A mesh has three axes. A batch is split over all of them, in the order of `AXES`
 
     data      every device has all parameters, except those that another axis splits
     fsdp      each device has a part of each large parameter; a block gathers its parameters while it computes
-    expert    each device has some experts; the contents of their slots travel there and back (two all-to-alls per layer)
+    expert    each device has some of the experts; the contents of their slots travel there and back (two all-to-alls per layer)
 
 `expert` is the innermost axis: its devices are neighbours.
 
@@ -93,7 +93,7 @@ class MeshSizes:
 
 
 def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: int = 1) -> MeshSizes:
-    """The mesh of all `devices`. Without `data`, that axis gets the devices that the other axes leave.
+    """The mesh of all `devices`. If `data` is None, that axis gets the remaining devices.
 
     Raises ConfigError unless the product of the axes is `devices`.
 

@@ -2,10 +2,10 @@
 
 A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf and roots count 0,
 and so do moves and sorts. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to
-have used it: with normalised queries and keys, the counts match their figures to the last printed digit. An MoE layer counts at
-evaluation: every slot of every expert, filled or not; but if an expert has room for every token, only the choices of the tokens (of
-DSelect-k, once its selectors are sharp). Routers count the logits, the combination and the iterations of Sinkhorn, but not the search
-for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`), nor the positions of tokens in their experts.
+have used it: with normalised queries and keys, the counts match their figures to the last printed digit. MoE layers are counted at
+evaluation: every slot of every expert, filled or not. If an expert has room for every token, only the choices of tokens count (for
+DSelect-k, the choices of sharp selectors). Counts of routers include the logits, the combination and the iterations of Sinkhorn, but
+neither the search for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`) nor the positions of tokens in their experts.
 """
 
 import math

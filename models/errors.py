@@ -11,7 +11,7 @@ __all__ = ["BusyError", "CheckpointError", "DataError", "Interrupted", "RunError
 
 
 class DataError(SpecError):
-    """A file or folder of a data set is missing, damaged, empty or of the wrong kind. The message is one line, whatever the file names."""
+    """A file or folder of a data set is missing, damaged, empty or of the wrong kind. The message is always one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message.replace("\r", "\\r").replace("\n", "\\n"))

@@ -1,6 +1,6 @@
 """Writes files so that a crash leaves either the old or the new content, never a part, and reads third-party files.
 
-A system error, such as a full disk, names the file.
+System errors, such as a full disk, name the file.
 """
 
 import errno

@@ -37,7 +37,7 @@ Size = Annotated[int, Range(0, SIZE + 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksConfig:
-    """The configuration fields of all models. Raises ConfigError for a value that has no meaning."""
+    """The configuration fields of all models. Raises ConfigError for an invalid value."""
 
     inputs: ClassVar[str]
     """what `forward` calls the inputs"""
@@ -174,8 +174,8 @@ class Family(Generic[Config]):
 
         `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is one array
         per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, is the source of
-        dropout and stochastic depth, which only training has. `train` is passed to the routers. `recompute`: a block keeps only its
-        input for the backward pass; routings are None then.
+        dropout and stochastic depth, which only training has. `train` is passed to the routers. `recompute`: a block
+        keeps only its input for the backward pass, and routings are None.
 
         Raises ShapeError and ConfigError as `Forward` does.
         """
@@ -241,12 +241,12 @@ class Experts(NamedTuple):
 
     @property
     def gated(self) -> bool:
-        """Whether experts have `w3`."""
+        """True if experts have `w3`."""
         return self.activation != "gelu"
 
     @property
     def plain(self) -> bool:
-        """Whether experts are perceptrons like the MLP of a dense block, and no expert is shared."""
+        """True if experts are perceptrons like the MLP of a dense block, and no expert is shared."""
         return self == Experts(self.hidden)
 
 
@@ -337,7 +337,7 @@ class Forward:
     def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:
         """Applies the MoE layer `name` to `items` `(..., width)`, routed in groups in row-major order. Keeps the shape.
 
-        ids: of the items, `(...)`, for a router that needs them.
+        ids: the ids of the items, `(...)`, for a router that needs them.
         """
         B, layer = self.B, self.moe_layers[name]
         grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
@@ -420,7 +420,7 @@ def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], A
 
 
 def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:
-    """The return value of a loss."""
+    """The return value of a loss function: the total, the metrics and, if there are any, the statistics."""
     return (total, metrics, statistics) if statistics else (total, metrics)
 
 

@@ -40,7 +40,7 @@ def reason(error: Exception) -> str:
 def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
     """The tensors of a safetensors file with that content. half: float16 is an allowed dtype.
 
-    Raises ValueError for anything else: damage, a dtype or a shape that NumPy does not have.
+    Raises ValueError for damaged content, and for a dtype or a shape that NumPy does not support.
     """
     try:
         entries = deserialize(content)  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ OF_BLOCK = (
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(layers.BlocksConfig):
-    """The configuration fields of all transformers. Raises ConfigError for a value that has no meaning."""
+    """The configuration fields of all transformers. Raises ConfigError for an invalid value."""
 
     heads: Count
     """attention heads"""
@@ -120,7 +120,7 @@ class TransformerConfig(layers.BlocksConfig):
         return Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
 
     def _check_routing(self) -> RouterOptions:
-        """The options of the routers of the MoE blocks."""
+        """The checked options of the routers of the MoE blocks."""
         images, rest = divmod(self.group_size, self.sequence)
         if rest and "images" in options_of(self.router):
             raise ConfigError(
@@ -173,7 +173,7 @@ def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLa
 
 
 def router_config(config: TransformerConfig) -> RouterOptions:
-    """The router options of MoE blocks without their own (see `of_block`). The model must have MoE blocks."""
+    """The router options of MoE blocks that set none (see `of_block`). The model must have MoE blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 
@@ -184,7 +184,7 @@ def id_blocks(config: TransformerConfig) -> list[int]:
 
 
 def takes_ids(config: TransformerConfig) -> bool:
-    """Whether the model has routers that take token ids."""
+    """True if the model has routers that take token ids."""
     return bool(id_blocks(config))
 
 
@@ -248,7 +248,7 @@ def _moe_layout(config: TransformerConfig) -> Params:
 def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:
     """The tokens `x` `(N, S, D)` after all blocks. causal: a token attends only to itself and earlier tokens.
 
-    ids: of the tokens, `(N, S)`, for routers that need them.
+    ids: the ids of the tokens, `(N, S)`, for routers that need them.
     """
     B, config, drop, compute = run.B, run.config, run.drop, run.compute
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)

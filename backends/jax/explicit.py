@@ -1,8 +1,7 @@
-"""Functions of groups on arrays whose types record a split over explicit axes of the user's mesh.
+"""Runs functions of groups on arrays whose types record a split over explicit axes of the user's mesh.
 
 Where groups are split, `jax.shard_map` runs the single-device program on each device. Devices exchange only the means
-and sums over all groups, and the slots of experts on other devices. JAX handles every other split, or reports what it
-lacks.
+and sums over all groups, and the slots of experts on other devices. JAX handles every other split or raises an error.
 """
 
 import functools
@@ -70,12 +69,12 @@ def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Fu
 
 
 def is_split(tree: Any) -> bool:
-    """Whether the type of any array in a tree records a split over a mesh."""
+    """True if the type of any array in a tree records a split over a mesh."""
     return any(_axes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def split_alike(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays, with unsplit arrays split like the others, provided that these are split alike."""
+    """Splits the unsplit arrays like the split arrays, if those all have the same split."""
     specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
     (spec, *others) = set(filter(None, specs)) or {None}
     if spec is None or others:
@@ -174,7 +173,7 @@ def _resharded(tree: Any, specs: Any) -> Any:
 
 
 def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
-    """For each array that `function` returns, whether its first axis is groups: doubling the groups doubles that axis."""
+    """True for each array that `function` returns with groups as its first axis: doubling the groups doubles that axis."""
 
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:

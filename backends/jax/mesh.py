@@ -89,7 +89,7 @@ def devices() -> int:
 
 
 def leave() -> None:
-    """Waits for the other processes, then leaves them."""
+    """Waits for the other processes, then disconnects."""
     untyped.distributed.shutdown()
 
 
@@ -196,7 +196,7 @@ class OnMesh(SplitExperts):
     # Training.
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """The state that `export_state` of any backend exported. Each process reads only the slices that its devices need."""
+        """Restores a state that `export_state` of any backend exported. Each process reads only the slices that its devices need."""
         wanted = self.state_shapes(exported["params"], optimizer)
         placed = flatten(wanted.params)
         params = {path: _like(leaf, placed[path]) for path, leaf in leaves(exported["params"])}

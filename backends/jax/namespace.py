@@ -84,7 +84,7 @@ def pick(x: Array, index: Array) -> Array:
 
 
 def is_chosen(indices: Array, like: Array) -> Array:
-    """Whether each entry is at one of the given indices: (..., k) -> (..., n). Uses comparisons instead of a scatter."""
+    """Booleans, true at the given indices: (..., k) -> (..., n). Uses comparisons instead of a scatter."""
     return jnp.any(indices[..., None] == jnp.arange(like.shape[-1], dtype=indices.dtype), axis=-2)
 
 

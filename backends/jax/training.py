@@ -207,7 +207,7 @@ def export_state(state: TrainState) -> dict[str, Any]:
 
 
 def finite_state(state: TrainState) -> bool:
-    """Whether all numbers of `export_state` are finite, on all devices."""
+    """True if all numbers of `export_state` are finite, on all devices."""
     leaves = export_leaves(state, lambda leaf: leaf)
     return bool(_finite([leaf for leaf in jax.tree.leaves(leaves) if isinstance(leaf, jax.Array)]))
 
@@ -231,7 +231,7 @@ def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[
 
 
 def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-    """The state that `export_state` of any backend exported, bit for bit."""
+    """Restores a state that `export_state` of any backend exported, bit for bit."""
     state = init_state(exported["params"], optimizer)
     slots = {name: flatten(tree) for name, tree in exported.items() if name not in ("params", "step")}
     average = _copied(slots.pop("ema", {}))

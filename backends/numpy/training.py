@@ -1,7 +1,7 @@
 """Gradients by the complex step, and the training step: the reference for compiled training.
 
-A forward pass with one parameter moved by `1e-30i` has the exact derivative of the loss in its imaginary part. A full
-gradient needs one direction per number in the parameters; one pass takes 64 (see `directions`). Small models only.
+A forward pass with one parameter moved by `1e-30i` has the exact derivative of the loss in its imaginary part. A full gradient
+needs one direction per number in the parameters; one pass computes 64 (see `directions`). Use it for small models only.
 """
 
 from collections.abc import Callable
@@ -149,7 +149,7 @@ def export_state(state: State) -> dict[str, Any]:
 
 
 def finite_state(state: State) -> bool:
-    """Whether all numbers of `export_state` are finite."""
+    """True if all numbers of `export_state` are finite."""
     exported = export_state(state)
     del exported["step"]
     return all(np.isfinite(leaf).all() for _, leaf in leaves(exported))

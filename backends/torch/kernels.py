@@ -131,7 +131,7 @@ def _tile(width: int) -> tuple[int, int]:
 def parts(x: Tensor) -> Tensor:
     """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle. The first three add up to x.
 
-    S' is S padded with zeros to a multiple of 32 bytes, so that a product reads 16 bytes at a time. It would read 196 slots two at a time.
+    S' is S padded with zeros to a multiple of 32 bytes, so that a product reads 16 bytes at a time, not two of 196 slots.
     """
     columns, stride = x.shape[1], -(-x.shape[1] // 16) * 16
     out = x.new_empty(len(x), 5, stride, dtype=torch.bfloat16)

@@ -29,7 +29,7 @@ _task: Callable[[], int] = _named("_C._current_graph_task_id")
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is running, so that a forward pass is a recomputation."""
+    """True during a backward pass; a forward pass is then a recomputation."""
     return _task() != -1
 
 

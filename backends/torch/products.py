@@ -32,7 +32,7 @@ def split_product(tokens: Tensor, matrix: Tensor) -> Tensor:
     """tokens (N, D) in bfloat16, matrix (D, S) in float32 -> (N, S) in float32.
 
     The gradient of the matrix is as exact as the product. The gradient of the tokens has an error of 2^-16 before it is
-    rounded to bfloat16, which is 2^-8.
+    rounded to bfloat16, an error of 2^-8.
     """
     if uses_kernel(tokens):
         from moespec.backends.torch import kernels

@@ -37,7 +37,7 @@ class MoE(Reporting, HubMixin):
     All axes between the first and the last are tokens of an image: (images, tokens, width) as in a ViT, or (images, height, width of
     the image, channels) as in Swin and ConvNeXt.
 
-    device, dtype: as in other torch modules, for parameters. On the meta device nothing is drawn.
+    device, dtype: as in other torch modules, for parameters. On the meta device, no initial values are drawn.
 
     Parameters: `router.kernel` and others, `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
     `experts.fc2.weight`, `experts.fc2.bias`. Gated experts add `experts.fc3`, with the shapes of `fc1`; a shared expert adds
@@ -72,8 +72,8 @@ class MoE(Reporting, HubMixin):
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
             saved["router"] = layer.router  # the name, if a `Router` was passed
-        # As text, so that torch.compile sees another object for other options. It would make a symbol of a number that
-        # differs from the number in a layer compiled before, and capacities need its value.
+        # As text, so that torch.compile sees a different object for different options. It would turn a number that
+        # differs from an earlier layer's number into a symbol, but capacities need its value.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -150,7 +150,7 @@ class MoE(Reporting, HubMixin):
         return layer.train(mlp.training)
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and tables to their initial values. After creation on the meta device: `to_empty`, then this."""
+        """Sets all parameters and tables to their initial values. After creation on the meta device, call `to_empty`, then this method."""
         self._assign(PARTS)
 
     def _assign(self, parts: Sequence[str]) -> None:
@@ -206,7 +206,7 @@ class MoE(Reporting, HubMixin):
         if mask is None:
             y, output = self._routed(tokens, ids, options)
         elif self.experts.group is not None:
-            raise ConfigError("mask: expected None, since expert parallelism needs equally many tokens in each process")
+            raise ConfigError("mask: expected None, since expert parallelism needs equal token counts in all processes")
         else:
             y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
         return self.report(y.reshape(x.shape), output.losses, output.metrics)

@@ -42,7 +42,7 @@ def test_list_and_show_read_only_what_they_show(run, vectors, monkeypatch):
 RUN = "run --target moespec.backends.numpy "
 USAGE = {
     "": "moespec conformance: the following arguments are required: command",
-    "show token_choice/nothing": "no such case: 'token_choice/nothing'",
+    "show token_choice/nothing": "unknown case 'token_choice/nothing'",
     "show z_loss/values --files . --fresh 7": "--fresh: cannot be combined with --files, which are computed from",
     "show token_choice/tied --target json": "--target 'json': ",
     "check out --require-suite 99": "suite: version '99' is required, but moespec ",
