@@ -209,7 +209,7 @@ class Backend(Blocks, Protocol):
         """The parameters, for a forward pass; valid until a step takes the state."""
 
     def state_average(self, state: State) -> Params:
-        """The parameters, with averages substituted for those that have one; valid as long as `state_params`."""
+        """The parameters, with the average of each parameter that has one in its place; valid as long as `state_params`."""
 
     def make_step(
         self,

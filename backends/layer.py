@@ -131,7 +131,7 @@ def layer_of(
     shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. They form a single expert
         of their joint width.
     expert_init: "independent" initial values, or "shared" by all experts.
-    seed: seed of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), the same in every framework.
+    seed: seed of the initial values (Glorot uniform kernels, normal(1e-6) biases, the router's parameters), the same in every framework.
     router_options: options of the router (see `ROUTERS[router].Options`): choices, importance_weight, ... For a router that needs token
         ids, `ids` is the number of different ids (default: `tokens`, the positions in the image).
 

@@ -118,7 +118,7 @@ def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> S
     """How the parameter at `path` is split. Raises ConfigError if the mesh axis does not divide the number of experts.
 
     Experts are split over `expert` along their first axis. A parameter of at least `SMALL` entries is split over `fsdp`
-    along the largest other axis whose size `fsdp` divides, the first of equal ones.
+    along the largest other axis whose size `fsdp` divides, the first of equal axes.
 
     >>> split_axes(("blocks", "1", "moe", "experts", "w1"), (8, 64, 256), MeshSizes(fsdp=2, expert=4))
     ('expert', None, 'fsdp')
@@ -166,7 +166,7 @@ def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: i
 
 @dataclass(frozen=True)
 class Shards:
-    """The pieces of an array of `shape` that one process has, each with its start."""
+    """The shards of an array of `shape` that one process has, each with its start."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

@@ -14,8 +14,8 @@ decay.
 The decay is `weight_decay` for the parameters that `is_decayed` selects and 0 for all others, unless `decay` has a rate for them.
 Kernels decay. The router of Soft MoE has no kernel; its scale decays, its slots do not.
 
-A parameter whose rate is 0 is frozen: its bits do not change, it has no gradient (the norm excludes it), and the optimiser keeps
-nothing for it. Values that are stored with the parameters but are not trained (`is_fixed`: tables, and router states) are always frozen.
+A parameter whose rate is 0 is frozen: its bits do not change, it has no gradient (the norm excludes it), and the optimiser keeps no arrays
+for it. Values that are stored with the parameters but are not trained (`is_fixed`: tables, and router states) are always frozen.
 
 Source: Decay rates by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
 expression found in the path). Parameters that decay: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,

@@ -71,7 +71,7 @@ def training_flops(
 
 
 def _embedding(config: Tower) -> float:
-    """The patches, after the convolutions of a stem, each with norm and GELU. Looking up words costs nothing."""
+    """The patches, after the convolutions of a stem, each with norm and GELU. Looking up words takes no operations."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]

@@ -62,5 +62,5 @@ def names() -> list[str]:
 
 
 def patterns() -> dict[str, str]:
-    """Patterns for names beyond the usual ones, with their meaning."""
+    """Patterns of other valid names, with their meaning."""
     return dict.fromkeys(("vit_<size><patch>", "mixer_<size><patch>"), "any other patch size")

@@ -253,7 +253,7 @@ class Experts(NamedTuple):
 class MoeLayer(NamedTuple):
     """One MoE layer of a model, for a batch of a given size.
 
-    name: the number of its block, plus what it mixes if a block has two layers ("3", "3_tokens"). router: its name.
+    name: the number of its block, plus the items that it mixes if a block has two layers ("3", "3_tokens"). router: its name.
     settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of
     routed items, "patches" (in a grid, optionally after a class token) or, without a position in the image, "channels" or
     "tokens". experts: their form. path: the path of its parameters, as in "blocks/3/moe".

@@ -103,7 +103,7 @@ class TransformerConfig(layers.BlocksConfig):
             raise ConfigError(f"block.{number}: expected one of the MoE blocks, {expected} (moe={self.moe!r})")
         options = own.get("router_options", {}) if isinstance(own, Mapping) else None
         if not isinstance(options, Mapping):
-            raise ConfigError(f"block.{number}={own!r}: expected a table, and router_options in it, if set, a table")
+            raise ConfigError(f"block.{number}={own!r}: expected a table, in which router_options, if set, is a table")
         check_names(f"block.{number}.", own, "a block", OF_BLOCK)
         router = own.get("router", self.router)
         if router == self.router:

@@ -136,8 +136,7 @@ class Namespace(Protocol[Array]):
         """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Booleans in the shape of `like`, (..., n), true at the given indices (..., k) along the last axis; the index
-        n means none."""
+        """Booleans in the shape (..., n) of `like`, true at the indices (..., k), where n means none."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
         """How often each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""

@@ -239,7 +239,7 @@ class OnMesh(SplitExperts):
         return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
-        """As on one device, with `Shards` instead of arrays: the pieces that this process must save."""
+        """As on one device, with `Shards` instead of arrays: the parts that this process must save."""
         return export_leaves(state, _pieces)
 
     def make_step(
@@ -289,7 +289,7 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
-        """Sums the gradients over devices with the same part of a parameter, and divides by the number of all devices. Sums stay sums."""
+        """Sums gradients over devices with the same part of a parameter and divides them by the number of all devices. Only adds sums."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
         together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if no whole parameter is trained
         for path in gradients:

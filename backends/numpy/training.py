@@ -167,7 +167,7 @@ def state_params(state: State) -> Params:
 
 
 def state_average(state: State) -> Params:
-    """The parameters, with averages substituted for those that have one."""
+    """The parameters, with the average of each parameter that has one in its place."""
     return unflatten({**flatten(_copied(state["params"])), **flatten(state.get("ema", {}))})
 
 

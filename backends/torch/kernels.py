@@ -63,7 +63,7 @@ def add_rows_kernel(
     rows, index, edges, weight, out, row_count, count, width,
     CHOICES: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """At each step, all rows of the tile add their next row, as long as any of them has one."""
+    """At each step, every sum in the tile adds its next row, until no sum has one left."""
     n = tl.program_id(0) * TALL + tl.arange(0, TALL)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
     if edges is None:

@@ -162,7 +162,7 @@ class OnMesh(SplitOverGroup):
         return read_state(self.devices, exported, optimizer)
 
     def export_state(self, state: SpreadState) -> dict[str, Any]:
-        """As on one device, with `Shards` instead of arrays: the pieces that this process must save."""
+        """As on one device, with `Shards` instead of arrays: the parts that this process must save."""
         return pieces_of(state)
 
     def state_params(self, state: SpreadState) -> Params:

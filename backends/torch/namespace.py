@@ -86,7 +86,7 @@ def softmax(x: Tensor, axis: Axis) -> Tensor:
 
 
 def argmax(x: Tensor) -> Tensor:
-    """The index of the largest entry, the first of equal ones: (..., n) -> (..., 1). `torch.argmax` does not promise the first."""
+    """The index of the largest entry, the first of equal entries: (..., n) -> (..., 1). `torch.argmax` does not promise the first."""
     return top_indices(x, 1)
 
 

@@ -52,7 +52,7 @@ def differentiable(
     def call(*arguments: Any) -> Any:
         return operator(*arguments) if torch.compiler.is_compiling() else function.apply(*arguments)
 
-    call.operator = operator  # type: ignore[attr-defined]  # what torch.library knows
+    call.operator = operator  # type: ignore[attr-defined]  # torch.library knows only this
     return call
 
 

@@ -86,7 +86,7 @@ def _not_recorded() -> int:
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.utils.checkpoint`, without torch's random state, from which nothing here draws."""
+    """`torch.utils.checkpoint`, without saving torch's random state, because nothing here uses it."""
     return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -177,7 +177,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, with averages substituted for those that have one. They change with the next step."""
+    """The parameters, with the average of each parameter that has one in its place. They change with the next step."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 

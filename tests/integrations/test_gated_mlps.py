@@ -76,7 +76,7 @@ def test_a_block_goes_there_and_back(make, dtype):
 
 def test_blocks_that_do_not_fit():
     block = filled(vision_block())
-    with pytest.raises(ConfigError, match=r"^choices=1: set by the block; leave it out"):
+    with pytest.raises(ConfigError, match=r"^choices=1: the block determines it; leave it out"):
         from_transformers(block, tokens=TOKENS, choices=1)
     with pytest.raises(ConfigError, match=r"^moe: Linear lacks parts of a gated block with a bias: .*experts"):
         from_transformers(torch.nn.Linear(2, 2), tokens=TOKENS)

@@ -111,8 +111,8 @@ class MoE(Reporting, HubMixin):
             `torch.nn.Linear`. With two, a gated MLP has fc1 and fc3 packed in either order, like timm's GluMlp and SwiGLUPacked. A
             trial on random numbers verifies this and identifies f. Dropout is not copied. Experts have no biases where a gated MLP has
             none.
-        noise: standard deviation of the noise added to each expert's weights, relative to the weights' own, so that experts differ from
-            the start: `w + noise std(w) n`, n normal, drawn from `seed`.
+        noise: standard deviation of the noise added to each expert's weights, relative to the weights' standard
+            deviation: `w + noise std(w) n`, n normal, drawn from `seed`.
         options: `group_images` and the options of the router.
 
         At evaluation without noise, the layer computes the same as the MLP if the combine weights of each token sum to 1 and no token
@@ -124,7 +124,7 @@ class MoE(Reporting, HubMixin):
         """
         copied = perceptron("mlp", mlp)
         if fixed := sorted(OF_MLP & options.keys()):
-            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: set by mlp; leave it out")
+            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the MLP determines it; leave it out")
         noise, weight = check_non_negative("noise", noise), copied.weights["w1"]
         width, hidden = weight.shape
         biases = copied.expert_activation not in GATED or any(name.startswith("b") for name in copied.weights)

@@ -46,7 +46,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     of_block |= {"expert_bias": False, "shared_experts": shared_hidden // hidden}
     of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # draws nothing that would be overwritten
     if fixed := sorted(of_block.keys() & options.keys()):
-        raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: set by the block; leave it out")
+        raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the block determines it; leave it out")
     layer = MoE(width, hidden, experts, tokens=tokens, **of_block, **options)
     layer.router.to(found["router.kernel"].dtype)
     if weight.is_meta:

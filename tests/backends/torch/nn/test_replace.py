@@ -141,7 +141,7 @@ def test_noise_makes_experts_differ():
 
 
 def test_what_is_that_of_the_mlp():
-    with pytest.raises(ConfigError, match=r"^gelu='tanh': set by mlp; leave it out"):
+    with pytest.raises(ConfigError, match=r"^gelu='tanh': the MLP determines it; leave it out"):
         modules.MoE.from_mlp(Mlp(), 2, tokens=TOKENS, gelu="tanh")
 
 
