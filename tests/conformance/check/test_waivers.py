@@ -89,7 +89,7 @@ def test_what_a_file_says(tmp_path):
         (ENTRY.replace("= 2", "= true"), "waiver 1: revision is True, expected int"),
         (ENTRY.replace("= 2", "= 3"), "waiver 1: z_loss/one_expert now has revision 2, but the waiver has 3"),
         (ENTRY.replace("one_expert", "x*"), "waiver 1: no case matches 'z_loss/x*'"),
-        (ENTRY.replace("z_loss", "*"), "waiver 1: the pattern '*/one_expert' must begin with the algorithm of its"),
+        (ENTRY.replace("z_loss", "*"), "waiver 1: the pattern '*/one_expert' must begin with the name of an"),
         (ENTRY.replace("z_loss/one_expert", "z_loss"), "waiver 1: unknown case 'z_loss'"),
         (ENTRY + 'dtype = "f8"\n', "waiver 1: unknown dtype 'f8'; expected float64, float32, bfloat16, float16"),
         (ENTRY + ENTRY, "waiver 2: duplicate waiver for z_loss/one_expert"),
