@@ -1,4 +1,4 @@
-"""The backend interface: what routers, models and training require of a backend, with the types.
+"""The backend interface: the functions and types that routers, models and training require of a backend.
 
 A backend is a module (`moespec.backends.jax`). It provides
 

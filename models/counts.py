@@ -36,7 +36,7 @@ def flops(
     """Operations for one image, or text, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
 
     images: the batch size, which determines the groups of a model that routes a whole batch; default: the smallest
-    batch that fills a group. train: count the forward pass of training, where an expert may have another capacity.
+    batch that fills a group. train: count the forward pass of training, where an expert may have a different capacity.
     every_slot: count a layer whose experts are split over devices, which also compute empty slots.
 
     Raises ShapeError if the images do not fill the groups.

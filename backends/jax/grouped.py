@@ -124,7 +124,7 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     slot = xp.invert_index(row, size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
-    # Flat, because a TPU reads whole tiles for a gather whose index has a small last axis.
+    # Flat, because a TPU gather reads entire tiles if the last axis of its index is small.
     places = jnp.append(row[0], size)[of_choice.reshape(-1)].reshape(of_choice.shape)
     return Rows(token, weight, places), ends
 

@@ -78,7 +78,7 @@ def take(x: Array, index: Array) -> Array:
 
 
 def pick(x: Array, index: Array) -> Array:
-    """The entry at an index: (..., 1). Uses a mask, so that the gradient is a mask too and not a scatter."""
+    """The entry at an index: (..., 1). Uses a mask, so the gradient is a mask too, not a scatter."""
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     return jnp.sum(jnp.where(position == index, x, 0), axis=-1, keepdims=True)
 

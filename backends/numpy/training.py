@@ -46,7 +46,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
         gradient[i] = imag(loss(params + 1e-30i * unit(i))) / 1e-30
 
-    exact to rounding wherever the loss is analytic in the parameters (discrete selections use the real parts).
+    The gradient is exact to rounding wherever the loss is analytic in the parameters (discrete selections use the real parts).
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Any, Any], Params]:
