@@ -66,7 +66,7 @@ class Layer:
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
         """Returns, for x (images, ..., width), the number of groups and the options for the number of tokens in a group.
 
-        Raises ShapeError for another width or a batch that does not split into groups, and ConfigError for groups on
+        Raises ShapeError for a different width or a batch that does not split into groups, and ConfigError for groups on
         which the router cannot train.
         """
         check_scores("x", x, "images tokens width" if x.ndim < 4 else "... width")
@@ -121,7 +121,7 @@ def layer_of(
     width, hidden: sizes of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
     experts: number of experts.
     tokens: number of tokens in one image, the product of all axes between the first and the last. It determines the capacity.
-        Inputs with another number of tokens get a matching capacity, but Soft MoE keeps its slots, because they are parameters.
+        Inputs with a different number of tokens get a matching capacity, but Soft MoE keeps its slots, because they are parameters.
     router: a key of `ROUTERS`, or a custom `Router`.
     group_images: number of images routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".

@@ -2,7 +2,7 @@
 
 A mesh has three axes. A batch is split over all of them, in the order of `AXES`; each device routes the groups of its own images.
 
-    data      every device has all parameters, except those that another axis splits
+    data      every device has all parameters, except the parameters that another axis splits
     fsdp      each device has a part of each large parameter; a block gathers its parameters while it computes
     expert    each device has some of the experts; the contents of their slots travel there and back (two all-to-alls per layer)
 

@@ -77,7 +77,7 @@ def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
 
 
 def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
-    """The JSON in a file, an object unless `expected` is another type. Raises `kind` for any other content."""
+    """The JSON value in a file, an object unless `expected` is a different type. Raises `kind` for any other content."""
     return parsed(content_of(path, kind), str(path), expected, kind)
 
 

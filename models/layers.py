@@ -301,7 +301,7 @@ class Forward:
 
     compute: casts arrays to the dtype of the blocks. drop: applies dropout and stochastic depth to an array.
 
-    Raises ShapeError if images, or the ids of texts, have another shape, or do not fill the groups of the routers.
+    Raises ShapeError if images, or the ids of texts, have the wrong shape or do not fill the groups of the routers.
     Raises ConfigError if the number of noise arrays differs from the number of MoE layers whose routers take noise, or
     if a model with dropout or stochastic depth has no `random` in training.
     """

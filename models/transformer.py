@@ -75,7 +75,7 @@ class TransformerConfig(layers.BlocksConfig):
     """experts per block that process every token besides the routed ones; computed as one expert of their total width"""
     block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """overrides of single MoE blocks, by block number, for the fields router, experts, router_options and so on;
-    router_options override the model's options, or, with another router, that router's defaults"""
+    router_options override the model's options or, if the block changes the router, that router's defaults"""
     dropout: float = 0.0
     """dropout rate after the embedding, after each attention, inside each dense MLP (after its activation) and after each MLP
     or MoE layer"""

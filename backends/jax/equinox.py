@@ -88,7 +88,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
             router that keeps one. key: the source of gating noise, if the router has it. inference: overrides the
             layer's setting. The layer handles the batch axis, so do not wrap it in `jax.vmap`.
 
-        Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for a missing key.
+        Raises ShapeError for x of a different width or a batch that does not split into groups, ConfigError for a missing key.
         """
         train = not (self.inference if inference is None else inference)
         params = {"router": self.router, "experts": self.experts, "shared": self.shared}

@@ -192,7 +192,7 @@ def compiled_step(
 
     @functools.wraps(compiled)
     def call(state: TrainState, batch: Batch, learning_rate: float) -> tuple[TrainState, Metrics]:
-        # Always a plain number, because another type of number would need another program.
+        # Always a plain number, because JAX compiles a new program for each type of number.
         return compiled(state, batch, float(learning_rate))
 
     return call

@@ -1,6 +1,6 @@
 """The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names.
 
-A name that another version lacks raises ConfigError: on import of this module, or on access for names of Dynamo.
+A name that the installed version lacks raises ConfigError: on import of this module, or on access for names of Dynamo.
 """
 
 from collections.abc import Callable, Iterator

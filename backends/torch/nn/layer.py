@@ -44,7 +44,7 @@ class MoE(Reporting, HubMixin):
     `shared.fc1.weight` (width, hidden) and others. Router logits, weights and losses are computed in float32 or better, also under
     autocast or in bfloat16. Gating noise comes from torch's generator, only in training.
 
-    A forward pass raises ShapeError for an input of another width or a batch that does not split into groups.
+    A forward pass raises ShapeError for an input of a different width or a batch that does not split into groups.
     """
 
     def __init__(
