@@ -115,7 +115,7 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
 
 
 def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> Split:
-    """How the parameter at `path` is split. Raises ConfigError if the mesh axis does not divide the number of experts.
+    """The split of the parameter at `path`. Raises ConfigError if the mesh axis does not divide the number of experts.
 
     Experts are split over `expert` along their first axis. A parameter of at least `SMALL` entries is split over `fsdp`
     along the largest other axis whose size `fsdp` divides, the first of equal axes.

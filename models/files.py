@@ -54,7 +54,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 def regular(path: str | os.PathLike[str], flags: int) -> int:
     """An `opener` for files of unknown kind. Raises OSError, which names the file, for a device or a pipe, which would block."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects a folder itself
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects folders
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", str(path))

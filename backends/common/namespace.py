@@ -139,7 +139,7 @@ class Namespace(Protocol[Array]):
         """Booleans in the shape (..., n) of `like`, true at the indices (..., k), where n means none."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
-        """How often each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""
+        """The number of times that each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""
 
     def put_true(self, indices: Array, like: Array, axis: int, /) -> Array:
         """Booleans in the shape of `like`, true at `indices` along an axis."""

@@ -26,7 +26,7 @@ PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
 
 
 class Split(NamedTuple):
-    """How the arrays of a call are split: the mesh, the axes that split the groups, and the axes that split the experts."""
+    """The split of a call's arrays: the mesh, the axes that split the groups, and the axes that split the experts."""
 
     mesh: Any
     groups: Axes
@@ -104,7 +104,7 @@ def _check_whole_groups(tokens: Any) -> None:
 
 
 def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | None:
-    """How groups and experts are split, or None if anything else is split."""
+    """The split of groups and experts, or None if anything else is split."""
     splits: dict[str, set[Axes]] = {"group": set(), "experts": set()}
     mesh = None
     for name, tree in arrays.items():

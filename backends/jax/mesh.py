@@ -176,7 +176,7 @@ class OnMesh(SplitExperts):
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
     def put(self, tree: Any) -> Any:
-        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch. Numbers are the same on all processes."""
+        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch. Scalars must be equal on all processes."""
 
         def spread(leaf: Any) -> Array:
             where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)

@@ -89,7 +89,7 @@ def is_chosen(indices: Array, like: Array) -> Array:
 
 
 def count(index: Array, size: int, like: Array) -> Array:
-    """How often each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
+    """The number of times that each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
     return jnp.zeros(size, like.dtype).at[index.reshape(-1)].add(1)
 
 

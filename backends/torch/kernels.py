@@ -15,7 +15,7 @@ computes each sum in one order, in float32 or better, so there is no atomic addi
 registers, without a float32 copy. Unless noted, a program has a tile of TALL rows by WIDE columns.
 
 Importing this module imports Triton, which torch's CUDA builds include. With TRITON_INTERPRET=1 the kernels run on CPU
-tensors. Their speed has not been compared with plain operations.
+tensors. The speed of the kernels has not been compared with plain operations.
 """
 
 import math

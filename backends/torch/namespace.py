@@ -121,7 +121,7 @@ def is_chosen(indices: Tensor, like: Tensor) -> Tensor:
 
 
 def count(index: Tensor, size: int, like: Tensor) -> Tensor:
-    """How often each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
+    """The number of times that each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
     flat = index.flatten()
     return like.new_zeros(size).index_add(0, flat, torch.ones_like(flat, dtype=like.dtype))
 
