@@ -52,7 +52,7 @@ USAGE = {
     "run --adapter no_such_module": "--adapter 'no_such_module': cannot be imported: ModuleNotFoundError",
     "run --adapter math:nothing": "--adapter 'math:nothing': the module 'math' has no 'nothing'",
     "run --adapter math:pi": "--adapter 'math:pi': expected a method layer(x, params, options)",
-    "run --adapter json --size large": "--size large: requires --fresh SEED",
+    "run --adapter json --size large": "--size large: needs --fresh SEED",
     RUN + "--dtype f8": "moespec conformance run: --dtype: ",
     RUN + "--algorithm hashing": "moespec conformance run: --algorithm: ",
     RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints all cases",
@@ -112,7 +112,7 @@ def test_a_folder_without_vectors_fails(run, tmp_path):
     commit(tmp_path / "vectors")
     status, printed, _ = run("run", *NUMPY, "--dtype", "f64", "--vectors", tmp_path / "vectors")
     assert status == 1
-    assert printed.splitlines() == ["nothing was collected", "0 passed, 0 failed, 0 skipped; 0 of 0 cases passed"]
+    assert printed.splitlines() == ["no case was run", "0 passed, 0 failed, 0 skipped; 0 of 0 cases passed"]
     status, _, said = run("run", *NUMPY, "--vectors", tmp_path / "elsewhere/vectors")
     assert status == 2
     assert "suite.json" in said
