@@ -142,7 +142,7 @@ def read_record(path: Path) -> dict[str, Any]:
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a record of a peer: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{path}: no record of a peer: {type(error).__name__}: {error}") from error
     return dict(record)
 
 
