@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 if everything passed, 1 if something failed or no case was run, 2 for wrong usage."""
+    """The exit status: 0 if everything passed, 1 if something failed or nothing was collected, 2 for wrong usage."""
     from moespec.conformance.commandline.commands import main as command
 
     return command(sys.argv[1:] if arguments is None else arguments)
