@@ -3,8 +3,8 @@
     from moespec import backends                 # selects nothing yet
     from moespec.backends import token_choice    # selects a backend and imports its `token_choice`
 
-`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. Without it, the choice is the only framework already
-imported, then the only one installed, then jax (`moespec.backends.choice`, also on the command line). Importing a
+`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. If it is not set, moespec selects the only framework already
+imported, else the only one installed, else jax; the command line uses the same rule (`moespec.backends.choice`). Importing a
 backend by its name (`import moespec.backends.jax`) selects nothing, so several can be used side by side.
 """
 

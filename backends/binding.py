@@ -1,4 +1,4 @@
-"""Builds the public functions of backends: binds formulas to an array namespace, adds docstrings, reads group axes off types."""
+"""Builds the public functions of backends: binds formulas to an array namespace, adds docstrings, derives group axes from types."""
 
 import functools
 import inspect
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 def bound(
     function: Callable[Concatenate[Namespace, Parameters], Result], xp: Namespace
 ) -> Callable[Parameters, Result]:
-    """Binds a formula of `common` to an array namespace, its first argument."""
+    """Binds the first argument of a formula of `common`, its array namespace."""
 
     @functools.wraps(function)
     def formula(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -56,7 +56,7 @@ def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def is_summed(function: Callable[..., Any]) -> bool:
-    """Whether a specification function's result is summed over groups: its return type is `Summed`."""
+    """True if a specification function's result is summed over groups, that is, if its return type is `Summed`."""
     return bool(get_type_hints(function, include_extras=True).get("return") == Summed)
 
 

@@ -1,4 +1,4 @@
-"""The backend interface: what routers, models and training require of a backend, with the types.
+"""The backend interface: the functions and types that routers, models and training require of a backend.
 
 A backend is a module (`moespec.backends.jax`). It provides
 
@@ -36,9 +36,9 @@ Step = Callable[[State, Any, float], tuple[State, Metrics]]
 
 
 def filled_alone(tokens: int, choices: int, experts: int, capacity: int) -> bool:
-    """Whether `moe_mlp` computes only the filled slots of a routing with `choices` per token.
+    """True if `moe_mlp` computes only the filled slots of a routing with `choices` per token.
 
-    It does so where an expert has room for every token, or where there are more than twice as many slots as choices.
+    It does so if an expert has room for every token, or if there are more than twice as many slots as choices.
     """
     return capacity >= tokens or experts * capacity > 2 * tokens * choices
 
@@ -95,7 +95,7 @@ class Backend(Blocks, Protocol):
     def softmax_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
     def sigmoid_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
 
-    # Training by pairs. The rows cover the whole batch, without a groups axis.
+    # Losses of pairs, and batch normalisation. The rows come from the whole batch; there is no groups axis.
 
     def contrastive_loss(self, first: Array, second: Array, log_scale: Array | float) -> Array: ...
     def sigmoid_loss(self, first: Array, second: Array, log_scale: Array | float, bias: Array | float) -> Array: ...
@@ -162,13 +162,13 @@ class Backend(Blocks, Protocol):
     def from_numpy(self, tree: Any, dtype: str | None = None) -> Any:
         """Copies the arrays of nested dicts, lists and tuples to this backend; None stays None.
 
-        `dtype` ("float64", "float32", "bfloat16") is for floating arrays. None keeps the dtype of each.
+        `dtype` ("float64", "float32", "bfloat16") applies to floating arrays; None keeps the dtype of each array.
         """
 
     def to_numpy(self, tree: Any) -> Any:
         """The reverse. bfloat16 becomes float32, because NumPy has no bfloat16."""
 
-    # Several devices and processes: `OnMesh` of a backend. On one device: `single_device`, mostly identity functions.
+    # Several devices and processes, in the `OnMesh` of a backend. On one device, `single_device` has mostly identity functions.
 
     sizes: MeshSizes
     process: int
@@ -184,15 +184,15 @@ class Backend(Blocks, Protocol):
         """Converts these rows, NumPy arrays in nested dicts, to the input of a step or a compiled forward pass."""
 
     def whole(self, params: Any) -> Any:
-        """The parameters of a block, with the parts that devices hold gathered."""
+        """The parameters of a block, gathered from the devices that hold parts of them."""
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of the images of all devices, and the means over devices of each device's means over its images."""
+        """The rows of all devices' images, and the means over devices of each device's means over its images."""
 
     # Gradients and training.
 
     def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which stores no intermediate results for the backward pass but recomputes them there."""
+        """`function` without stored intermediate results: the backward pass recomputes them."""
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, compiled. It must be pure."""
@@ -209,7 +209,7 @@ class Backend(Blocks, Protocol):
         """The parameters, for a forward pass; valid until a step takes the state."""
 
     def state_average(self, state: State) -> Params:
-        """The parameters, with averages substituted for those that have one; valid as long as `state_params`."""
+        """The parameters, with the average of each parameter that has one in its place; valid as long as `state_params`."""
 
     def make_step(
         self,
@@ -223,7 +223,7 @@ class Backend(Blocks, Protocol):
         """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
 
         averaged: the loss takes the parameters, the batch, and `state_average`, which is a constant. renew: takes the
-        parameters before the update, and the sums that the loss returns, over all parts and devices.
+        parameters before the update, and the totals over all parts and devices of the sums that the loss returns.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
         averaged. The step adds "loss" and "grad_norm", the global norm before the clip, to the metrics. Raises
@@ -235,7 +235,7 @@ class Backend(Blocks, Protocol):
         (see `OptimizerConfig.state_shapes`)."""
 
     def finite_state(self, state: State) -> bool:
-        """Whether all numbers of `export_state` that this process has are finite. Only one number leaves the device."""
+        """True if all numbers of `export_state` that this process has are finite. Only one number leaves the device."""
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
-        """The state that `export_state` of any backend exported."""
+        """Restores a state that `export_state` of any backend exported."""

@@ -25,8 +25,8 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
 
         derivative[name][..., i] = imag(function(1e-30i * direction[i])[name]) / 1e-30
 
-    exact to rounding where the results are analytic. If a function makes a plain array of its argument or reads its
-    imaginary part, it runs once per direction. Without directions there are no results.
+    They are exact to rounding where the results are analytic. If a function makes a plain array of its argument or reads its
+    imaginary part, it runs once per direction. Without directions, the result is empty.
     """
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:

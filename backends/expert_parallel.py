@@ -43,7 +43,7 @@ class SplitExperts:
         return self._total(load) if scope == "global" else load
 
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
-        """As on one device, where `experts` are the experts of the device. The contents of their slots come from all
+        """As on one device, but `experts` applies the experts of this device. The contents of their slots come from all
         devices along `expert`, and the outputs go back."""
         if self.sizes.expert == 1:
             return self.single.moe_layer(tokens, routing, experts)

@@ -1,4 +1,4 @@
-"""The MoE layer that replaces an MLP, as far as all frameworks share it: its arguments and initial arrays."""
+"""The parts of the MoE layer that all frameworks share: its arguments and initial arrays."""
 
 import inspect
 import math
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def gated(self) -> bool:
-        """Whether experts have `w3`."""
+        """True if experts have `w3`."""
         return self.expert_activation in ("geglu", "swiglu")
 
     @property
@@ -64,9 +64,9 @@ class Layer:
         }
 
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
-        """For x (images, ..., width), the number of groups, and the options for the number of tokens in a group.
+        """Returns, for x (images, ..., width), the number of groups and the options for the number of tokens in a group.
 
-        Raises ShapeError for another width or a batch that does not split into groups, and ConfigError for groups on
+        Raises ShapeError for a different width or a batch that does not split into groups, and ConfigError for groups on
         which the router cannot train.
         """
         check_scores("x", x, "images tokens width" if x.ndim < 4 else "... width")
@@ -120,9 +120,9 @@ def layer_of(
 
     width, hidden: sizes of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
     experts: number of experts.
-    tokens: number of tokens in one image, for which the capacity is computed: all axes between the first and the last. Inputs with
-        another number of tokens get a matching capacity, but the slots of Soft MoE are parameters, whose number does not change.
-    router: a key of `ROUTERS`, or a `Router` of your own.
+    tokens: number of tokens in one image, the product of all axes between the first and the last. It determines the capacity.
+        Inputs with a different number of tokens get a matching capacity, but Soft MoE keeps its slots, because they are parameters.
+    router: a key of `ROUTERS`, or a custom `Router`.
     group_images: number of images routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
     expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). For gated experts, "geglu" (f is GELU) or "swiglu"
@@ -131,7 +131,7 @@ def layer_of(
     shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. They form a single expert
         of their joint width.
     expert_init: "independent" initial values, or "shared" by all experts.
-    seed: seed of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), the same in every framework.
+    seed: seed of the initial values (Glorot uniform kernels, normal(1e-6) biases, the router's parameters), the same in every framework.
     router_options: options of the router (see `ROUTERS[router].Options`): choices, importance_weight, ... For a router that needs token
         ids, `ids` is the number of different ids (default: `tokens`, the positions in the image).
 

@@ -2,9 +2,9 @@
 
 A mesh has three axes. A batch is split over all of them, in the order of `AXES`; each device routes the groups of its own images.
 
-    data      every device has all parameters, except those that another axis splits
+    data      every device has all parameters, except the parameters that another axis splits
     fsdp      each device has a part of each large parameter; a block gathers its parameters while it computes
-    expert    each device has some experts; the contents of their slots travel there and back (two all-to-alls per layer)
+    expert    each device has some of the experts; the contents of their slots travel there and back (two all-to-alls per layer)
 
 `expert` is the innermost axis: its devices are neighbours.
 
@@ -93,7 +93,7 @@ class MeshSizes:
 
 
 def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: int = 1) -> MeshSizes:
-    """The mesh of all `devices`. Without `data`, that axis gets the devices that the other axes leave.
+    """The mesh of all `devices`. If `data` is None, that axis gets the remaining devices.
 
     Raises ConfigError unless the product of the axes is `devices`.
 
@@ -115,10 +115,10 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
 
 
 def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> Split:
-    """How the parameter at `path` is split. Raises ConfigError if the mesh axis does not divide the number of experts.
+    """The split of the parameter at `path`. Raises ConfigError if the mesh axis does not divide the number of experts.
 
     Experts are split over `expert` along their first axis. A parameter of at least `SMALL` entries is split over `fsdp`
-    along the largest other axis whose size `fsdp` divides, the first of equal ones.
+    along the largest other axis whose size `fsdp` divides, the first of equal axes.
 
     >>> split_axes(("blocks", "1", "moe", "experts", "w1"), (8, 64, 256), MeshSizes(fsdp=2, expert=4))
     ('expert', None, 'fsdp')
@@ -166,7 +166,7 @@ def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: i
 
 @dataclass(frozen=True)
 class Shards:
-    """The pieces of an array of `shape` that one process has, each with its start."""
+    """The shards of an array of `shape` that one process has, each with its start."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

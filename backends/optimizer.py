@@ -14,8 +14,8 @@ decay.
 The decay is `weight_decay` for the parameters that `is_decayed` selects and 0 for all others, unless `decay` has a rate for them.
 Kernels decay. The router of Soft MoE has no kernel; its scale decays, its slots do not.
 
-A parameter whose rate is 0 is frozen: its bits do not change, it has no gradient (the norm excludes it), and the optimiser keeps
-nothing for it. Values that travel with the parameters but are not trained (`is_fixed`: tables, and router states) are always frozen.
+A parameter whose rate is 0 is frozen: its bits do not change, it has no gradient (the norm excludes it), and the optimiser keeps no arrays
+for it. Values that are stored with the parameters but are not trained (`is_fixed`: tables, and router states) are always frozen.
 
 Source: Decay rates by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
 expression found in the path). Parameters that decay: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
@@ -74,7 +74,7 @@ def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[st
 
 
 def is_decayed(path: Sequence[str]) -> bool:
-    """Whether `weight_decay` applies to the parameter at `path`. Each router decides for its own parameters
+    """True if `weight_decay` applies to the parameter at `path`. Each router decides for its parameters
     (`Router.decays`). Elsewhere, matrices decay; biases, norms and positions do not."""
     if "router" in path[-2:-1]:
         return _KINDS.get(path[-1], (False, False))[0]
@@ -82,7 +82,7 @@ def is_decayed(path: Sequence[str]) -> bool:
 
 
 def is_fixed(path: Sequence[str]) -> bool:
-    """Whether the value at `path` is not trained: a constant, or part of the state of a router."""
+    """True if the value at `path` is not trained: a constant, or part of the state of a router."""
     if "router" in path[-2:-1] and path[-1] in _KINDS:
         return _KINDS[path[-1]][1]
     return bool(path) and (path[-1] in CONSTANTS or STATE in path[-2:-1])

@@ -51,7 +51,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A user-defined optimiser. The steps around it are the same as for all (`moespec.backends.optimizer`); the decay is added.
+    """A user-defined optimiser. The other steps of an update, including the decay, are as in `moespec.backends.optimizer`.
 
     update: `update(xp, p, g, kept, n) -> (u, kept)`: takes a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`
         and returns the update `u` and the new slots. It must compute elementwise, with the operations `xp` of NumPy, JAX or torch,
@@ -67,7 +67,7 @@ class Optimizer:
         u, kept = self.update(namespace, tried, tried, dict.fromkeys(self.slots, tried), 1)
         made = {name: np.shape(each) for name, each in {"u": u, **kept}.items()}
         if made != shapes or not set(self.slots) <= set(OWN_SLOTS):
-            raise ConfigError(f"slots={self.slots!r}: (2, 3) gives {made}; expected {shapes}, named as in {OWN_SLOTS}")
+            raise ConfigError(f"slots={self.slots!r}: shape (2, 3) gives {made}; expected {shapes}, slots {OWN_SLOTS}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
         """The update including the decay `d`, with the signature of `moespec.backends.numpy.optimizers`."""

@@ -232,7 +232,7 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
     if entry is ... and not beside.exists():
         return {}
     if entry is ...:
-        raise VectorError(f"{beside}: not mentioned in {path.name}")
+        raise VectorError(f"{beside}: not listed in {path.name}")
     if entry["file"] != beside.name:
         raise VectorError(f"{path}: expected its tensors in {beside.name}, got {entry['file']!r}")
     data = read_file(beside)

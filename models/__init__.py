@@ -1,8 +1,8 @@
 """Models, written once for all backends: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
 
-`create` binds a model to the backend selected at import (`from moespec import backends`).
-`moespec.training.load("runs/x")` returns one with its trained weights. The module of a model (`moespec.models.vit`,
-`mixer`, `sparse_mlp`) has the same functions, with the backend as an argument.
+`create` binds a model to the selected backend (`moespec.backends`). `moespec.training.load("runs/x")` returns a model
+with its trained weights. The module of a model (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions,
+with the backend as an argument.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name != "Model":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from moespec.models.model import Model  # which loads all families
+        from moespec.models.model import Model  # this loads all families
 
         return Model
 
@@ -26,10 +26,10 @@ __all__ = ["Model", "create", "list_models"]
 
 
 def create(name: str, *, router: RouterName | Router[Any] | None = None, **overrides: Any) -> "Model":
-    """The model `name`, with fields of its config replaced, on the backend selected at import.
+    """The model `name`, with fields of its config replaced, on the selected backend.
 
     Names are in `list_models()`; `vit_<size><patch>` and `mixer_<size><patch>` accept any other patch size. A ViT is
-    dense unless `moe` selects MoE blocks. `router`, a name or a `Router` of your own, is one of the fields.
+    dense unless `moe` selects MoE blocks. One of the fields is `router`, a name or a custom `Router`.
 
     Raises ConfigError for an unknown name, an unknown field, or MoE fields without `moe`.
     """

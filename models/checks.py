@@ -101,7 +101,7 @@ def described(hint: Any, none: str | None = None) -> str:
 def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: Iterable[Path] = ()) -> None:
     """Raises RunError, which names the option `name`, unless a file can be written at `path` without replacing a needed file.
 
-    endings: the allowed endings, or any. sources: files and folders that are read. Files of runs must not be replaced.
+    endings: the allowed file name endings; default: any. sources: files and folders that are read. Files of runs must not be replaced.
     """
     if "\0" in str(path) or not path.parent.is_dir():
         raise RunError(f"{name}={str(path)!r}: the folder {str(path.parent)!r} does not exist")
@@ -122,7 +122,7 @@ def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: It
 
 
 def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
-    """Raises RunError if `path` is a source, or an existing file inside one. A source that is a run may contain other files."""
+    """Raises RunError if `path` is a source, or an existing file inside one. In a run's folder, other files may be written."""
     whole = path.resolve()
     for source in (each.resolve() for each in sources if "\0" not in str(each)):
         within = source in whole.parents and whole.exists() and not (source / "config.toml").is_file()

@@ -2,10 +2,10 @@
 
 A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf and roots count 0,
 and so do moves and sorts. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to
-have used it: with normalised queries and keys, the counts match their figures to the last printed digit. An MoE layer counts at
-evaluation: every slot of every expert, filled or not; but if an expert has room for every token, only the choices of the tokens (of
-DSelect-k, once its selectors are sharp). Routers count the logits, the combination and the iterations of Sinkhorn, but not the search
-for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`), nor the positions of tokens in their experts.
+have used it: with normalised queries and keys, the counts match their figures to the last printed digit. MoE layers are counted at
+evaluation: every slot of every expert, filled or not. If an expert has room for every token, only the choices of tokens count (for
+DSelect-k, the choices of sharp selectors). Counts of routers include the logits, the combination and the iterations of Sinkhorn, but
+neither the search for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`) nor the positions of tokens in their experts.
 """
 
 import math
@@ -36,7 +36,7 @@ def flops(
     """Operations for one image, or text, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
 
     images: the batch size, which determines the groups of a model that routes a whole batch; default: the smallest
-    batch that fills a group. train: count the forward pass of training, where an expert may have another capacity.
+    batch that fills a group. train: count the forward pass of training, where an expert may have a different capacity.
     every_slot: count a layer whose experts are split over devices, which also compute empty slots.
 
     Raises ShapeError if the images do not fill the groups.
@@ -71,7 +71,7 @@ def training_flops(
 
 
 def _embedding(config: Tower) -> float:
-    """The patches, after the convolutions of a stem, each with norm and GELU. Looking up words costs nothing."""
+    """The patches, after the convolutions of a stem, each with norm and GELU. Looking up words takes no operations."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]

@@ -11,18 +11,18 @@ __all__ = ["BusyError", "CheckpointError", "DataError", "Interrupted", "RunError
 
 
 class DataError(SpecError):
-    """A file or folder of a data set is missing, damaged, empty or of the wrong kind. The message is one line, whatever the file names."""
+    """A file or folder of a data set is missing, damaged, empty or of the wrong kind. The message is always one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message.replace("\r", "\\r").replace("\n", "\\n"))
 
 
 class CheckpointError(SpecError):
-    """A checkpoint is missing, damaged, or belongs to another model than the one that reads it."""
+    """A checkpoint is missing, damaged, or belongs to a different model than the one that reads it."""
 
 
 class RunError(SpecError):
-    """The folder of a run cannot be used as requested: it holds another run, or nothing."""
+    """The folder of a run cannot be used as requested: it holds another run, or no run."""
 
 
 class BusyError(RunError):
@@ -30,7 +30,7 @@ class BusyError(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """`signal` stopped a run, which saved its last step first."""
+    """`signal` stopped a run, after the run saved its last step."""
 
     def __init__(self, message: str, signal: signal.Signals) -> None:
         super().__init__(message)

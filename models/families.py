@@ -1,6 +1,6 @@
-"""The families of models, each a module: maps a name or a configuration to the module with its functions.
+"""Maps the name or the configuration of a model to the module of its family, which has the functions of the model.
 
-Every module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise`, `SIZES`,
+Every family's module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise`, `SIZES`,
 `NAMES` and `DECIDED`.
 """
 
@@ -38,7 +38,7 @@ def fewest_images(config: Tower) -> int:
 
 
 def draws(config: Tower, inputs: int) -> bool:
-    """Whether the model draws random numbers in training on `inputs` images: gating noise, dropout or stochastic depth."""
+    """True if the model draws random numbers in training on `inputs` images: gating noise, dropout or stochastic depth."""
     return bool(family(config).moe_noise(config, inputs)) or takes_draws(config)
 
 
@@ -62,5 +62,5 @@ def names() -> list[str]:
 
 
 def patterns() -> dict[str, str]:
-    """Patterns for names beyond the usual ones, with their meaning."""
+    """Patterns of other valid names, with their meaning."""
     return dict.fromkeys(("vit_<size><patch>", "mixer_<size><patch>"), "any other patch size")

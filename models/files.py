@@ -1,6 +1,6 @@
 """Writes files so that a crash leaves either the old or the new content, never a part, and reads third-party files.
 
-A system error, such as a full disk, names the file.
+System errors, such as a full disk, name the file.
 """
 
 import errno
@@ -54,7 +54,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 def regular(path: str | os.PathLike[str], flags: int) -> int:
     """An `opener` for files of unknown kind. Raises OSError, which names the file, for a device or a pipe, which would block."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects a folder itself
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects folders
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -77,7 +77,7 @@ def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
 
 
 def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
-    """The JSON in a file, an object unless `expected` is another type. Raises `kind` for any other content."""
+    """The JSON value in a file, an object unless `expected` is a different type. Raises `kind` for any other content."""
     return parsed(content_of(path, kind), str(path), expected, kind)
 
 

@@ -37,7 +37,7 @@ Size = Annotated[int, Range(0, SIZE + 1)]
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksConfig:
-    """The configuration fields of all models. Raises ConfigError for a value that has no meaning."""
+    """The configuration fields of all models. Raises ConfigError for an invalid value."""
 
     inputs: ClassVar[str]
     """what `forward` calls the inputs"""
@@ -174,8 +174,8 @@ class Family(Generic[Config]):
 
         `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is one array
         per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, is the source of
-        dropout and stochastic depth, which only training has. `train` is passed to the routers. `recompute`: a block keeps only its
-        input for the backward pass; routings are None then.
+        dropout and stochastic depth, which only training has. `train` is passed to the routers. `recompute`: a block
+        keeps only its input for the backward pass, and routings are None.
 
         Raises ShapeError and ConfigError as `Forward` does.
         """
@@ -241,19 +241,19 @@ class Experts(NamedTuple):
 
     @property
     def gated(self) -> bool:
-        """Whether experts have `w3`."""
+        """True if experts have `w3`."""
         return self.activation != "gelu"
 
     @property
     def plain(self) -> bool:
-        """Whether experts are perceptrons like the MLP of a dense block, and no expert is shared."""
+        """True if experts are perceptrons like the MLP of a dense block, and no expert is shared."""
         return self == Experts(self.hidden)
 
 
 class MoeLayer(NamedTuple):
     """One MoE layer of a model, for a batch of a given size.
 
-    name: the number of its block, plus what it mixes if a block has two layers ("3", "3_tokens"). router: its name.
+    name: the number of its block, plus the items that it mixes if a block has two layers ("3", "3_tokens"). router: its name.
     settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of
     routed items, "patches" (in a grid, optionally after a class token) or, without a position in the image, "channels" or
     "tokens". experts: their form. path: the path of its parameters, as in "blocks/3/moe".
@@ -301,7 +301,7 @@ class Forward:
 
     compute: casts arrays to the dtype of the blocks. drop: applies dropout and stochastic depth to an array.
 
-    Raises ShapeError if images, or the ids of texts, have another shape, or do not fill the groups of the routers.
+    Raises ShapeError if images, or the ids of texts, have the wrong shape or do not fill the groups of the routers.
     Raises ConfigError if the number of noise arrays differs from the number of MoE layers whose routers take noise, or
     if a model with dropout or stochastic depth has no `random` in training.
     """
@@ -337,7 +337,7 @@ class Forward:
     def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:
         """Applies the MoE layer `name` to `items` `(..., width)`, routed in groups in row-major order. Keeps the shape.
 
-        ids: of the items, `(...)`, for a router that needs them.
+        ids: the ids of the items, `(...)`, for a router that needs them.
         """
         B, layer = self.B, self.moe_layers[name]
         grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
@@ -420,7 +420,7 @@ def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], A
 
 
 def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:
-    """The return value of a loss."""
+    """The return value of a loss function: the total, the metrics and, if there are any, the statistics."""
     return (total, metrics, statistics) if statistics else (total, metrics)
 
 

@@ -16,7 +16,7 @@ NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
 def check_memory(arguments: str, numbers: int) -> None:
     """Raises ConfigError, prefixed with `arguments`, if `numbers` float32 numbers exceed the memory of the machine.
 
-    Larger arrays must fail, at the latest when the system ends the process. Smaller ones may still fail.
+    Larger arrays would fail, at the latest when the system ends the process. Smaller arrays may still fail.
     """
     size, memory = 4 * numbers, of_machine()
     if size > memory:
@@ -53,7 +53,7 @@ def cores() -> int:
 
 
 def of_machine() -> float:
-    """Bytes of memory; infinity if the system does not say."""
+    """Bytes of memory; infinity if the system does not report it."""
     if os.name != "posix":
         return math.inf
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

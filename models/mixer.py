@@ -45,7 +45,7 @@ Array = Any
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig(layers.CommonConfig):
-    """The configuration of one MLP-Mixer. Raises ConfigError for a value that has no meaning."""
+    """The configuration of one MLP-Mixer. Raises ConfigError for an invalid value."""
 
     token_hidden: Count
     """hidden width of the MLP over patches"""

@@ -1,4 +1,4 @@
-"""A model bound to the backend that computes it, and the backend selected at import."""
+"""A model bound to the backend that computes it, and the selected backend."""
 
 import importlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = ["Model", "chosen_backend"]
 class Model:
     """A model bound to a backend: `init` returns its NumPy parameters, `forward` runs on arrays of the backend.
 
-    name: the name passed to `create`. config: all its fields. backend: the module that computes it. classes: class
+    name: the name passed to `create`. config: its configuration. backend: the module that computes it. classes: class
     names in the order of the logits, and images: how to preprocess an image (`mean`, `std`, `resize`, `background`), if
     the loaded weights include them.
     """
@@ -51,7 +51,7 @@ class Model:
 
 
 def chosen_backend() -> Backend:
-    """The backend selected at import of `moespec.backends`."""
-    from moespec import backends  # importing it selects one, which listing models must not
+    """The backend that `moespec.backends` selects."""
+    from moespec import backends  # reading its name selects a backend
 
     return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))

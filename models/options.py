@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """The condition under which an option has an effect: another has `value`, does not have `unless` (tuple: any of it), or else is set."""
+    """The condition for an option to have an effect: another option equals `value`, differs from `unless` (or its items), or is set."""
 
     name: str
     """another option of the same section, or of any section by its full name, such as training.loss"""
@@ -28,7 +28,7 @@ class Only:
     """the reason why there is no effect (default: the value of the other option)"""
 
     def reason(self, section: Any, config: Any, prefix: str) -> str:
-        """Why the option's section (with `prefix`), or else its whole configuration, does not meet the condition; "" if it does."""
+        """The reason why the option's section (with `prefix`), or else its configuration, does not meet the condition; "" if it does."""
         local = hasattr(section, self.name)
         found: Any = section if local else config
         for part in self.name.split("."):
@@ -84,7 +84,7 @@ def marks(kind: Any, name: str) -> Any:
 
 
 def no_effect(config: Any, name: str) -> str:
-    """Why an option (dotted name), or its section, has no effect in a configuration; "" if it has one."""
+    """The reason why an option (dotted name), or its section, has no effect in a configuration; "" if it has one."""
     section, prefix = config, ""
     for part in name.split("."):
         conditions: tuple[Only, ...] = marks(type(section), part).get("only", ())

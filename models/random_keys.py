@@ -1,7 +1,7 @@
 """The random numbers of a training step, drawn where the model runs: router noise, dropout, stochastic depth.
 
 Each is a function of the seed, the step, its use in the model (`stream`), the image and token in the batch, and the
-expert or the entry of a token: see `moespec.spec.threefry`. So it does not depend on how a batch is split nor, up to
+expert or the entry of a token: see `moespec.spec.threefry`. So it depends neither on how a batch is split nor, up to
 rounding, on the backend. For a batch of N images, the functions take an array `(N, 4)` of integers from `of_step`: for
 each image, the low and high word of the seed, the step, and the image's index in the batch.
 """
@@ -100,8 +100,8 @@ class Draws:
 def draws_of(
     B: Backend, config: Any, random: Array | None, images: Array, *, train: bool, like: Array | None = None
 ) -> Draws:
-    """The dropout and stochastic depth of a model with the fields `depth`, `stochastic_depth` and optionally `dropout`. At evaluation,
-    nothing drops.
+    """The dropout and stochastic depth of a model with the fields `depth`, `stochastic_depth` and optionally `dropout`.
+    At evaluation, nothing is dropped.
 
     like: an array in the dtype of the parameters, if `images` are ids of texts.
 
@@ -125,5 +125,5 @@ def draws_of(
 
 
 def takes_draws(config: Any) -> bool:
-    """Whether a model drops anything in training."""
+    """True if a model drops anything in training."""
     return bool(getattr(config, "dropout", 0.0) or getattr(config, "stochastic_depth", 0.0))

@@ -23,7 +23,7 @@ PREFIX = "router_options."
 
 
 class Decided(NamedTuple):
-    """The router options that a model determines, by name, and other defaults."""
+    """The names of the router options that a model determines, and defaults that differ from the router's."""
 
     names: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -64,10 +64,10 @@ def check_options(router: str, options: Mapping[str, Any], decided: Collection[s
 
 
 def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterOptions:
-    """The options of `router`: those that the model `decided`, as far as the router has them, and the user's `options`.
+    """The options of `router`: the values that the model `decided`, for options that the router has, and the user's `options`.
 
     Raises ConfigError for an unknown router, a router that needs what the model does not provide, an option that the
-    router does not have, or values that it cannot have.
+    router does not have, or invalid values.
     """
     check_options(router, options, tuple(decided))
     needs = ROUTERS[router].requires
@@ -82,9 +82,9 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
 
 @dataclass(frozen=True)
 class RouterSection:
-    """The section `model.router_options` of a run's configuration. Each router has a subclass; this class is for none.
+    """The section `model.router_options` of a run's configuration. Each router has a subclass; models without a router use this class.
 
-    Raises ConfigError for a value that an option cannot have.
+    Raises ConfigError for an invalid value of an option.
     """
 
     owner: ClassVar[str] = ""

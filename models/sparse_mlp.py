@@ -12,7 +12,7 @@ wide. Letters of the shape comments: N images, S and C patches of one image and 
 in a sparse block.
 
 Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, the ambiguity ledger of
-`moespec.spec.algorithms.sparse_mlp` has the readings used here. Initial values are as in the MLP-Mixer.
+`moespec.spec.algorithms.sparse_mlp` records the readings used here. Initial values are as in the MLP-Mixer.
 """
 
 import math
@@ -55,7 +55,7 @@ ROUTERS = get_args(Mode)
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMlpConfig(layers.CommonConfig):
-    """The configuration of one Sparse-MLP. Raises ConfigError for a value that has no meaning.
+    """The configuration of one Sparse-MLP. Raises ConfigError for an invalid value.
 
     Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. In stochastic depth,
     an image that skips a branch is still routed (SL-8). Rescale sub-layers have no residual connection around them and
@@ -115,7 +115,7 @@ class SparseMlpConfig(layers.CommonConfig):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether an MoE layer routes all images of a batch together, so that images depend on each other."""
+        """True if an MoE layer routes all images of a batch together; images then depend on each other."""
         return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
 

@@ -1,7 +1,7 @@
 """The tensors of a safetensors file, each with its dtype. Errors name the invalid tensor.
 
 The metadata of files from moespec has the version that wrote them, `moespec.version`, and a checksum of everything
-else, `moespec.sha256`. A checksum is verified if present; files from others, and from version 0.1, have none.
+else, `moespec.sha256`. A checksum is verified if present; third-party files and files from version 0.1 have none.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ def reason(error: Exception) -> str:
 def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
     """The tensors of a safetensors file with that content. half: float16 is an allowed dtype.
 
-    Raises ValueError for anything else: damage, a dtype or a shape that NumPy does not have.
+    Raises ValueError for damaged content, and for a dtype or a shape that NumPy does not support.
     """
     try:
         entries = deserialize(content)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A text transformer with mixture-of-experts layers, the tower beside an image model, written once for every backend.
+"""A text transformer with mixture-of-experts layers, the text tower that accompanies an image model, written once for every backend.
 
     x    = table[ids] + positions
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (`transformer`)
@@ -10,8 +10,8 @@ tokens. A short text is filled with its end token, which is attended to, pooled 
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
-| big_vision | both ways | last, first, gap, max or map | end tokens |
-| vmoe, with MoE blocks | both ways | last, first, gap, max or map | end tokens |
+| big_vision | bidirectional | last, first, gap, max or map | end tokens |
+| vmoe, with MoE blocks | bidirectional | last, first, gap, max or map | end tokens |
 | CLIP | causal | the first end token | zeros, which earlier tokens do not see |
 
 With `causal` and pool="last", the pooled token sees every token of the text as in CLIP, and also the end tokens that
@@ -54,7 +54,7 @@ Array = Any
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(transformer.TransformerConfig):
-    """The configuration of one text tower. Raises ConfigError for a value that has no meaning."""
+    """The configuration of one text tower. Raises ConfigError for an invalid value."""
 
     inputs = "ids"
     classes: ClassVar[int] = 0

@@ -45,7 +45,7 @@ OF_BLOCK = (
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(layers.BlocksConfig):
-    """The configuration fields of all transformers. Raises ConfigError for a value that has no meaning."""
+    """The configuration fields of all transformers. Raises ConfigError for an invalid value."""
 
     heads: Count
     """attention heads"""
@@ -75,7 +75,7 @@ class TransformerConfig(layers.BlocksConfig):
     """experts per block that process every token besides the routed ones; computed as one expert of their total width"""
     block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """overrides of single MoE blocks, by block number, for the fields router, experts, router_options and so on;
-    router_options override the model's options, or, with another router, that router's defaults"""
+    router_options override the model's options or, if the block changes the router, that router's defaults"""
     dropout: float = 0.0
     """dropout rate after the embedding, after each attention, inside each dense MLP (after its activation) and after each MLP
     or MoE layer"""
@@ -103,7 +103,7 @@ class TransformerConfig(layers.BlocksConfig):
             raise ConfigError(f"block.{number}: expected one of the MoE blocks, {expected} (moe={self.moe!r})")
         options = own.get("router_options", {}) if isinstance(own, Mapping) else None
         if not isinstance(options, Mapping):
-            raise ConfigError(f"block.{number}={own!r}: expected a table, and router_options in it, if set, a table")
+            raise ConfigError(f"block.{number}={own!r}: expected a table, in which router_options, if set, is a table")
         check_names(f"block.{number}.", own, "a block", OF_BLOCK)
         router = own.get("router", self.router)
         if router == self.router:
@@ -120,7 +120,7 @@ class TransformerConfig(layers.BlocksConfig):
         return Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
 
     def _check_routing(self) -> RouterOptions:
-        """The options of the routers of the MoE blocks."""
+        """The checked options of the routers of the MoE blocks."""
         images, rest = divmod(self.group_size, self.sequence)
         if rest and "images" in options_of(self.router):
             raise ConfigError(
@@ -173,7 +173,7 @@ def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLa
 
 
 def router_config(config: TransformerConfig) -> RouterOptions:
-    """The router options of MoE blocks without their own (see `of_block`). The model must have MoE blocks."""
+    """The router options of MoE blocks that set none (see `of_block`). The model must have MoE blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 
@@ -184,7 +184,7 @@ def id_blocks(config: TransformerConfig) -> list[int]:
 
 
 def takes_ids(config: TransformerConfig) -> bool:
-    """Whether the model has routers that take token ids."""
+    """True if the model has routers that take token ids."""
     return bool(id_blocks(config))
 
 
@@ -248,7 +248,7 @@ def _moe_layout(config: TransformerConfig) -> Params:
 def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:
     """The tokens `x` `(N, S, D)` after all blocks. causal: a token attends only to itself and earlier tokens.
 
-    ids: of the tokens, `(N, S)`, for routers that need them.
+    ids: the ids of the tokens, `(N, S)`, for routers that need them.
     """
     B, config, drop, compute = run.B, run.config, run.drop, run.compute
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)

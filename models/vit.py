@@ -60,7 +60,7 @@ Array = Any
 
 @dataclass(frozen=True, kw_only=True)
 class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
-    """The configuration of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
+    """The configuration of one MoE-ViT. Raises ConfigError for an invalid value."""
 
     stem: int = option(0, rare=True)
     """number of 3 x 3 convolutions with stride 2 before the patch embedding, each with a layer normalisation and a GELU; the

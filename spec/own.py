@@ -63,7 +63,7 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
             f"{argument}={name!r}: {module} is not imported; import it first, or add --trust {name} if you trust it"
         )
     if module.split(".")[0] in sys.stdlib_module_names:
-        raise ConfigError(f"{argument}={name!r}: expected a module of yours, not of Python's standard library")
+        raise ConfigError(f"{argument}={name!r}: expected your own module, not one of Python's standard library")
     if module == "__main__" and not hasattr(imported, attribute):
         raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; move it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):

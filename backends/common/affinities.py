@@ -1,4 +1,4 @@
-"""Affinities: logits to scores, elementwise, by softmax or by Sinkhorn. Transport is in `transport.py`."""
+"""Affinities, which turn logits into scores: elementwise functions, softmax and Sinkhorn. `transport.py` has optimal transport."""
 
 import math
 
@@ -114,7 +114,7 @@ def sinkhorn_affinity(
     """logits (G, T, E) -> (G, T, E).
 
     The number of iterations is fixed. With a `tolerance`, a group that reaches it keeps its plan while the other groups
-    continue. Differentiable through the iterations.
+    continue. Gradients flow through the iterations.
     """
     check_scores("logits", logits, AXES)
     iterations = check_at_least("iterations", iterations, 1)

@@ -1,4 +1,4 @@
-"""Allocations: scores to slots. Token Choice (Algorithm 1) takes tokens in any order or only the most important ones;
+"""Allocations, which turn scores into slots. Token Choice (Algorithm 1) serves all tokens in some order, or only the most important;
 Expert Choice is Algorithm 2.
 
 Selections are integers and carry no gradient; weights do. Ties go to the lower index.
@@ -61,7 +61,7 @@ def normalize_selected(
 
 
 def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """Divides weights (G, T, E) by the sum or norm of the chosen ones (G, T, K; E means none), plus epsilon, for tokens with a choice."""
+    """Divides weights (G, T, E) of tokens with a choice by the sum or norm of their chosen weights, plus epsilon. E in (G, T, K): none."""
     is_chosen = xp.is_chosen(chosen, weights)
     of_them = xp.where(is_chosen, weights, 0.0)
     total = xp.sum(of_them if norm == "sum" else xp.square(of_them), 2, keepdims=True)
@@ -197,7 +197,7 @@ def _slots_in_stages(
 
     best: (G, N, tries) int32, the experts that a token tries, best first. keep: booleans of the same shape.
 
-    by_token: each token makes all its requests before the next token does, in a single stage.
+    by_token: in a single stage, each token makes all its requests before the next token makes any.
 
     The first K stages are merged, because no token can have K experts before they end.
     """
@@ -271,7 +271,7 @@ def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) 
 
 
 def mostly_empty(routing: BySlot) -> bool:
-    """Whether to compute only the filled slots."""
+    """True if a layer should compute only the filled slots."""
     if routing.slot is None:
         return False
     _, experts, capacity = routing.token.shape

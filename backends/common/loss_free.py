@@ -44,7 +44,7 @@ def balance_bias(xp: Namespace[Array], bias: Array, load: Array, *, rate: float,
 
 
 def _excess_sign(xp: Namespace[Array], load: Array) -> Array:
-    """The sign of `load` minus its mean, exact up to 2^36 choices. float32 misses integers above 2^24, so the halves are compared."""
+    """The sign of `load` minus its mean, exact up to 2^36 choices: float32 skips integers above 2^24, so it compares high and low parts."""
     upper = _whole(xp, load / 4096)
     high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
     carry = _whole(xp, low / 4096)

@@ -136,23 +136,22 @@ class Namespace(Protocol[Array]):
         """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Whether each entry is at one of the given indices, where n means none: (..., k), for entries like (..., n) ->
-        (..., n) booleans."""
+        """Booleans in the shape (..., n) of `like`, true at the indices (..., k), where n means none."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
-        """How often each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""
+        """The number of times that each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""
 
     def put_true(self, indices: Array, like: Array, axis: int, /) -> Array:
         """Booleans in the shape of `like`, true at `indices` along an axis."""
 
     def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-        """The `count` largest entries, descending, and `place`: `place(function)` applies the function to them at their
-        positions in `x` and is 0 elsewhere."""
+        """The `count` largest entries, descending, and `place`: `place(function)` has the function of these entries at
+        their positions in `x`, and 0 elsewhere."""
 
-    # Between tokens and slots; int32.
+    # Maps between tokens and slots; int32.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """How many earlier requests of the group are for the same expert; `experts` means no expert: (G, N) -> (G, N)."""
+        """The number of earlier requests of the group for the same expert; `experts` means no expert: (G, N) -> (G, N)."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
         """The position of each of 0, ..., count - 1 in `index`, N if absent: (G, N) -> (G, count). `count` in `index` means none."""
@@ -182,8 +181,8 @@ class Namespace(Protocol[Array]):
         """`state = body(step, state)` for the steps 0, ..., count - 1."""
 
     def whole(self, function: Function, /) -> Function:
-        """Makes a function of a namespace, an array and numbers one operation, where a compiler would unroll its loops.
-        The result is an array like the argument. The operation has no gradient, except for a Sinkhorn plan."""
+        """Turns a function of a namespace, an array and numbers into one operation if a compiler would unroll its
+        loops. The result is an array like the argument. The operation has no gradient, except for a Sinkhorn plan."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
         """Threefry-2x32-20 of the counters (first, second), which broadcast: key (2,) -> (..., 2). Words are int32."""

@@ -30,7 +30,7 @@ def expert_weights(
     experts: int | None = None,
     plain: bool = False,
 ) -> dict[str, Array]:
-    """The checked parameters of `experts` perceptrons (any number if None) in a dtype. plain: exactly `w1`, `b1`, `w2`, `b2`."""
+    """The checked parameters of `experts` perceptrons (any number if None) in a dtype. plain: requires `w1`, `b1`, `w2`, `b2`."""
     check_parameter_names(params, plain=plain)
     for name in filter(params.__contains__, AXES):
         check_scores(name, params[name], AXES[name])

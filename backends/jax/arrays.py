@@ -78,7 +78,7 @@ def einsum(subscripts: str, /, *arrays: Array) -> Array:
 
 
 def transpose(x: Array, axes: Sequence[int]) -> Array:
-    """`x` with its axes in another order."""
+    """`x` with its axes in this order."""
     return jnp.transpose(x, tuple(axes))
 
 

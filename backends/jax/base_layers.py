@@ -5,10 +5,10 @@ Shape comments: G groups, T tokens, E experts. Assignments are integers and carr
 *The solver* works on integers, so rounding can neither unbalance it nor make it cycle. Sinkhorn steps at falling
 temperatures give prices for the experts. Then, in a fixed number of steps, each price rises where more tokens want the
 expert than it has slots, and falls where fewer do. Each token takes its best expert at these prices. That assignment is
-the best of all with the same number of tokens per expert. A repair removes the remaining imbalance: in each step,
-tokens with the same loss move along the cheapest path of moves from a full expert to one with room (successive shortest
-paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays the best for its numbers of tokens per expert.
-The result is therefore exact for the rounded scores; the gap refers to the original scores.
+the best of all assignments with the same number of tokens per expert. A repair removes the remaining imbalance: in each
+step, tokens with the same loss move along the cheapest path of moves from a full expert to one with room (successive
+shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays the best for its numbers of tokens per
+expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial
@@ -31,9 +31,9 @@ SMOOTH_STEPS, PRICE_STEPS = 16, 32
 def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 1) -> Assignment:
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
-    Balanced for all scores. The gap is 0, up to rounding, if the scores of a token differ by multiples of about
-    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise it is rounding of that
-    size per token.
+    The assignment is balanced for all scores. The gap is 0, up to rounding, if the scores of a token differ by multiples of about
+    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise rounding adds up to
+    that size per token.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), wide(scores)
@@ -139,7 +139,7 @@ def _solve(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
 
 
 def _moved(levels: Array, start: Array, slots: int) -> Array:
-    """Prices (E,) near `start` at which about as many tokens want each expert as it has slots.
+    """Prices (E,) near `start` at which the number of tokens that want each expert is close to its number of slots.
 
     A step that overshoots is halved (resilient propagation, Riedmiller and Braun 1993).
     """
@@ -172,7 +172,7 @@ def _losses(levels: Array, expert: Array, source: Array) -> Array:
 def _repair(levels: Array, state: _State, slots: int) -> _State:
     """Moves tokens along the cheapest path of moves, from a full expert to one with room.
 
-    At each move, the tokens that lose least go, as many as can make every move. The path stays the cheapest meanwhile.
+    Each move takes the tokens that lose least, the same number at every move, and the path stays the cheapest.
     """
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
     experts = jnp.arange(levels.shape[1])

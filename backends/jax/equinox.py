@@ -84,11 +84,11 @@ class MoE(eqx.Module):  # type: ignore[misc]
     ) -> Routed:
         """x (images, ..., width) to (y, losses, metrics, statistics). Losses are weighted; add them to the model's loss.
 
-        ids: (images, ...), for a router that needs token ids; default: the token positions. state: for a router that keeps one. key:
-            for gating noise, if the router has it. inference: overrides the layer's setting. The layer handles the batch axis, so do
-            not wrap it in `jax.vmap`.
+        ids: (images, ...), for a router that needs token ids; default: the token positions. state: the state of a
+            router that keeps one. key: the source of gating noise, if the router has it. inference: overrides the
+            layer's setting. The layer handles the batch axis, so do not wrap it in `jax.vmap`.
 
-        Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for a missing key.
+        Raises ShapeError for x of a different width or a batch that does not split into groups, ConfigError for a missing key.
         """
         train = not (self.inference if inference is None else inference)
         params = {"router": self.router, "experts": self.experts, "shared": self.shared}

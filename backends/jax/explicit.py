@@ -1,8 +1,7 @@
-"""Functions of groups on arrays whose types record a split over explicit axes of the user's mesh.
+"""Runs functions of groups on arrays whose types record a split over explicit axes of the user's mesh.
 
 Where groups are split, `jax.shard_map` runs the single-device program on each device. Devices exchange only the means
-and sums over all groups, and the slots of experts on other devices. JAX handles every other split, or reports what it
-lacks.
+and sums over all groups, and the slots of experts on other devices. JAX handles every other split or raises an error.
 """
 
 import functools
@@ -27,7 +26,7 @@ PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
 
 
 class Split(NamedTuple):
-    """How the arrays of a call are split: the mesh, the axes that split the groups, and the axes that split the experts."""
+    """The split of a call's arrays: the mesh, the axes that split the groups, and the axes that split the experts."""
 
     mesh: Any
     groups: Axes
@@ -70,12 +69,12 @@ def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Fu
 
 
 def is_split(tree: Any) -> bool:
-    """Whether the type of any array in a tree records a split over a mesh."""
+    """True if the type of any array in a tree records a split over a mesh."""
     return any(_axes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def split_alike(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays, with unsplit arrays split like the others, provided that these are split alike."""
+    """Splits the unsplit arrays like the split arrays, if those all have the same split."""
     specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
     (spec, *others) = set(filter(None, specs)) or {None}
     if spec is None or others:
@@ -105,7 +104,7 @@ def _check_whole_groups(tokens: Any) -> None:
 
 
 def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | None:
-    """How groups and experts are split, or None if anything else is split."""
+    """The split of groups and experts, or None if anything else is split."""
     splits: dict[str, set[Axes]] = {"group": set(), "experts": set()}
     mesh = None
     for name, tree in arrays.items():
@@ -174,7 +173,7 @@ def _resharded(tree: Any, specs: Any) -> Any:
 
 
 def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
-    """For each array that `function` returns, whether its first axis is groups: doubling the groups doubles that axis."""
+    """True for each array that `function` returns with groups as its first axis: doubling the groups doubles that axis."""
 
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:

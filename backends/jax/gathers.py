@@ -3,11 +3,11 @@
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S = E * C slots in one row, where slot
 `e * C + c` is slot `c` of expert `e`. The index S means "none", as T does among tokens.
 
-A sparse routing is a partial map between tokens and slots, given from both ends: `token` (G, S) and `slot` (G, T, K).
-Rows travel by a gather along one, and their gradients by a gather along the other. In Expert Choice a token may sit in
-any number of slots. Then `slot` is None, and a sum over the slots of a token takes them in ascending order, with one
-gather per slot of the most chosen token. No sum uses a scatter. Each has a fixed order, so the same input gives the
-same bits on every run, also on a GPU.
+A sparse routing is a partial map between tokens and slots, stored in both directions: `token` (G, S) and `slot` (G, T,
+K). A gather by one moves rows, a gather by the other moves their gradients. In Expert Choice a token may occupy any
+number of slots. Then `slot` is None, and sums over a token's slots add them in ascending order, with as many gathers as
+the most chosen token has slots. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same
+bits on every run, also on a GPU.
 """
 
 import math

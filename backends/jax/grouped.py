@@ -1,9 +1,9 @@
-"""The layer of perceptrons, on rows of all groups, sorted by expert.
+"""The layer of perceptrons, computed on rows of all groups, sorted by expert.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
-are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are taken in blocks of at most
-BLOCK, and the number of blocks is a value on the device. On a TPU, kernels do this (`megablox`), and the rows of small
-groups come from products (`one_hot`).
+are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are multiplied in blocks of at
+most BLOCK, and the number of blocks is a value on the device. On a TPU, kernels do this (`megablox`), and the rows of
+small groups come from products (`one_hot`).
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H hidden; N = G T K choices.
 """
@@ -124,7 +124,7 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     slot = xp.invert_index(row, size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
-    # Flat, because a TPU reads whole tiles for a gather whose index has a small last axis.
+    # Flat, because a TPU gather reads entire tiles if the last axis of its index is small.
     places = jnp.append(row[0], size)[of_choice.reshape(-1)].reshape(of_choice.shape)
     return Rows(token, weight, places), ends
 
@@ -139,7 +139,7 @@ def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
 def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
     """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
 
-    R is a number of whole blocks. The results for rows without an expert are meaningless.
+    R is a multiple of BLOCK. The results for rows without an expert are meaningless.
     """
     return _products_of(False, rows, kernel, bias, ends)
 
@@ -184,7 +184,7 @@ def _sums_transposed(ends: Array, rows: Array, gradient: Array, kernel: Array, b
 
 
 def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array, *others: Array) -> Any:
-    """`loop` on the arrays. On a TPU, `kernel` instead, which does the same without loops."""
+    """Runs `loop` on the arrays or, on a TPU, `kernel`, which does the same without loops."""
     if not megablox.takes(rows):
         return loop(rows, *others)
     return lax.platform_dependent(rows, *others, tpu=kernel, default=loop)
@@ -237,7 +237,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
             kernel, bias = of_block(m)
             return sums[0] + kernel, sums[1] + bias
 
-        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # the first is zeros without any rows
+        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # zeros if there are no rows
         return kernel.astype(gradient.dtype), bias.astype(gradient.dtype)
 
     kernels, biases = lax.map(of_expert, (jnp.append(0, ends[:-1]), ends))
@@ -254,7 +254,7 @@ def _blocks(rows: Array) -> Array:
 
 
 def _branch(rows: Array) -> Array:
-    """The index in `_by_size` for this many rows; a full block for more."""
+    """The index in `_by_size` for this many rows, at most the index of a full block."""
     return (jnp.clip(rows, 1, BLOCK) - 1) // STEP
 
 

@@ -1,6 +1,6 @@
 """Products of rows that are sorted by expert, on a TPU: the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
-They read each row once per tile of the width, and each expert's matrix once per tile of its rows, and pad no rows. They are JAX's
+They read each row once per tile of the width, and each expert's matrix once per tile of its rows, without padding rows. They are JAX's
 version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs them on a CPU, for tests.
 
 Shape comments: R rows, E experts, D width, H hidden.
@@ -38,7 +38,7 @@ def left_out() -> Iterator[None]:
 
 
 def takes(rows: Array) -> bool:
-    """Whether the kernels support the dtype of these rows."""
+    """True if the kernels support the dtype of these rows."""
     return not _LEFT_OUT.get() and rows.dtype in (jnp.bfloat16, jnp.float32) and not untyped.config.jax_enable_x64
 
 
@@ -99,7 +99,7 @@ def _kernels() -> Any:
 
 
 def _expert(row: Array, ends: Array) -> Array:
-    """Whether each row (R, 1) belongs to each expert, (R, E)."""
+    """Booleans (R, E), true where a row belongs to an expert."""
     return (row < ends) & (row >= jnp.append(0, ends[:-1]))
 
 

@@ -89,7 +89,7 @@ def devices() -> int:
 
 
 def leave() -> None:
-    """Waits for the other processes, then leaves them."""
+    """Waits for the other processes, then disconnects."""
     untyped.distributed.shutdown()
 
 
@@ -176,7 +176,7 @@ class OnMesh(SplitExperts):
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
     def put(self, tree: Any) -> Any:
-        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch. Numbers are the same on all processes."""
+        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch. Scalars must be equal on all processes."""
 
         def spread(leaf: Any) -> Array:
             where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)
@@ -196,7 +196,7 @@ class OnMesh(SplitExperts):
     # Training.
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """The state that `export_state` of any backend exported. Each process reads only the slices that its devices need."""
+        """Restores a state that `export_state` of any backend exported. Each process reads only the slices that its devices need."""
         wanted = self.state_shapes(exported["params"], optimizer)
         placed = flatten(wanted.params)
         params = {path: _like(leaf, placed[path]) for path, leaf in leaves(exported["params"])}
@@ -239,7 +239,7 @@ class OnMesh(SplitExperts):
         return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
-        """As on one device, with `Shards` instead of arrays: the pieces that this process must save."""
+        """As on one device, with `Shards` instead of arrays: the parts that this process must save."""
         return export_leaves(state, _pieces)
 
     def make_step(
@@ -289,7 +289,7 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
-        """Sums the gradients over devices with the same part of a parameter, and divides by the number of all devices. Sums stay sums."""
+        """Sums gradients over devices with the same part of a parameter and divides them by the number of all devices. Only adds sums."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
         together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if no whole parameter is trained
         for path in gradients:

@@ -37,7 +37,7 @@ def routed(
 
     params: `router`, `experts`, and `shared`, empty without a shared expert. state: for a router that keeps one. key:
         for gating noise, which only training has. Raises ConfigError if the key is missing, DtypeError for a state in
-        16 bits, and ShapeError for x of another width or images that do not split into groups.
+        16 bits, and ShapeError for x of a different width or images that do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
     router = B.ROUTERS[layer.router]

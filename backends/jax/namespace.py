@@ -78,18 +78,18 @@ def take(x: Array, index: Array) -> Array:
 
 
 def pick(x: Array, index: Array) -> Array:
-    """The entry at an index: (..., 1). Uses a mask, so that the gradient is a mask too and not a scatter."""
+    """The entry at an index: (..., 1). Uses a mask, so the gradient is a mask too, not a scatter."""
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     return jnp.sum(jnp.where(position == index, x, 0), axis=-1, keepdims=True)
 
 
 def is_chosen(indices: Array, like: Array) -> Array:
-    """Whether each entry is at one of the given indices: (..., k) -> (..., n). Uses comparisons instead of a scatter."""
+    """Booleans, true at the given indices: (..., k) -> (..., n). Uses comparisons instead of a scatter."""
     return jnp.any(indices[..., None] == jnp.arange(like.shape[-1], dtype=indices.dtype), axis=-2)
 
 
 def count(index: Array, size: int, like: Array) -> Array:
-    """How often each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
+    """The number of times that each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
     return jnp.zeros(size, like.dtype).at[index.reshape(-1)].add(1)
 
 

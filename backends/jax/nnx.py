@@ -126,7 +126,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         ids: (images, ...), for a router that needs token ids; default: the token positions. deterministic, rngs:
             override the layer's settings; rngs may also be a key.
 
-        Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for missing rngs.
+        Raises ShapeError for x of a different width or a batch that does not split into groups, ConfigError for missing rngs.
         """
         train = not (self.deterministic if deterministic is None else deterministic)
         noisy = train and B.ROUTERS[self.layer.router].noise(self.layer.options) is not None

@@ -24,13 +24,13 @@ SMALL, FEW = 256, 4
 
 
 def pays(tokens: Array, token: Array) -> bool:
-    """Whether products dispatch and combine tokens (G, T, D) and slots (G, E, C), when compiled for a TPU."""
+    """True if programs for a TPU dispatch and combine tokens (G, T, D) and slots (G, E, C) by products."""
     _, count, _ = tokens.shape
     return tokens.dtype == jnp.bfloat16 and count <= SMALL and token.shape[1] * token.shape[2] <= FEW * count
 
 
 def dispatch(tokens: Array, token: Array, slots: Any) -> Array:
-    """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C) -> (R, D). slots: the same as `Rows`."""
+    """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C) -> (R, D). slots: the same map, as `Rows`."""
     return linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
 
 

@@ -14,7 +14,7 @@ ONE_HOT_EXPERTS = 32
 
 
 def positions(requests: Array, experts: int) -> Array:
-    """How many earlier requests of the group are for the same expert. requests: (G, N) int32; returns the same shape."""
+    """The number of earlier requests of the group for the same expert. requests: (G, N) int32; returns the same shape."""
     return (position_by_sum if experts <= ONE_HOT_EXPERTS else position_by_sort)(requests, experts)
 
 

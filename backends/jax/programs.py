@@ -53,11 +53,11 @@ def program(function: Function, kinds: Mapping[str, str] = NO_KINDS, summed: boo
 
 
 def _is_of_arrays(value: Any) -> bool:
-    """Whether a value is a JAX array or a tree of JAX arrays only."""
+    """True for a JAX array or a tree of JAX arrays only."""
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 def _is_option(value: Any) -> bool:
-    """Whether `==` distinguishes the value from others. It does not for NaN, and a subclass may redefine it."""
+    """True if `==` distinguishes the value from others. It does not for NaN, and a subclass may redefine it."""
     return value is None or (type(value) in (bool, int, float, str) and value == value)

@@ -112,7 +112,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, with averages substituted for those that have one; valid as long as `state_params`."""
+    """The parameters, with the average of each parameter that has one in its place; valid as long as `state_params`."""
     return unflatten({**flatten(state.params), **state.average})
 
 
@@ -192,7 +192,7 @@ def compiled_step(
 
     @functools.wraps(compiled)
     def call(state: TrainState, batch: Batch, learning_rate: float) -> tuple[TrainState, Metrics]:
-        # Always a plain number, because another type of number would need another program.
+        # Always a plain number, because JAX compiles a new program for each type of number.
         return compiled(state, batch, float(learning_rate))
 
     return call
@@ -207,7 +207,7 @@ def export_state(state: TrainState) -> dict[str, Any]:
 
 
 def finite_state(state: TrainState) -> bool:
-    """Whether all numbers of `export_state` are finite, on all devices."""
+    """True if all numbers of `export_state` are finite, on all devices."""
     leaves = export_leaves(state, lambda leaf: leaf)
     return bool(_finite([leaf for leaf in jax.tree.leaves(leaves) if isinstance(leaf, jax.Array)]))
 
@@ -231,7 +231,7 @@ def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[
 
 
 def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-    """The state that `export_state` of any backend exported, bit for bit."""
+    """Restores a state that `export_state` of any backend exported, bit for bit."""
     state = init_state(exported["params"], optimizer)
     slots = {name: flatten(tree) for name, tree in exported.items() if name not in ("params", "step")}
     average = _copied(slots.pop("ema", {}))

@@ -1,6 +1,6 @@
 """The specification as a backend: float64 NumPy, one group at a time, with exact gradients by the complex step.
 
-It computes what the compiled backends must compute, at a speed for tests. Its routers come directly from the
+The compiled backends must return the same results. It is fast enough only for tests. Its routers come directly from the
 specification, not from the composition that the compiled backends share.
 """
 

@@ -52,7 +52,7 @@ def to_numpy(tree: Any) -> Any:
 
 
 def cast(x: Array, dtype: str) -> Array:
-    """`x` in float64, or as "int32". Raises ConfigError for another dtype."""
+    """`x` in float64, or as "int32". Raises ConfigError for any other dtype."""
     if dtype == "int32":
         return x.real.astype(np.int32)
     _check_dtype(dtype)

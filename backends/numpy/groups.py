@@ -1,6 +1,6 @@
 """Turns a specification function, which takes one group, into a backend function, which takes all groups.
 
-The type of an argument says whether it has a groups axis or is shared (see `moespec.backends.binding`). The results of the groups are
+The type of an argument determines whether it has a groups axis or is shared (see `moespec.backends.binding`). The results of the groups are
 joined: a sparse routing into the record by slot, named results and arrays into a stack with a leading groups axis (integers as int32),
 a scalar and a dict of metrics into the mean over the groups, and a `Summed` result into the sum.
 """
@@ -137,7 +137,7 @@ def _stack(values: Sequence[Array]) -> Array:
 def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
     """Runs a router of the specification group by group. The compiled backends' routers are compared with the result.
 
-    With a balance loss over all groups it is `of_all`, which is composed of the batched functions like the compiled routers.
+    With a balance loss over all groups, it runs `of_all`, which is composed of batched functions like the compiled routers.
     """
 
     def route(

@@ -1,4 +1,4 @@
-"""Backend functions whose shapes differ from the specification's functions, applied group by group."""
+"""Backend functions whose shapes differ from the shapes of the specification's functions, applied group by group."""
 
 from collections.abc import Callable
 from typing import Any, cast

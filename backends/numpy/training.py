@@ -1,7 +1,7 @@
 """Gradients by the complex step, and the training step: the reference for compiled training.
 
-A forward pass with one parameter moved by `1e-30i` has the exact derivative of the loss in its imaginary part. A full
-gradient needs one direction per number in the parameters; one pass takes 64 (see `directions`). Small models only.
+A forward pass with one parameter moved by `1e-30i` has the exact derivative of the loss in its imaginary part. A full gradient
+needs one direction per number in the parameters; one pass computes 64 (see `directions`). Use it for small models only.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
         gradient[i] = imag(loss(params + 1e-30i * unit(i))) / 1e-30
 
-    exact to rounding wherever the loss is analytic in the parameters (discrete selections use the real parts).
+    The gradient is exact to rounding wherever the loss is analytic in the parameters (discrete selections use the real parts).
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Any, Any], Params]:
@@ -149,7 +149,7 @@ def export_state(state: State) -> dict[str, Any]:
 
 
 def finite_state(state: State) -> bool:
-    """Whether all numbers of `export_state` are finite."""
+    """True if all numbers of `export_state` are finite."""
     exported = export_state(state)
     del exported["step"]
     return all(np.isfinite(leaf).all() for _, leaf in leaves(exported))
@@ -167,7 +167,7 @@ def state_params(state: State) -> Params:
 
 
 def state_average(state: State) -> Params:
-    """The parameters, with averages substituted for those that have one."""
+    """The parameters, with the average of each parameter that has one in its place."""
     return unflatten({**flatten(_copied(state["params"])), **flatten(state.get("ema", {}))})
 
 

@@ -2,7 +2,7 @@
 
     route(B, params, tokens, options, *, noise=None, train=False)
 
-`B` is the backend. `moespec.spec.routers` defines each router in separate code that no backend runs. The vectors come
+`B` is the backend. `moespec.spec.routers` defines each router in separate code that no compiled backend runs. The vectors come
 from there, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
 """
 

@@ -112,8 +112,8 @@ def noisy_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> Losses:
-    """The losses of a router with gating noise. The load loss, for `choices` per token, exists only with noise, so not
-    at evaluation. The balance loss counts `counted` choices."""
+    """The losses of a router with gating noise. The load loss, for `choices` per token, exists only with noise, so it
+    is missing at evaluation. The balance loss counts `counted` choices."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
     balanced = noisy if options.balance_logits == "noisy" else clean

@@ -6,11 +6,11 @@ Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gra
 experts come back; only then does a device wait for the host. The solver works on integers, so rounding can neither
 unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts. Then, in a fixed
 number of steps, each price rises where more tokens want the expert than it has slots, and falls where fewer do. Each
-token takes its best expert at these prices. That assignment is the best of all with the same number of tokens per
-expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move along the cheapest path
-of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The
-assignment stays the best for its numbers of tokens per expert. The result is therefore exact for the rounded scores;
-the gap refers to the original scores.
+token takes its best expert at these prices. That assignment is the best of all assignments with the same number of
+tokens per expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move along the
+cheapest path of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993,
+chapter 9). The assignment stays the best for its numbers of tokens per expert. The result is therefore exact for the
+rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ Integers = NDArray[np.int64]
 def base_assignment(scores: Tensor, noise: Tensor | None = None, *, shards: int = 1) -> Assignment:
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
-    Balanced for all scores.
+    The assignment is balanced for all scores.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), widen(scores)
@@ -151,7 +151,7 @@ def _solve(
         path = [last]
         while before[path[-1]] != path[-1]:
             path.append(int(before[path[-1]]))
-        # The tokens that lose least at each move go, as many as can make every move. The path stays the cheapest meanwhile.
+        # Each move takes the tokens that lose least, the same number at every move, and the path stays the cheapest.
         moves = [
             (target, np.flatnonzero((expert == source) & (loss(source, target) == cost[source, target])))
             for target, source in pairwise(path)
@@ -175,7 +175,7 @@ def _proof(cost: Integers, exponent: int) -> NDArray[np.float64]:
 
 
 def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers:
-    """Prices (E,) near `start` at which about as many tokens want each expert as it has slots."""
+    """Prices (E,) near `start` at which the number of tokens that want each expert is close to its number of slots."""
     experts, reach = levels.shape[1], -levels.min()
     price: Integers = np.clip(np.nan_to_num(np.rint(start)), -reach, reach).astype(np.int64)
     last, step = np.zeros(experts, np.int64), np.full(experts, max(reach >> 10, 1))

@@ -52,7 +52,7 @@ def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
 
 
 class Devices:
-    """The devices of a mesh from the view of this process: its `place` along each axis, and its group along each set of
+    """The devices of a mesh as this process sees them: its `place` along each axis, and its group along each set of
     axes with several devices."""
 
     def __init__(self, sizes: MeshSizes) -> None:

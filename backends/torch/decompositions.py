@@ -1,7 +1,7 @@
 """moespec's operators as ATen operations, for inference programs that run where this package is not installed.
 
-If a function changes only its own tensors and reads no value on the host, its operator is decomposed into what the
-function does. The other operators have a replacement here, with the same arguments and results.
+If a function changes only its own tensors and reads no value on the host, its operator is decomposed into the
+function's operations. This module has replacements for the other operators, with the same arguments and results.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ DEFINING = (gathers, grouped, products, rng, selection, solvers)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Maps each torch operator to the function that replaces it, without training operators."""
+    """Maps each torch operator to the function that replaces it. Operators of training only are omitted."""
     return {overload(name): OTHERS.get(name, function) for name, function in FUNCTIONS.items() if name != "balanced"}
 
 

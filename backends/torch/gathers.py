@@ -39,7 +39,7 @@ def _gather(rows: Tensor, index: Tensor) -> Tensor:
         return rows.new_zeros(len(index), rows.shape[1])
     taken = rows.index_select(0, index.clamp(max=len(rows) - 1))
     missing = index == len(rows)
-    if rows.device.type == "cpu":  # where a list of a few rows costs nothing
+    if rows.device.type == "cpu":  # listing a few rows costs nothing
         return taken.index_fill_(0, missing.nonzero()[:, 0], 0)
     return taken.masked_fill_(missing[:, None], 0)
 
@@ -97,12 +97,12 @@ def _sum(
 
 
 def _sum_serially(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """For the CPU, where `index_add_` adds one row at a time."""
+    """Sums on the CPU, where `index_add_` adds one row at a time."""
     return rows.new_zeros(count + 1, rows.shape[1]).index_add_(0, index, rows)[:count].contiguous()
 
 
 def _sum_segments(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """One thread adds the rows of a sum, in order."""
+    """Sums on other devices, where one thread adds the rows of a sum, in order."""
     order, edges = _segments(index, count)
     return torch.segment_reduce(
         rows.index_select(0, order), "sum", lengths=edges.diff(), axis=0, unsafe=True, initial=0.0

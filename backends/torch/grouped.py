@@ -87,7 +87,7 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:
-    """Whether the device's grouped product needs no size on the host. On a GPU, this holds for 16-bit rows of a multiple of 16 bytes."""
+    """True if the device's grouped product needs no sizes on the host: on a GPU, for 16-bit rows whose size is a multiple of 16 bytes."""
     if tokens.device.type != "cuda":
         return True
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)

@@ -15,7 +15,7 @@ computes each sum in one order, in float32 or better, so there is no atomic addi
 registers, without a float32 copy. Unless noted, a program has a tile of TALL rows by WIDE columns.
 
 Importing this module imports Triton, which torch's CUDA builds include. With TRITON_INTERPRET=1 the kernels run on CPU
-tensors. Their speed has not been compared with plain operations.
+tensors. The speed of the kernels has not been compared with plain operations.
 """
 
 import math
@@ -63,7 +63,7 @@ def add_rows_kernel(
     rows, index, edges, weight, out, row_count, count, width,
     CHOICES: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """At each step, all rows of the tile add their next row, as long as any of them has one."""
+    """At each step, every sum in the tile adds its next row, until no sum has one left."""
     n = tl.program_id(0) * TALL + tl.arange(0, TALL)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
     if edges is None:
@@ -131,7 +131,7 @@ def _tile(width: int) -> tuple[int, int]:
 def parts(x: Tensor) -> Tensor:
     """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle. The first three add up to x.
 
-    S' is S padded with zeros to a multiple of 32 bytes, so that a product reads 16 bytes at a time. It would read 196 slots two at a time.
+    S' is S padded with zeros to a multiple of 32 bytes, so that a product reads 16 bytes at a time, not two of 196 slots.
     """
     columns, stride = x.shape[1], -(-x.shape[1] // 16) * 16
     out = x.new_empty(len(x), 5, stride, dtype=torch.bfloat16)

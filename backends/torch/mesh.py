@@ -43,7 +43,7 @@ Metrics = dict[str, Tensor]
 def join(process: Process, address: str | None = None, timeout: float = 180.0) -> None:
     """Joins the other processes. This process uses the GPU with its local index, or the CPU.
 
-    address: the IP address at which others reach this machine. gloo uses its network unless GLOO_SOCKET_IFNAME names another.
+    address: the IP address at which others reach this machine. gloo uses its network interface unless GLOO_SOCKET_IFNAME names another.
     timeout: seconds without a heartbeat after which a process counts as lost. torch's own timeout is set to at least ten times as long.
 
     Raises RuntimeError from torch.distributed if the others do not join in time.
@@ -82,7 +82,7 @@ def devices() -> int:
 
 
 def leave() -> None:
-    """Waits for the other processes, then leaves them."""
+    """Waits for the other processes, then disconnects."""
     dist.barrier()
     dist.destroy_process_group()
 
@@ -158,11 +158,11 @@ class OnMesh(SplitOverGroup):
     # Training.
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
-        """The state that `export_state` of any backend exported. Each process reads only the slices that it needs."""
+        """Restores a state that `export_state` of any backend exported. Each process reads only the slices that it needs."""
         return read_state(self.devices, exported, optimizer)
 
     def export_state(self, state: SpreadState) -> dict[str, Any]:
-        """As on one device, with `Shards` instead of arrays: the pieces that this process must save."""
+        """As on one device, with `Shards` instead of arrays: the parts that this process must save."""
         return pieces_of(state)
 
     def state_params(self, state: SpreadState) -> Params:

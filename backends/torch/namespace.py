@@ -86,7 +86,7 @@ def softmax(x: Tensor, axis: Axis) -> Tensor:
 
 
 def argmax(x: Tensor) -> Tensor:
-    """The index of the largest entry, the first of equal ones: (..., n) -> (..., 1). `torch.argmax` does not promise the first."""
+    """The index of the largest entry, the first of equal entries: (..., n) -> (..., 1). `torch.argmax` does not promise the first."""
     return top_indices(x, 1)
 
 
@@ -114,14 +114,14 @@ pick = take
 
 
 def is_chosen(indices: Tensor, like: Tensor) -> Tensor:
-    """Whether each entry is at one of the indices, where n means none: (..., k) -> (..., n)."""
+    """Booleans, true at the given indices, where n means none: (..., k) -> (..., n)."""
     *leading, size = like.shape
     chosen = torch.zeros(*leading, size + 1, dtype=torch.bool, device=like.device)
     return chosen.scatter(-1, indices.long(), True)[..., :size]
 
 
 def count(index: Tensor, size: int, like: Tensor) -> Tensor:
-    """How often each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
+    """The number of times that each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
     flat = index.flatten()
     return like.new_zeros(size).index_add(0, flat, torch.ones_like(flat, dtype=like.dtype))
 
@@ -186,7 +186,7 @@ def whole(function: Callable[..., Any]) -> Any:
 
 
 def _sinkhorn_fits(logits: Tensor) -> bool:
-    """Whether `kernels.sinkhorn` takes logits (G, T, E): without gradient, and at most 64 registers for each of 256 threads."""
+    """True if `kernels.sinkhorn` supports the logits (G, T, E): no gradient, and at most 64 registers for each of 256 threads."""
     _, tokens, experts = logits.shape
     numbers = (1 << (tokens - 1).bit_length()) * (1 << (experts - 1).bit_length())
     return operators.on_gpu(logits) and not logits.requires_grad and logits.dtype == torch.float32 and numbers <= 2**14

@@ -52,7 +52,7 @@ def differentiable(
     def call(*arguments: Any) -> Any:
         return operator(*arguments) if torch.compiler.is_compiling() else function.apply(*arguments)
 
-    call.operator = operator  # type: ignore[attr-defined]  # what torch.library knows
+    call.operator = operator  # type: ignore[attr-defined]  # torch.library knows only this
     return call
 
 
@@ -73,18 +73,18 @@ def mapped(operator: CustomOpDef) -> CustomOpDef:
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether `x` is on a device for `kernels`; tracers know the device. Tests that interpret kernels return True for the CPU."""
+    """True if `x`, even a traced tensor, is on a device that runs `kernels`. Tests that interpret kernels return True for the CPU."""
     return x.is_cuda
 
 
 def uses_kernel(x: Tensor) -> bool:
-    """Whether an operator runs a kernel of `kernels` on `x`. Not for traced code."""
+    """True if an operator runs a kernel of `kernels` on `x`. Traced code must not call it."""
     return on_gpu(x) and _kernels_run(x.device)
 
 
 @functools.cache
 def _kernels_run(device: torch.device) -> bool:
-    """Whether Triton is installed and compiles for the device, which takes a C compiler. Tries the most demanding kernel."""
+    """True if Triton is installed and compiles for the device, which requires a C compiler. Tries the most demanding kernel."""
     try:
         from moespec.backends.torch import kernels
 

@@ -10,7 +10,7 @@ ONE_HOT_EXPERTS = 32
 
 
 def positions(requests: Tensor, experts: int) -> Tensor:
-    """How many earlier requests of the same group are for the same expert.
+    """The number of earlier requests of the same group for the same expert.
 
     Args:
         requests: (groups, requests) int32, the requested experts, in order of priority.

@@ -1,6 +1,6 @@
 """The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names.
 
-A name that another version lacks raises ConfigError: on import of this module, or on access for names of Dynamo.
+A name that the installed version lacks raises ConfigError: on import of this module, or on access for names of Dynamo.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _task: Callable[[], int] = _named("_C._current_graph_task_id")
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is running, so that a forward pass is a recomputation."""
+    """True during a backward pass; a forward pass is then a recomputation."""
     return _task() != -1
 
 

@@ -1,8 +1,8 @@
 """Products of tokens and a float32 matrix, to float32 accuracy, when 16-bit tokens run on a GPU's tensor cores.
 
 In float32 an H100 runs at a tenth of the speed of its bfloat16 tensor cores, and must first copy the tokens in float32.
-Tokens that are already bfloat16 are exact; a float32 matrix is the sum of three bfloat16 matrices of 8 bits each. So
-three bfloat16 products, added in float32, equal the product in float32.
+Tokens that are already bfloat16 are exact; a float32 matrix is the sum of three bfloat16 matrices of 8 bits each.
+Therefore, three bfloat16 products, added in float32, equal the product in float32.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def split_product(tokens: Tensor, matrix: Tensor) -> Tensor:
     """tokens (N, D) in bfloat16, matrix (D, S) in float32 -> (N, S) in float32.
 
     The gradient of the matrix is as exact as the product. The gradient of the tokens has an error of 2^-16 before it is
-    rounded to bfloat16, which is 2^-8.
+    rounded to bfloat16, an error of 2^-8.
     """
     if uses_kernel(tokens):
         from moespec.backends.torch import kernels

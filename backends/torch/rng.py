@@ -27,7 +27,7 @@ def dropout(x: Tensor, draws: Tensor, *, rate: float) -> Tensor:
 def threefry(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Threefry-2x32-20 of the counters (first, second), which broadcast: (..., 2).
 
-    An operator, because a compiler would unroll the 20 rounds for each use of random numbers, which takes minutes.
+    It is an operator, because a compiler would unroll the 20 rounds for each use of random numbers, which takes minutes.
     """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
     first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
@@ -54,5 +54,5 @@ def _(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def shift_right_logical(words: Tensor, bits: int) -> Tensor:
-    """Shifts the words right and fills with zeros. The shift of int32 alone would repeat the sign."""
+    """Shifts the words right and fills with zeros. An int32 shift would repeat the sign."""
     return (words >> bits) & ((1 << 32 - bits) - 1)

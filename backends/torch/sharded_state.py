@@ -65,8 +65,8 @@ class SpreadState(TrainState):
         )
 
     def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Found:
-        """Sums each gradient over the devices with the same part of the parameter. Returns the means of metrics, and
-        the sums of sums.
+        """Sums each gradient over the devices with the same part of the parameter. Returns means of metrics and totals
+        of sums.
 
         There is one reduction per set of axes. The reduction over all devices includes the metrics and sums.
         """
@@ -102,7 +102,7 @@ class SpreadState(TrainState):
 
 
 def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
-    """The state that `export_state` of any backend exported. Missing slots get their initial values.
+    """Restores a state that `export_state` of any backend exported. Missing slots get their initial values.
 
     Each leaf must have a shape and a dtype. The part of this process is read by slicing, as from a NumPy array.
     """
@@ -133,7 +133,7 @@ def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: Optimiz
 
 
 def pieces_of(state: SpreadState) -> dict[str, Any]:
-    """A state as nested dicts of `Shards`, and its step. Where several processes have the same part, only the first has the piece."""
+    """A state as nested dicts of `Shards`, and its step. Where several processes have the same part, only the first has a shard of it."""
     devices = state.devices
 
     def pieces(leaf: Tensor, slot: str, path: Path) -> Shards:

@@ -1,6 +1,6 @@
 """Routings as records of slots, and the layer that moves tokens through them.
 
-A sparse routing fills a slot with at most one token, so it is stored by slot: which token, and with what weight. Only
+A sparse routing fills a slot with at most one token, so it is stored by slot, as a token and its weight. Only
 `dense()` creates arrays of size tokens x experts x capacity. Soft routing is inherently dense.
 
 Shapes: G groups, T tokens, E experts, C capacity, K choices, D width.

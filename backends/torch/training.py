@@ -86,7 +86,7 @@ def _not_recorded() -> int:
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.utils.checkpoint`, without torch's random state, from which nothing here draws."""
+    """`torch.utils.checkpoint`, without saving torch's random state, because nothing here uses it."""
     return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -96,12 +96,12 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of trees of tensors as a graph of its operations, traced on shapes only, then run op by op on numbers.
+    """Traces `function`, of trees of tensors, on shapes only. The graph of its operations then runs op by op on numbers.
 
     It takes less time than `quick_compile`. Code that needs the numbers of a tensor raises an error (`.item()`, `if`, a
-    shape by values); so does an operator without a rule for shapes. It runs code that is written for compilers. With a
-    function from `value_and_grad`, the graph includes the backward pass. The trace misses whatever only Dynamo sees
-    (Python that it cannot follow, its guards) and the code that a compiler generates.
+    shape by values); so does an operator without a rule for shapes. It traces the code for compilers. With a
+    function from `value_and_grad`, the graph includes the backward pass. The trace does not test Dynamo (Python that it
+    cannot follow, its guards) or the code that a compiler generates.
     """
     graphs: dict[str, Any] = {}
 
@@ -177,7 +177,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, with averages substituted for those that have one. They change with the next step."""
+    """The parameters, with the average of each parameter that has one in its place. They change with the next step."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 
@@ -191,7 +191,7 @@ def export_state(state: TrainState) -> dict[str, Any]:
 
 
 def finite_state(state: TrainState) -> bool:
-    """Whether all numbers of `export_state` that this process has are finite."""
+    """True if all numbers of `export_state` that this process has are finite."""
     leaves = [leaf for kept in kept_leaves(state).values() for leaf in kept.values()]
     return bool(torch.stack([leaf.isfinite().all() for leaf in leaves]).all())
 
@@ -208,7 +208,7 @@ def kept_leaves(state: TrainState) -> dict[str, Leaves]:
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainState:
-    """The state that `export_state` of any backend exported, bit for bit."""
+    """Restores a state that `export_state` of any backend exported, bit for bit."""
     leaves, step = flatten(from_numpy(exported["params"])), int(exported["step"])
     slots = {name: flatten(from_numpy(tree)) for name, tree in exported.items() if name not in ("params", "step")}
     average = slots.pop("ema", {})

@@ -132,7 +132,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         if best >= routed.draws.enough:
             break
     if clearest is None:
-        raise ValueError(f"{key}: every draw was rejected: {refused}")
+        raise ValueError(f"{key}: all draws were rejected: {refused}")
     return clearest
 
 

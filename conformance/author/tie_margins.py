@@ -73,7 +73,7 @@ def ordered(choice: Choice, given: Mapping[str, Any]) -> Arrays:
 def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str, Any]) -> float:
     """The margin of a choice for one group."""
     if choice.margin is None:
-        raise TypeError("scores do not give the margin of a choice with the scale 'stability'")
+        raise TypeError("the margin of a choice with the scale 'stability' cannot be computed from scores")
     scores = {key: np.real(value) for key, value in scores.items()}
     if scores.keys() == {""}:
         return choice.margin(scores[""], scales[""], options)

@@ -33,7 +33,7 @@ Array = NDArray[Any]
 EXPLAINED = ("fail", "reordered")
 MOST = 6
 """Maximum number of correct results listed."""
-REORDERED = "differs only in the order of equal scores"
+REORDERED = "differs only in tie-breaking"
 LARGEST, MATRICES = 8, 4
 """Maximum rows and columns of a table, and tables per result."""
 

@@ -93,7 +93,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
     waiver = Waiver(entry["case"], entry["reason"], SHORT.get(dtype, dtype), entry.get("mode", ""))
     is_pattern = any(sign in waiver.case for sign in "*?[")
     if is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:
-        raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with the algorithm of its revision")
+        raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with the name of an algorithm")
     if not any(waiver.matches(id) for id in ids):
         text = "no case matches" if is_pattern else "unknown case"
         raise WaiverError(f"{place}: {text} {waiver.case!r}; `list` prints all cases")

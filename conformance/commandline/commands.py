@@ -303,7 +303,7 @@ def _show(options: argparse.Namespace) -> int:
     if not cases:
         fresh_ones = "" if options.fresh is None else f"; --fresh --size {options.size} omits some of them"
         near = near_it(options.case, _ids(options))
-        raise ConfigError(f"no such case: {options.case!r}; `list` prints all cases{fresh_ones}{near}")
+        raise ConfigError(f"unknown case {options.case!r}; `list` prints all cases{fresh_ones}{near}")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None

@@ -102,7 +102,7 @@ class PeerTarget(Target):
             raise NotOfferedError(SHARED)
         for stage in (job.stage, *call.earlier(job.stage, job.stages, job.values)):
             if lacking := _lacking(self.module, stage):
-                raise NotOfferedError(f"{stage.call}: no {lacking}")
+                raise NotOfferedError(f"{stage.call}: the peer has no {lacking}")
         run = super().result(job, compile)
 
         def offered(values: Values) -> Any:

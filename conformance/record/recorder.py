@@ -89,7 +89,7 @@ class Recorder:
     def gates(self) -> list[Gate]:
         """Everything recorded. Raises RunError if nothing was recorded, or for values that no gate computes."""
         if not self.calls:
-            reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "the model reached no tap"
+            reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "the model called no tap"
             raise RunError(f"nothing was recorded: {reason}")
         try:
             return [_joined(name, calls) for name, calls in self.calls.items()]

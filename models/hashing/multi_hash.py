@@ -16,14 +16,14 @@ Array = Any
 
 
 def chosen(settings: RouterOptions) -> TypeGuard[Options]:
-    """Whether the options of a router select MultiHash."""
+    """True if the options of a router select MultiHash."""
     return isinstance(settings, Options) and settings.hashes > 1
 
 
 def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> None:
-    """Raises ConfigError for options that MultiHash cannot have, and for experts that are not plain perceptrons.
+    """Raises ConfigError for options that MultiHash does not support, and for experts that are not plain perceptrons.
 
-    It requires segments of hidden units and outputs without remainder, and has no capacity, because it drops no token.
+    The number of hashes must divide the hidden and the output width. There is no capacity, because no token is dropped.
     """
     if not chosen(settings):
         return

@@ -5,10 +5,10 @@
 | `patch_code` | the nearest codeword of its pixels, see `patch_codes` | V |
 | `position` | its place in the grid, row by row | S |
 | `previous` | the code of the patch before, 0 for the first | V |
-| `bigram` | the code of the patch before and its own | V V |
+| `bigram` | the codes of the patch before and of the patch | V V |
 | `position_code` | its place and its code | S V |
 
-V codes, S patches. The class token and registers, which come first, have separate ids, after those of the patches."""
+V codes, S patches. The class token and registers, which come first, have separate ids, after the ids of the patches."""
 
 from typing import Any, Literal, Protocol, get_args
 
@@ -40,7 +40,7 @@ class IdConfig(Protocol):
 
 
 def uses_codes(config: IdConfig) -> bool:
-    """Whether the ids need a codebook."""
+    """True if the ids need a codebook."""
     return config.token_ids != "position"
 
 

@@ -1,13 +1,13 @@
 """Mixture-of-experts routing for vision: an executable specification, compiled backends and a conformance suite.
 
     moespec.spec          what each router computes, in NumPy: `help(moespec.spec)`, `moespec.spec.ROUTERS`
-    moespec.backends      the same names, batched and compiled: `backends.jax`, `backends.torch`, or the one in use
+    moespec.backends      the same names, batched and compiled: `backends.jax`, `backends.torch`, or the selected backend
     moespec.models        vision models built from routers and backends
     moespec.training      the application: training, evaluation, weights, export and reports
     moespec.conformance   golden vectors, and the suite that checks any implementation against them
 
 `moespec --help` and `python -m moespec --help` list the commands. Each of the five packages is imported on first use.
-In this folder, they are links to the folders with these names at the root of the repository.
+In the repository, this folder links to the folders of the same names at its root.
 """
 
 from importlib import import_module

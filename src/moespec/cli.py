@@ -2,7 +2,7 @@
 
 A command imports its module when it runs. A user error (`SpecError`, an unreadable file, too little memory) prints one
 line to standard error and exits with status 2. A run that a signal stops exits with 128 plus the number of the signal,
-130 for Ctrl-C. So does output that nobody reads to its end (`moespec ledger | head`), with 141.
+130 for Ctrl-C. A command whose output is cut off (`moespec ledger | head`) exits with 141.
 """
 
 import os

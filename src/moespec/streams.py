@@ -1,4 +1,4 @@
-"""Standard output and standard error that never end a command: they escape what they cannot show and drop what they cannot write."""
+"""Output streams that never end a command: they escape characters that they cannot show and drop text that they cannot write."""
 
 import io
 import os
@@ -10,7 +10,7 @@ __all__ = ["Output", "open_streams"]
 
 
 class Output(io.FileIO):
-    """A descriptor that stores its first write error, such as a full disk, in `failed`. Output that nobody reads to its end raises."""
+    """A descriptor that stores its first write error, such as a full disk, in `failed`. Standard output raises when its reader is gone."""
 
     failed: OSError | None = None
 
@@ -28,7 +28,7 @@ class Output(io.FileIO):
 def open_streams() -> Output:
     """Installs such streams in this process, even if its streams are closed, as in a service. Returns standard output.
 
-    Warnings are printed as moespec's lines.
+    Warnings become one line that begins with `moespec:`.
     """
     for number in range(3):
         try:

@@ -13,8 +13,8 @@ __all__ = ["clip_grad_norm_"]
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """`torch.nn.utils.clip_grad_norm_` for a model whose experts are split over another mesh than the rest, which torch's function
-    rejects. Multiplies gradients by `max_norm / norm` where that is below 1, and returns the norm of the complete gradient.
+    """`torch.nn.utils.clip_grad_norm_` for a model whose experts are split over a different mesh than the rest, which torch's function
+    rejects. Multiplies gradients by `max_norm / norm` if that is below 1, and returns the norm of the complete gradient.
 
     All processes must call it.
     """

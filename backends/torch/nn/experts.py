@@ -11,7 +11,7 @@ from moespec.backends.torch.expert_parallel import SplitOverGroup, mean_gradient
 
 
 class Linear(nn.Module):
-    """`x @ weight[e] + bias[e]` of expert e: weight (experts, in, out), bias (experts, out) or None. One map has no experts axis."""
+    """`x @ weight[e] + bias[e]` of expert e: weight (experts, in, out), bias (experts, out) or None. A single map has no experts axis."""
 
     def __init__(self, *shape: int, bias: bool, **factory: Any) -> None:
         super().__init__()

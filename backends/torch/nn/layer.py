@@ -37,14 +37,14 @@ class MoE(Reporting, HubMixin):
     All axes between the first and the last are tokens of an image: (images, tokens, width) as in a ViT, or (images, height, width of
     the image, channels) as in Swin and ConvNeXt.
 
-    device, dtype: as in other torch modules, for parameters. On the meta device nothing is drawn.
+    device, dtype: as in other torch modules, for parameters. On the meta device, no initial values are drawn.
 
     Parameters: `router.kernel` and others, `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
     `experts.fc2.weight`, `experts.fc2.bias`. Gated experts add `experts.fc3`, with the shapes of `fc1`; a shared expert adds
     `shared.fc1.weight` (width, hidden) and others. Router logits, weights and losses are computed in float32 or better, also under
     autocast or in bfloat16. Gating noise comes from torch's generator, only in training.
 
-    A forward pass raises ShapeError for an input of another width or a batch that does not split into groups.
+    A forward pass raises ShapeError for an input of a different width or a batch that does not split into groups.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class MoE(Reporting, HubMixin):
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
             saved["router"] = layer.router  # the name, if a `Router` was passed
-        # As text, so that torch.compile sees another object for other options. It would make a symbol of a number that
-        # differs from the number in a layer compiled before, and capacities need its value.
+        # As text, so that torch.compile sees a different object for different options. It would turn a number that
+        # differs from an earlier layer's number into a symbol, but capacities need its value.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -111,8 +111,8 @@ class MoE(Reporting, HubMixin):
             `torch.nn.Linear`. With two, a gated MLP has fc1 and fc3 packed in either order, like timm's GluMlp and SwiGLUPacked. A
             trial on random numbers verifies this and identifies f. Dropout is not copied. Experts have no biases where a gated MLP has
             none.
-        noise: standard deviation of the noise added to each expert's weights, relative to the weights' own, so that experts differ from
-            the start: `w + noise std(w) n`, n normal, drawn from `seed`.
+        noise: standard deviation of the noise added to each expert's weights, relative to the weights' standard
+            deviation: `w + noise std(w) n`, n normal, drawn from `seed`.
         options: `group_images` and the options of the router.
 
         At evaluation without noise, the layer computes the same as the MLP if the combine weights of each token sum to 1 and no token
@@ -124,7 +124,7 @@ class MoE(Reporting, HubMixin):
         """
         copied = perceptron("mlp", mlp)
         if fixed := sorted(OF_MLP & options.keys()):
-            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: set by mlp; leave it out")
+            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the MLP determines it; leave it out")
         noise, weight = check_non_negative("noise", noise), copied.weights["w1"]
         width, hidden = weight.shape
         biases = copied.expert_activation not in GATED or any(name.startswith("b") for name in copied.weights)
@@ -150,7 +150,7 @@ class MoE(Reporting, HubMixin):
         return layer.train(mlp.training)
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and tables to their initial values. After creation on the meta device: `to_empty`, then this."""
+        """Sets all parameters and tables to their initial values. After creation on the meta device, call `to_empty`, then this method."""
         self._assign(PARTS)
 
     def _assign(self, parts: Sequence[str]) -> None:
@@ -206,7 +206,7 @@ class MoE(Reporting, HubMixin):
         if mask is None:
             y, output = self._routed(tokens, ids, options)
         elif self.experts.group is not None:
-            raise ConfigError("mask: expected None, since expert parallelism needs equally many tokens in each process")
+            raise ConfigError("mask: expected None, since expert parallelism needs equal token counts in all processes")
         else:
             y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
         return self.report(y.reshape(x.shape), output.losses, output.metrics)

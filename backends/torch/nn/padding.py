@@ -1,4 +1,4 @@
-"""Groups with padding: routed without it, groups with equal token counts together."""
+"""Routes groups without their padding, groups with equal token counts together."""
 
 from collections.abc import Callable
 

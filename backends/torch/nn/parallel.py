@@ -21,8 +21,8 @@ class ExpertParallel(ParallelStyle):
 
     Every process routes its own images. The contents of slots go to the process that has the expert and come back: two all-to-alls
     forward, two backward. All processes of the mesh need the same number of images, with the same number of tokens. Parameters become
-    DTensors split along their first axis. As usual in data-parallel training, gradients are of the mean of the processes' losses, so
-    nothing remains to divide: over further mesh axes, `fully_shard` takes the mean.
+    DTensors split along their first axis. As usual in data-parallel training, gradients belong to the mean of the
+    processes' losses, so do not divide them; over further mesh axes, `fully_shard` takes the mean.
 
     Raises ConfigError for a module that is not the `experts` of an `MoE`, and for a mesh that does not divide them.
     """

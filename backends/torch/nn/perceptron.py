@@ -35,7 +35,7 @@ class Perceptron(NamedTuple):
 def perceptron(name: str, mlp: nn.Module) -> Perceptron:
     """The parts of an MLP of any class that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`.
 
-    Runs a copy with other numbers. Raises ConfigError, with `name`, for an MLP that computes something else.
+    Runs a copy with random numbers as parameters. Raises ConfigError, with `name`, for an MLP that computes something else.
     """
     if not isinstance(mlp, nn.Module):
         raise ConfigError(f"{name}: expected a module, got {mlp!r}")
@@ -72,7 +72,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
 
 
 def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
-    """The candidates for `expert_mlp` parameters in two or three linear maps; of two, the first may have two packed."""
+    """The candidates for `expert_mlp` parameters in two or three linear maps; if there are two, the first may pack two."""
     maps: list[Any] = [(layer.weight.T, layer.bias) for layer in layers]
     orders: Any = permutations(maps)
     if len(maps) == 2:

@@ -25,7 +25,7 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
     does not fit the model, and parameters of moespec layers that the files lack.
     """
     if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, "from_pretrained")):
-        raise ConfigError(f"cls: expected a model class of transformers (no Auto class), got {cls!r}")
+        raise ConfigError(f"cls: expected a model class of transformers (not an Auto class), got {cls!r}")
 
     def init(self: Any, config: Any, *arguments: Any, **more: Any) -> None:
         cls.__init__(self, config, *arguments, **more)

@@ -1,4 +1,4 @@
-"""Experts instead of the MLPs of a complete model, such as a model from timm or Hugging Face."""
+"""Replaces the MLPs of a complete model, such as a model from timm or Hugging Face, by experts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,12 +31,12 @@ def replace_mlps(
     """Replaces MLPs of a model, in place, by `MoE.from_mlp`, and returns how much each layer differs from its MLP.
 
     The difference is the largest difference of an output, relative to the largest output, at evaluation on random tokens: about 1e-7
-    where the function is preserved. NaN on the meta device.
+    if the layer computes the same function, and NaN on the meta device.
 
     model: a model with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
-    tokens: tokens of an image in these blocks, including the class token if there is one.
-    blocks: their numbers in the order of the model, -1 for the last; default: the second half of the blocks, as in the papers.
-    router: default: one that preserves the function of the MLPs. It has a bias, which `update_states` updates after each step.
+    tokens: number of tokens of an image in these blocks, including the class token if there is one.
+    blocks: block numbers in the order of the model, -1 for the last; default: the second half of the blocks, as in the papers.
+    router: the default preserves the function of the MLPs. It has a bias, which `update_states` updates after each step.
     options: passed to `MoE.from_mlp`: `noise`, `group_images`, the options of the router, ...
 
     The configuration of a transformers model gets an entry `moespec`, from which this package's `from_pretrained` restores it.
@@ -85,7 +85,7 @@ class _WithoutResidual(nn.Module):
 
 
 class _Residual(nn.Module):
-    """The remainder of `output`."""
+    """Replaces `output` by its last operation, which adds the residual."""
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         return hidden + residual

@@ -31,7 +31,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     moe: `gate` with `weight` and `top_k`; `e_score_correction_bias`, in the gate or the block; `experts` with `gate_up_proj` and
         `down_proj`; optionally `shared_experts` with `gate_proj`, `up_proj` and `down_proj`. Examples: the blocks of dots3's vision
         encoder, which choose among all experts, and of DeepSeek-V3, which choose groups of experts first.
-    tokens: tokens of an image. options: of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
+    tokens: number of tokens of an image. options: arguments of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
 
     Raises ConfigError for a block with other parts, or if the layer and the block differ at evaluation.
 
@@ -46,7 +46,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     of_block |= {"expert_bias": False, "shared_experts": shared_hidden // hidden}
     of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # draws nothing that would be overwritten
     if fixed := sorted(of_block.keys() & options.keys()):
-        raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: set by the block; leave it out")
+        raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the block determines it; leave it out")
     layer = MoE(width, hidden, experts, tokens=tokens, **of_block, **options)
     layer.router.to(found["router.kernel"].dtype)
     if weight.is_meta:

@@ -45,7 +45,7 @@ class RouterState(nn.Module):
                 self._lost(error)
 
     def renew(self) -> None:
-        """Updates the state by the sums over all processes, and resets them. Without a forward pass, nothing happens."""
+        """Updates the state from the sums over all processes, and resets the sums. Without a forward pass, it does nothing."""
         if self.rule is None or not self._sums:
             return
         router, options = self.rule
@@ -61,7 +61,7 @@ class RouterState(nn.Module):
         self._sums = {}
 
     def _lost(self, error: RuntimeError) -> NoReturn:
-        """Raises ConfigError: outside `vmap`, torch has no statistics of a pass inside it."""
+        """Raises ConfigError, because statistics of a pass inside `vmap` are not available outside it."""
         if "vmap" not in str(error):
             raise error
         self._sums = {}

@@ -42,7 +42,7 @@ def test_list_and_show_read_only_what_they_show(run, vectors, monkeypatch):
 RUN = "run --target moespec.backends.numpy "
 USAGE = {
     "": "moespec conformance: the following arguments are required: command",
-    "show token_choice/nothing": "no such case: 'token_choice/nothing'",
+    "show token_choice/nothing": "unknown case 'token_choice/nothing'",
     "show z_loss/values --files . --fresh 7": "--fresh: cannot be combined with --files, which are computed from",
     "show token_choice/tied --target json": "--target 'json': ",
     "check out --require-suite 99": "suite: version '99' is required, but moespec ",
@@ -52,7 +52,7 @@ USAGE = {
     "run --adapter no_such_module": "--adapter 'no_such_module': cannot be imported: ModuleNotFoundError",
     "run --adapter math:nothing": "--adapter 'math:nothing': the module 'math' has no 'nothing'",
     "run --adapter math:pi": "--adapter 'math:pi': expected a method layer(x, params, options)",
-    "run --adapter json --size large": "--size large: requires --fresh SEED",
+    "run --adapter json --size large": "--size large: needs --fresh SEED",
     RUN + "--dtype f8": "moespec conformance run: --dtype: ",
     RUN + "--algorithm hashing": "moespec conformance run: --algorithm: ",
     RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints all cases",
@@ -112,7 +112,7 @@ def test_a_folder_without_vectors_fails(run, tmp_path):
     commit(tmp_path / "vectors")
     status, printed, _ = run("run", *NUMPY, "--dtype", "f64", "--vectors", tmp_path / "vectors")
     assert status == 1
-    assert printed.splitlines() == ["nothing was collected", "0 passed, 0 failed, 0 skipped; 0 of 0 cases passed"]
+    assert printed.splitlines() == ["no case was run", "0 passed, 0 failed, 0 skipped; 0 of 0 cases passed"]
     status, _, said = run("run", *NUMPY, "--vectors", tmp_path / "elsewhere/vectors")
     assert status == 2
     assert "suite.json" in said

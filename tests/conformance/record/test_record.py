@@ -264,7 +264,7 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
         ("raising --data own_model:data", "raised in batch 0 KeyError: 'no such expert'"),
         ("raising --module x --data absent.npz", "absent.npz: not a readable .npz file of arrays"),
         ("model --module *.gate --data own_model:data --outputs own_model:raising", "raising() takes 1"),
-        ("data --module *.gate", "nothing was recorded: the model reached no tap"),
+        ("data --module *.gate", "nothing was recorded: the model called no tap"),
     ],
 )
 def test_what_cannot_be_recorded(record, tmp_path, arguments, words):

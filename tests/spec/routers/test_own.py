@@ -57,7 +57,7 @@ def used(**changes):
         (lambda: used(frozen=("kernel",)), r"'kernel': \(decays, frozen\) is \(True, True\), but \(True, F"),
         (lambda: router_name("nowhere.at:all"), "nowhere.at is not imported; import it first"),
         (lambda: router_name("my_routers.tempered:Options"), "expected the name of a Router, got <class"),
-        (lambda: router_name("os:path"), "expected a module of yours, not of Python's standard library"),
+        (lambda: router_name("os:path"), "expected your own module, not one of Python's standard library"),
         (lambda: router_name("__main__:GONE"), "defined in another notebook or script; move it into a module"),
         (lambda: router_name(replace(tempered.ROUTER)), "expected a module-level object, which runs can refer to by"),
         (lambda: composed(B)._bind("", replace(tempered.ROUTER, compose=None)), "has no compose, which JAX"),

@@ -115,10 +115,10 @@ def test_the_form_of_gelu_is_tried(act, form):
     ("mlp", "message"),
     [
         (nn.Linear(WIDTH, WIDTH), r"^mlp: Linear has 1 torch.nn.Linear, expected 2"),
-        (Mlp(nn.SiLU()), r"^mlp: Mlp computes something else than"),
-        (Gated(), r"^mlp: Gated computes something else than"),
+        (Mlp(nn.SiLU()), r"^mlp: Mlp computes neither fc2\(gelu\("),
+        (Gated(), r"^mlp: Gated computes neither fc2\(gelu\("),
         ("mlp", r"^mlp: expected a module, got 'mlp'"),
-        (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 3)), r"^mlp: .* from width 8 to 3, expected the same"),
+        (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 3)), r"^mlp: .* maps width 8 to 3, expected equal widths"),
         (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN + 1, WIDTH)), r"^mlp: Sequential cannot be run"),
     ],
 )  # fmt: skip
@@ -141,7 +141,7 @@ def test_noise_makes_experts_differ():
 
 
 def test_what_is_that_of_the_mlp():
-    with pytest.raises(ConfigError, match=r"^gelu='tanh': set by mlp; leave it out"):
+    with pytest.raises(ConfigError, match=r"^gelu='tanh': the MLP determines it; leave it out"):
         modules.MoE.from_mlp(Mlp(), 2, tokens=TOKENS, gelu="tanh")
 
 
