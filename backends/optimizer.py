@@ -132,11 +132,11 @@ class OptimizerConfig:
     rates: str = ""
     """learning-rate multipliers of selected parameters, as pattern=rate, ..., 0 to freeze, such as "head/=1, .*=0" """
     clip: float | None = None
-    """largest global norm of the gradient, or None"""
+    """maximum global norm of the gradient, or None for no clipping"""
     ema: float | None = None
     """decay of the exponential moving average of the parameters, such as 0.9999, or None for no average"""
     ema_steps: int | None = None
-    """steps over which that decay rises to 1 along half a cosine, or None for a constant decay"""
+    """steps over which optimizer.ema rises to 1 along half a cosine, or None for a constant decay"""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -1,4 +1,4 @@
-"""`moespec conformance`: check a target, an adapter or files; reports; the vectors and their cases."""
+"""`moespec conformance`: check a target, an adapter or files; write reports; show and generate vectors."""
 
 import os
 import signal

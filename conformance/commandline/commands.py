@@ -354,7 +354,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 def main(arguments: list[str]) -> int:
     """Run a command and return its exit status."""
-    parsing = parser("Check a target, an adapter or files; reports; the vectors and their cases.")
+    parsing = parser("Check a target, an adapter or files; write reports; show and generate vectors.")
     options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")

@@ -34,7 +34,7 @@ class PlanArguments(Configured):
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Prints the memory,
     operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh of --mesh.
-    All options of train are accepted; those of the model, the optimiser, the batch and the computation affect the estimate.
+    All options of train are accepted; only options of the model, optimiser, batch and computation affect the estimate.
     """
 
     devices: Number
@@ -44,7 +44,7 @@ class PlanArguments(Configured):
     flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9: bfloat16 operations per second, bytes of memory, bytes per second of the
     memory, and of all links in one direction; optional: float32=156e12 (float32 operations per second), torus=3 (torus dimensions)"""
     utilisation: Annotated[float, Range(0, 1, above=True, below=False)] | None = None
-    """assumed fraction of the chip's peak, for the device-days of the run"""
+    """assumed fraction of the chip's peak rate, to estimate the device-days of the run"""
     sharding: bool = False
     """print the sharding of each parameter, on the mesh of --mesh or the best mesh"""
     json: bool = False

@@ -53,13 +53,13 @@ class ScheduleConfig:
     peak: float = 1e-3
     """peak learning rate"""
     warmup: int = 0
-    """steps of linear increase from 0, at most half of the run"""
+    """warm-up steps, in which the rate rises linearly from 0; at most half of the run"""
     cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
     """rsqrt: step at which the rate starts to fall"""
     end: float | None = option(None, only=Only("name", ("linear", "cosine")))
-    """linear, cosine: rate at the end"""
+    """linear, cosine: final learning rate"""
 
 
 LENGTHS = ("steps", "epochs", "examples")
@@ -115,7 +115,7 @@ class TrainingConfig:
     accumulate: Number = 1
     """micro-batches per batch, to save memory"""
     recompute: bool = False
-    """recompute the activations of each block in the backward pass: less memory, a third more work"""
+    """recompute the activations of each block in the backward pass: less memory, a third more operations"""
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] | OwnName = option("softmax", only=TARGETS)
