@@ -163,9 +163,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     text = "Run a model and record the logits, choices and weights of its gates."
     record = commands.add_parser("record", help=text, description=text)
-    text = (
-        "package:name of a torch module, a function, a function that creates either, or a function that runs everything"
-    )
+    text = "package:name of a torch module or function, of a function that creates one, or of one that runs everything"
     record.add_argument("model", help=text)
     text = "record the torch modules or taps whose names match (default: all taps)"
     record.add_argument("--module", metavar="PATTERN", help=text)

@@ -226,7 +226,7 @@ def _golden_of_own(options: argparse.Namespace) -> int:
     TRUSTED[:] = routers.values()
     for backend in ("numpy", "jax", "torch"):
         if find_spec(backend) is None:
-            print(f"{backend} is not installed; its backend is not checked", end="\n\n")
+            print(f"{backend} is not installed, so its backend is not checked", end="\n\n")
             continue
         report = Report(Target.kind, f"moespec.backends.{backend}", suite.digest(vectors), [])
         plan = Plan(report, sorted(definitions), [*DTYPES], ["eager"], vectors=vectors)

@@ -87,9 +87,9 @@ def main(words: list[str]) -> None:
         return
     print(f"{config.model.name}: {described(model)}")
     if seen is not None:
-        at = f"; at {utilisation:.0%} of the peak {days:.4g} device-days" if days else ""
+        at = f"; {days:.4g} device-days at {utilisation:.0%} of the peak" if days else ""
         print(of_run(config, model, seen, batch=batch) + at)
-    parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
+    parts = f" in {training.accumulate} micro-batches" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
     where = f"per device, at {peak / 1e12:g} TFLOP/s in {model.dtype}"
     print(f"{training.batch} images per step{parts} on {devices} {given.chip}{again}; {where}:\n")
@@ -98,7 +98,7 @@ def main(words: list[str]) -> None:
         print(f"and {len(ranked) - SHOWN} other meshes (list them with --json)")
     print(f"\n{COLUMNS}")
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
-        print(f"Do not fit: {'; '.join(too_large)}")
+        print(f"Meshes that do not fit: {'; '.join(too_large)}")
     has = f"{_gib(chip.memory)} GiB"
     if fitting:
         print(f"\nBest mesh that fits into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")

@@ -68,9 +68,9 @@ def recorded(path, logits, mistake="", gate="softmax", layers=2):
 @pytest.mark.parametrize(
     ("gate", "mistake", "words"),
     [
-        ("softmax", "not divided", ["weights: softmax (100%)", "follows its logits, by a different rule of weights."]),
+        ("softmax", "not divided", ["weights: softmax (100%)", "follows its logits by a different rule of weights."]),
         ("softmax", "scores in bfloat16", ["near ties only in bfloat16", "scores, rounded to bfloat16"]),
-        ("sigmoid", "group by its best", ["neither near ties nor", "groups ranked by their best, ", "rule of choice."]),
+        ("sigmoid", "group by its best", ["neither near ties nor", "ranked by their best score, ", "rule of choice."]),
         ("sigmoid", "bias in the weights", ["for equal choices differ", "sigmoid + bias (the weights include the"]),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
 @pytest.mark.parametrize(
     ("scores", "count", "changed", "divide", "words"),
     [  # choices that no rule explains, weights that none explains, and one choice, which two rules explain
-        (softmax_affinity, 4, 3, np.sum, "each follows its logits, by a different rule of weights."),
+        (softmax_affinity, 4, 3, np.sum, "each follows its logits by a different rule of weights."),
         (
             softmax_affinity,
             4,
@@ -98,7 +98,7 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
             "they differ in weights, and no known rule explains the weights of the second.",
         ),
         (lambda x: softmax_affinity(1.7 * x), 4, 0, np.sum, "explains the weights of the first and the second."),
-        (sigmoid_affinity, 1, 0, np.sum, "each follows its logits, by a different rule of weights."),
+        (sigmoid_affinity, 1, 0, np.sum, "each follows its logits by a different rule of weights."),
     ],
 )
 def test_the_last_line_is_true_where_only_the_division_of_weights_differs(
