@@ -49,15 +49,15 @@ class ScheduleConfig:
     """The learning rate at each step (moespec.training.configuration.schedules). None: the schedule's default."""
 
     name: Literal["cosine", "rsqrt", "linear"] | OwnName = "cosine"
-    """decay of the rate after the warm-up, or your own schedule as package.module:function (docs/own-objects.md)"""
+    """decay of the learning rate after the warm-up, or your own schedule as package.module:function (docs/own-objects.md)"""
     peak: float = 1e-3
     """peak learning rate"""
     warmup: int = 0
-    """warm-up steps, in which the rate rises linearly from 0; at most half of the run"""
+    """warm-up steps, during which the learning rate rises linearly from 0; at most half of the run"""
     cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
-    """rsqrt: step at which the rate starts to fall"""
+    """rsqrt: step at which the learning rate starts to fall"""
     end: float | None = option(None, only=Only("name", ("linear", "cosine")))
     """linear, cosine: final learning rate"""
 
@@ -109,7 +109,7 @@ class TrainingConfig:
     epochs: Annotated[float, Range(0, 10**9, above=True, below=False)] | None = None
     """length of the run in passes over the training images, instead of steps"""
     examples: Number | None = None
-    """length of the run in training images, with repetitions, instead of steps"""
+    """length of the run in training images, counting repetitions, instead of steps"""
     batch: Number = 64
     """images per parameter update"""
     accumulate: Number = 1
@@ -133,8 +133,8 @@ class TrainingConfig:
     keep: Number = option(2, rare=True)
     """checkpoints to keep"""
     keep_best: str = ""
-    """also keep the checkpoint with the best value of this metric: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of an
-    [evaluation.NAME]"""
+    """also keep the checkpoint with the best value of this metric: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of a
+    table [evaluation.NAME]"""
     patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
     """end the run after this many evaluations without an improvement of keep_best; 0 for never"""
     log_every: Number = 10
@@ -247,7 +247,7 @@ class Config:
     init: str | None = None
     """initial weights: a run, a file of moespec convert, or a Hugging Face hub folder"""
     init_skip: str | None = option(None, only=Only("init", why="there is no init"))
-    """parameters to initialise anew instead: a regular expression of their names, such as ^head/"""
+    """parameters to initialise instead of loading: a regular expression of their names, such as ^head/"""
     log: str = ""
     """additional loggers, comma-separated: tensorboard, wandb, or your own function as
     package.module:function (docs/training.md)"""

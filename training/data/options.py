@@ -66,7 +66,7 @@ class DataConfig:
     blur: Share = option(0.0, rare=True)
     """probability of a Gaussian blur of 0.1 to 2 pixels"""
     solarise: Share = option(0.0, rare=True)
-    """probability of inverting values of 128 and above"""
+    """probability of inverting pixel values of 128 and above"""
     randaugment: Annotated[int, Range(0, 100, below=False)] = 0
     """RandAugment operations per image; 0 for none"""
     magnitude: Annotated[float, Range(0, 100, below=False)] = option(10.0, only=Only("randaugment"))
@@ -78,7 +78,7 @@ class DataConfig:
     mixup: Scalar = option(0.0, only=TARGETS)
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
     cutmix: Scalar = option(0.0, only=TARGETS)
-    """paste a rectangle of one image into another, its area from Beta(cutmix, cutmix); 0 for none; alternates with mixup"""
+    """paste a rectangle of one image into another, with an area drawn from Beta(cutmix, cutmix); 0 for none; alternates with mixup"""
     balance: Share = option(0.0, only=TARGETS)
     """sample each image with weight n^-balance, for n images in its class; 0: once per epoch; 1: all classes equally often"""
     label_smoothing: Annotated[float, Range(0, 1)] = option(0.0, only=TARGETS)
