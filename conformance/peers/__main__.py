@@ -1,7 +1,7 @@
 """`python -m moespec.conformance.peers`: run the suite on installed peers and write the pages of all recorded peers.
 
-It writes a table of the results of each peer, the readings of the ambiguity ledger that each peer was measured to follow, and
-the page of implementations, which combines these readings with the ledger.
+It writes a table of what the peers compute, the readings of the ambiguity ledger that they were measured to take, and the
+page of implementations, which combines these readings with the ledger.
 """
 
 import argparse

@@ -26,7 +26,7 @@ class Measured:
     """A package that the suite was run on.
 
     package, version: what was run. repository: where its code is. readings: the code that ran, by the id of the reading
-    that it was measured to follow.
+    that it was measured to take.
     """
 
     package: str
