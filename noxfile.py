@@ -225,8 +225,8 @@ def _interpreter(version: str) -> str | None:
 
 @nox.session
 def environments(session: nox.Session) -> None:
-    """Run, interrupt and resume short trainings in other environments; `-- -k torch` selects.
-    These are python -O, closed streams, several compiled processes and, if installed, the newest Python."""
+    """Run, interrupt and resume short training runs in other environments; `-- -k torch` selects.
+    The environments are python -O, closed streams, several compiled processes and, if installed, the newest Python."""
     _install(session, "jax", *(("torch",) if sys.version_info < (3, 12) else ()), "dev")
     variables = {**QUIET, **INDUCTOR}
     if python := _interpreter(NEWEST):
@@ -260,7 +260,7 @@ def _install_everything(session: nox.Session) -> None:
 @nox.session(default=False)
 def checks(session: nox.Session) -> None:
     """Run CI's checks besides conformance in one environment.
-    These are lint, types, golden --check, docs, tpu, cuda, integrations, tests and environments."""
+    The checks are lint, types, golden --check, docs, tpu, cuda, integrations, tests and environments."""
     _install_everything(session)
     for name in session.posargs or CHECKS:
         arguments = ("--", "--check") if name == "golden" else ()
@@ -270,7 +270,7 @@ def checks(session: nox.Session) -> None:
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
     """Run the slow checks, before a release and nightly; `-- tests`, `-- conformance` or `-- variants` runs one part.
-    These are tests marked `full`, every backend in every dtype and mode, and all variants. Takes hours on two cores."""
+    They are tests marked `full`, every backend in every dtype and mode, and all variants. Takes hours on two cores."""
     _install_everything(session)
     parts = session.posargs or ("tests", "conformance", "variants")
     if "tests" in parts:
@@ -356,7 +356,7 @@ def bench(session: nox.Session, backend: str) -> None:
 def gpu(session: nox.Session, backend: str) -> None:
     """Check a backend on this machine's GPU in every dtype and time a ViT training step.
 
-    Writes `conformance/reports/gpu-*.json` and `benchmarks/results/gpu-*.json`. Takes the options of
+    Writes `conformance/reports/gpu-*.json` and `benchmarks/results/gpu-*.json`. Accepts the options of
     `benchmarks/gpu.py`. To try it on a CPU, pass small sizes.
     """
     folder = Path("conformance/reports") if shutil.which("nvidia-smi") else REPORTS

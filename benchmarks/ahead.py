@@ -1,7 +1,7 @@
 """Compile layers and training steps ahead of time, without the devices. Import this module before JAX, which reads the
 environment variables set here at import.
 
-The compiler comes from `pip install 'moespec[jax]' libtpu`. Its figures replace matching rows of a file in `benchmarks/results`.
+`pip install 'moespec[jax]' libtpu` installs the compiler. Its figures replace the matching rows of a file in `benchmarks/results`.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 for variable, value in {
-    "JAX_PLATFORMS": "cpu",  # the compiler is requested by name
+    "JAX_PLATFORMS": "cpu",  # the TPU compiler is requested by name
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -110,7 +110,7 @@ def recorded(name: str, part: str = "rows") -> Any:
 
 
 def add(name: str, row: dict[str, Any], of: tuple[str, ...]) -> None:
-    """Print a row and store it in a file's list, replacing the row with equal values for the keys `of`."""
+    """Print a row and store it in a result file, where it replaces the row with the same values of the keys `of`."""
     print(json.dumps(row), flush=True)
     rows = {json.dumps([one[key] for key in of]): one for one in [*recorded(name), row]}
     write(name, {"rows": list(rows.values())})

@@ -22,7 +22,7 @@ FILE = {"COVERAGE_FILE": str(FOLDER / "data")}
 
 
 def counted() -> dict[str, dict[str, int]]:
-    """The number of statements in each room and how many the run covered."""
+    """Count the statements in each room and the statements that the run covered."""
     result = FOLDER / "result.json"
     subprocess.run([*COVERAGE, "json", "-q", "-o", str(result)], cwd=ROOT, env={**os.environ, **FILE}, check=True)
     statements: Counter[str] = Counter()

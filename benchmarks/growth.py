@@ -1,9 +1,9 @@
-"""Measure how a layer's time grows with the number of experts (at a constant total of slots) and with the tokens per group, on one core.
+"""Measure how a layer's time grows with the number of experts (at a constant total number of slots) and the tokens per group, on one core.
 
     python benchmarks/growth.py --backend torch
 
 Times cover forward and backward and are divided by the dense MLP's on the same tokens, as in `layers.py`. More experts have fewer slots
-each, so the experts' total work is constant. The experts are narrow: 2 048 of them fit into memory, and the cost of routing shows.
+each, so the experts' total work is constant. Narrow experts let 2 048 of them fit into memory and make the cost of routing visible.
 """
 
 import argparse

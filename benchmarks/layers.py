@@ -4,7 +4,7 @@
     python benchmarks/layers.py --backend jax
 
 Passes run in turn on one core and compute the gradients of all parameters and of the tokens. Each layer reports its
-minimum CPU time over the rounds and the spread, median over minimum. `times_dense` is that time divided by the dense
+minimum CPU time over the rounds and the spread (median / minimum). `times_dense` is that time divided by the dense
 MLP's. `work` is the number of expert rows per token, so a layer whose only cost is its experts has `times_dense` equal
 to `work`. torch flushes denormals to zero, as XLA does, and uses huge pages, as under `moespec train`.
 
@@ -109,7 +109,7 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
 
 
 def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str = "tokens") -> Pass:
-    """A loss and its gradients by `params`, compiled with JAX and op by op with torch. Waits for the loss and one gradient."""
+    """A loss and its gradients for `params`, compiled with JAX and op by op with torch. Waits for the loss and one gradient."""
     run = B.value_and_grad(loss)
     if B.name == "jax":
         run = B.compile(run)

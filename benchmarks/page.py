@@ -1,4 +1,4 @@
-"""Tables of pages in docs/. Each is between two markers, `<!-- NAME: made by benchmarks/SCRIPT -->` and `<!-- end of NAME -->`."""
+"""Write tables into pages in docs/, between the markers `<!-- NAME: made by benchmarks/SCRIPT -->` and `<!-- end of NAME -->`."""
 
 import re
 import sys

@@ -6,7 +6,7 @@
 Each `case` of the file, `benchmarks/results/plan.json`, names a model, a mesh, a TPU topology (no TPU is needed) and the images per device,
 `images`. To compile another step, add its `case` there. The compiler's arguments are parameters, optimiser state and the batch; its
 temporary memory and the plan's remaining entries are gradients and activations. `ratio` is the plan's total divided by the compiler's and
-should be slightly above 1 (LEAST, MOST). `links` compares the plan's bytes with the bytes that the compiled collectives return. An
+should be slightly above 1 (LEAST to MOST). `links` compares the plan's bytes with the bytes that the compiled collectives return. An
 all-to-all also returns the part that stays on the device, and that part is counted.
 
 `tests/training/planning/test_plan.py` checks the plan against these figures. The exit status is 1 if a ratio is outside LEAST to MOST.

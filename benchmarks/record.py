@@ -1,4 +1,4 @@
-"""One result file: the figures of a run with its machine, versions and command."""
+"""Write result files: the figures of a benchmark with its machine, versions and command."""
 
 import argparse
 import json

@@ -13,7 +13,7 @@ class Routed(NamedTuple):
     """A router on tokens `(groups, tokens, width)`.
 
     params: its parameters under "router". batch: its other inputs: ids, noise, state, or tables instead of parameters.
-    route: maps these and tokens to the router's output. shape: (groups, tokens per group).
+    route: maps these inputs and tokens to the router's output. shape: (groups, tokens per group).
     """
 
     params: dict[str, Any]
@@ -59,7 +59,7 @@ def routed(
 
 
 def drawn(random: np.random.Generator, noise: Any) -> Any:
-    """Random noise as the router specifies it."""
+    """Draw random noise in the form that the router specifies."""
     low, high = noise.interval or (0.0, 0.0)
     values = random.standard_normal(noise.shape) if noise.interval is None else random.uniform(low, high, noise.shape)
     return values.astype(np.float32)

@@ -49,7 +49,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
 
 
 def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield rows with the bytes of a ViT-S/16 step relative to the dense step, and of a layer relative to vmoe's."""
+    """Yield rows with the bytes of a ViT-S/16 step relative to the dense step, and the bytes of a layer relative to vmoe's."""
     of_model = [row for row in steps["rows"] if row["of"]["model"] == "vit_s16"]
     dense = next(row for row in of_model if row["of"]["case"] == "dense")
     for row in of_model[2:]:

@@ -4,8 +4,8 @@
     python benchmarks/tpu_layers.py [--check] [ROUTER ...]
 
 The layers compute in bfloat16 on float32 parameters. The TPU compiler reports FLOPs, bytes and memory. The manual count is three times the
-forward products of experts, router and (Soft MoE) mixing; docs/speed.md lists what else it and `passes` include. Soft MoE's logits are
-three bfloat16 products. The second and third count as passes, not as FLOPs above the count.
+forward products of experts, router and (Soft MoE) mixing; docs/speed.md lists everything else that it and `passes` include. Soft MoE's
+logits are three bfloat16 products. The second and third count as passes, not as FLOPs above the count.
 
 Without ROUTER arguments, google-research/vmoe's layers are also compiled if vmoe is importable, as in layers.py.
 
@@ -94,7 +94,7 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     else:
         slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
-    if "w1" in own:  # a predictor: its first map needs no gradient by its constant tokens, so two products of three
+    if "w1" in own:  # a predictor: its tokens are constant, so its first map needs two products, not three
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH

@@ -5,7 +5,7 @@ several TPUs. No TPU is needed.
     python benchmarks/tpu_mesh.py [--check] [ROUTER ...]
 
 docs/speed.md describes the model and the bytes that a device must receive (`bound`); docs/devices.md lists the collectives required. The
-figures are a step's collectives and the bytes that a device receives in them. Reduced bytes count twice, as in a ring.
+figures are a step's collectives and the bytes that each device receives in them. Reduced bytes count twice, as in a ring.
 
 The figures are written to `benchmarks/results/mesh-tpu.json`. With --check nothing is written. The check fails if the
 number of collectives differs from the file's, or if bytes exceed 1.02 times the file's.
@@ -34,7 +34,7 @@ MESHES = {
     "v5e:2x4": (MeshSizes(8), MeshSizes(2, 1, 4), MeshSizes(1, 1, 8), MeshSizes(2, 2, 2)),
 }
 ALL_MESHES = "softmax_token_choice"
-"""The router compiled for all meshes. The others are compiled only for the mesh that splits data and experts."""
+"""The router compiled for all meshes. Other routers are compiled only for the mesh that splits data and experts."""
 IMAGES, BLOCKS = 16, 1
 LIMIT = 1.02
 KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")

@@ -4,8 +4,8 @@
     python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]
 
 The step is complete: objective loss, backward pass, clipping and optimiser, with the recipe's model and `--images` images. A row has the
-compiler's figures: FLOPs divided by `moespec count`'s for the same number of images, memory, and seconds to compile; or its error if the
-step exceeds a core's memory. Rows are written to `benchmarks/results/recipes-tpu.json`, which keeps rows of other recipes and topologies.
+compiler's figures: FLOPs relative to `moespec count` for the same images, memory, and seconds to compile; or its error if the step exceeds
+a core's memory. Rows are written to `benchmarks/results/recipes-tpu.json`, which keeps the rows of other recipes and topologies.
 """
 
 from dataclasses import replace

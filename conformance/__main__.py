@@ -1,4 +1,4 @@
-"""`moespec conformance`: check a target, an adapter or files; write reports; show and generate vectors."""
+"""`moespec conformance`: check a target, an adapter or files, render reports, inspect cases, and generate vectors."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 if everything passed, 1 if something failed or nothing was collected, 2 for wrong usage."""
+    """Run a command. Returns 0 if everything passed, 1 if something failed or nothing was collected, 2 for wrong usage."""
     from moespec.conformance.commandline.commands import main as command
 
     return command(sys.argv[1:] if arguments is None else arguments)

@@ -41,7 +41,7 @@ def index(vectors: Path) -> dict[str, Any]:
 
 
 def archive(root: Path) -> bytes:
-    """The archive of a checkout, byte-reproducible for the same tree. Raises VectorError for modified vectors."""
+    """The archive of a checkout, byte-reproducible for the same tree. Raises VectorError if vectors were modified."""
     suite = root / "conformance"
     contents = {"index.json": (json.dumps(index(suite / "vectors"), indent=1) + "\n").encode()}
     contents |= {"LICENSE": read_file(root / "LICENSE"), "README.md": read_file(suite / "readers/README.md")}

@@ -26,7 +26,7 @@ def identity(inputs: Any) -> Any:
 
 
 def golden(case: Case) -> dict[str, Tensor]:
-    """The arrays a reference may name: inputs and expected results. A stage's only result also has the stage's name."""
+    """The arrays a reference may name: inputs and expected results. The name of a stage with one result also names the result."""
     values = dict(case.inputs)
     for stage in case.stages:
         for name, value in stage.outputs.items():
@@ -91,7 +91,7 @@ def _needs(described: Function, path: str) -> tuple[str, ...]:
 def missing(module: Any) -> dict[str, str]:
     """The paths that stages may require and the module lacks, each with the first missing part.
 
-    A path that raises anything but AttributeError counts as present; it raises again in the case that calls it.
+    A path that raises anything but AttributeError counts as present; the error recurs in the case that calls it.
     """
     parts: dict[str, str] = {}
     for path in _paths():
@@ -189,9 +189,9 @@ def at(module: Any, path: str) -> Any:
 
 
 def arrays(returned: Any, wanted: Collection[str]) -> Values:
-    """A call's return value as arrays by name, which can leave compiled code. `finish` converts them to results.
+    """A call's return value as arrays by name, a form that compiled code can return. `finish` converts it to results.
 
-    `routing_arrays` converts a routing. wanted: names of results; empty for an error case.
+    `routing_arrays` converts routings. wanted: names of results; empty for an error case.
     """
     if isinstance(returned, Mapping):
         return dict(returned)

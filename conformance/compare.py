@@ -31,9 +31,9 @@ class Dtype:
     support its subnormals. largest: the largest number. least: the minimum constant c of a comparison.
 
     In float64, which only tests whether the algorithm is right, c is at least 16. The constants were measured on our backends. Of 26
-    correct implementations that compute in another order, 3 exceed 4 u A in float64, by up to 12, and none does in float32 (the 3: Sinkhorn
-    on the plan's logarithm, a loss by counts, a projection by bisection). No wrong implementation tried lies between 4 and 16: internal
-    float32 is off by 2^20 u A and more. Tie margins and the check of committed vectors use the constants without this minimum.
+    correct implementations that compute in another order, 3 have errors above 4 u A in float64, up to 12 u A (Sinkhorn on the plan's
+    logarithm, a loss by counts, a projection by bisection), and none in float32. No wrong implementation tried lies between 4 and 16 u A:
+    internal float32 is off by at least 2^20 u A. Tie margins and the check of committed vectors ignore this minimum.
     """
 
     name: str
@@ -194,9 +194,9 @@ class Outcome:
 def compared(
     stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, sure: bool, call: str = ""
 ) -> list[Outcome]:
-    """The outcome of each result of a stage. If a choice is not certain, no comparison decides.
+    """The outcome of each result of a stage. Without `sure`, a choice may be tied, and results are inconclusive.
 
-    call: of the stage; empty for gradients, which have the dtype of the input they are taken by.
+    call: the stage's call; empty for gradients, which have the dtype of the differentiated input.
     """
     if isinstance(found, Failure):
         return [Outcome(stage, found.state, found.fraction, found.text, found.trace)]
@@ -219,7 +219,7 @@ def compared(
 
 
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
-    """Whether every choice of a stage is further from a tie than the dtype's errors.
+    """Whether every choice of a stage is further from a tie than the dtype's errors can reach.
 
     A margin of None marks a choice on the case's exact inputs, where ties are intended. float16 needs float32's margin
     or, if larger, bfloat16's margin times the ratio of their roundoffs.

@@ -1,8 +1,8 @@
-"""The vectors' coverage by rule: the purposes that some case must have for each public function and router called by cases.
+"""Check by rule that the vectors have a case for each purpose that a public function or router requires.
 
 A rule requires cases that expose implementations that are wrong only for one kind of input: three groups, odd sizes, an
-index above 256, extreme logits, a gradient by each input. A required purpose without a case is missing unless `EXEMPT`
-has a reason. Every rule applies to a new function as soon as a case calls it.
+index above 256, extreme logits, a gradient for each input. A required purpose without a case is missing unless `EXEMPT`
+has a reason. Every rule applies to a new function or router as soon as a case calls it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ EXEMPT: Mapping[str, str] = {
 
 @dataclass
 class Row:
-    """The coverage of a call: `rule:what` -> id of the first case that has it, and the required purposes."""
+    """The coverage of a call: each covered purpose, `rule:what`, with the id of its first case, and the required purposes."""
 
     call: str
     found: dict[str, str] = field(default_factory=dict)
@@ -230,7 +230,7 @@ def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, str]:
-    """The arrays that a call takes, by argument and part, as references. A routing's arrays belong to its own call."""
+    """The arrays that a call takes, by argument and part, as references. The arrays in a routing belong to the call that returned it."""
     found: dict[str, str] = {}
 
     def take(name: str, reference: Reference) -> None:

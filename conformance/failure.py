@@ -1,4 +1,4 @@
-"""Failures in place of results: a target's exception, or the reason for a call without one."""
+"""Failures take the place of results: a target's exception, or the reason why a call has no result."""
 
 import math
 import traceback
@@ -23,7 +23,7 @@ class Failure:
     """A process's report of a call without results. Nothing in it can make a case pass.
 
     classes: names of the exception's class and bases; empty if nothing was raised. trace: the lines of code that raised
-    it. state: of the outcome. returned: whether the call returned something that is not a result.
+    it. state: the outcome's state. returned: whether the call returned something that is not a result.
     """
 
     message: str
@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, declines: bool = False) -> "Failure":
-        """The failure of an exception. Only with `declines` may an exception decline a case."""
+        """Convert an exception into a failure. It can decline a case only if `declines` is set."""
         if declines and isinstance(error, NotOfferedError):
             return cls(str(error), state="not implemented")
         classes = tuple(each.__name__ for each in type(error).__mro__)

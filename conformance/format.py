@@ -33,7 +33,7 @@ class VectorError(Exception):
 
 
 class GoldenError(Exception):
-    """A golden cannot be generated: two computations disagree, or a random search found nothing."""
+    """A vector cannot be generated: two computations disagree, or a random search found nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient of one stage's `sum(probe * output)` by some of the inputs.
+    """The gradient of one stage's `sum(probe * output)` with respect to some of the inputs.
 
     losses: whether the sum includes the weighted losses of the case's router.
     """
@@ -167,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """The dense pair of a routing. A sparse routing is marked for `finish` and includes its slot record, if any."""
+    """The `dispatch` and `combine` of a routing. A sparse routing is marked for `finish` and includes its slot record, if any."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}

@@ -1,4 +1,4 @@
-"""Cases as manifests and files: written deterministically, and read only if they match what would be written."""
+"""Write cases deterministically as manifests and files, and read only files that writing the case would reproduce."""
 
 import hashlib
 import json
@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """A record or part of one as JSON; adds large arrays to `large`, keyed by their path with names for positions."""
+    """A record or part of one as JSON; adds large arrays to `large`, keyed by their path, in which stages have names."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -94,7 +94,7 @@ def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
 
 
 def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """The inverse of `encoded`: a record of a type or part of one. Raises an exception for anything else."""
+    """The inverse of `encoded`: a record of a type or part of one. Raises an exception if the entry does not fit the type."""
     if kind is Tensor:
         return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:
@@ -155,7 +155,7 @@ def write(case: Case, folder: Path) -> None:
 
 
 def parse(text: str) -> Any:
-    """Parse JSON with finite numbers. Raises ValueError or RecursionError for anything else."""
+    """Parse JSON with finite numbers. Raises ValueError or RecursionError for other text."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 
@@ -171,7 +171,7 @@ def read(path: Path) -> Case:
     """The case at `path`. Raises VectorError, naming the file, if anything about it is invalid.
 
     Only manifests outside the package are validated by the schema; a test validates the package's manifests, and `suite.json` has their
-    hashes. Writing the case again must reproduce the file, so nothing in or next to a manifest is ignored or completed.
+    hashes. Writing the case again must reproduce the file, so nothing in or next to a manifest is ignored or filled in.
     """
     try:
         manifest = parse(read_file(path).decode())

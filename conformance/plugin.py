@@ -31,7 +31,7 @@ __all__ = ["run", "settle"]
 ALONE = ("-c", os.devnull, "--rootdir=.", "--noconftest", "--assert=plain")
 """Options that keep the current folder's configuration files, meant for other tests, from affecting this run."""
 QUIET = ("--capture=no", "--no-header", "--tb=no", "-rN", "--junit-prefix=moespec")
-"""Failures are printed only once, after all tests."""
+"""Options that suppress pytest's output, because failures are printed once, after all tests."""
 LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisableexception", "-pno:threadexception")
 """pytest plugins that cost time per case without effect here."""
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "PYTHONSAFEPATH": "1"}
@@ -96,7 +96,7 @@ class CaseItem(pytest.Item):
         self.report: Report | None = None
 
     def runtest(self) -> None:
-        """Fail, skip or pass like the case."""
+        """Run the part's cases if necessary, then fail, skip or pass like the case."""
         self.report = self.suite.checked(self.part)[self.case]
         settle(self.report)
 
@@ -105,7 +105,7 @@ class CaseItem(pytest.Item):
         return super().repr_failure(excinfo, style or "short")
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """The location: no position in a file."""
+        """The test's name as its location; a case has no line in a file."""
         return self.nodeid, None, self.name
 
 
@@ -113,7 +113,7 @@ class _Suite:
     """The plugin of one run, in the main process and in pytest-xdist's processes."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.parts = plan, list(plan.parts())  # a damaged vector is an error before pytest begins
+        self.plan, self.parts = plan, list(plan.parts())  # raises before pytest begins if a vector is damaged
         self.reports: list[Report] = []
         self.problems: list[str] = []
         self.stop: BaseException | None = None
@@ -146,7 +146,7 @@ class _Suite:
         self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remember the user's interrupt; pytest also uses this hook for its own stops."""
+        """Remember whether the user interrupted the run; pytest also calls this hook when it stops by itself."""
         if excinfo.type is KeyboardInterrupt:
             self.stop = excinfo.value
 
@@ -179,7 +179,7 @@ class _Suite:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: CaseItem, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """Attach the case's report, and use the case's own time."""
+        """Attach the case's report, and report the time of the case instead of pytest's duration."""
         report = yield
         if call.when == "call":
             error = call.excinfo.value if call.excinfo else None

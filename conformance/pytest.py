@@ -32,7 +32,7 @@ __all__ = ["VectorCase", "parametrize"]
 
 @dataclass(frozen=True)
 class VectorCase:
-    """One case in one dtype, to check on a target or an adapter. waivers: all waivers."""
+    """One case in one dtype, to check on a target or an adapter. waivers: the test function's waivers, for any case."""
 
     id: str
     dtype: str

@@ -60,7 +60,7 @@ def ids(folder: Path = VECTORS) -> set[str]:
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file. `suite.json` contains the manifests' digests, which contain the arrays', so its digest identifies the suite."""
+    """The sha256 of a file. For `suite.json`, it covers all manifests and, through them, all arrays, so it identifies the suite."""
     return hashlib.sha256(read_file(path)).hexdigest()
 
 
@@ -84,7 +84,7 @@ def require(wanted: str) -> None:
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     """The manifests of the cases whose id `only` accepts, verified against `suite.json`.
 
-    Raises VectorError for the first file of all that is missing or unlisted, and for the first selected file that has changed.
+    Raises VectorError for the first file that is missing or unlisted, selected or not, and for the first selected file that has changed.
     """
     path = folder.parent / "suite.json"
     try:
@@ -129,7 +129,7 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """The class of a manifest's case, and the calls it is about: its main stages' calls, or the differentiated one.
+    """The class of a manifest's case, and the calls that it tests: its main stages' calls, or the differentiated one.
 
     Checks nothing else. Raises VectorError if they are missing.
     """
@@ -147,7 +147,7 @@ def class_of(id: str, folder: Path = VECTORS) -> str:
 
 @cache
 def _outline(path: Path) -> tuple[str, list[str], list[str]]:
-    """A case's class, its stages' names, and the names of the stages it is about."""
+    """A case's class, its stages' names, and the names of the stages that it tests."""
     try:
         manifest = json.loads(read_file(path))
         stages, gradients = manifest["stages"], manifest.get("gradients")

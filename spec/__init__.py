@@ -1,17 +1,17 @@
 """The executable specification of mixture-of-experts routing: NumPy, float64, one routing group at a time.
 
-Each module is one algorithm, written as in its paper; each file in `routers` is one router, composed of algorithms. All
+Each module is one algorithm, written as in its paper. Each file in `routers` is one router, composed of algorithms. All
 sparse routers follow the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
 T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Functions take arrays of any floating dtype and
-return float64. They also take complex arrays, for the complex step that differentiates them (see `numerics`). Noise is
-always an argument: only the initial parameters of a router are random, drawn from a generator that the caller passes.
+return float64. They also take complex arrays, for differentiation by the complex step (see `numerics`). Noise is always an
+argument. Only the initial parameters of a router are random. The caller passes the generator that draws them.
 
-`ALGORITHMS` lists all algorithms. `LEDGER` has the questions that implementations answer differently: the answer of this
-specification, the alternatives, and who is known to give each; `moespec ledger` prints it.
+`ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently, with the answer of
+this specification, the alternatives, and who is known to give each. `moespec ledger` prints it.
 Every error is a `SpecError`, which is a `ValueError`: a ConfigError, ShapeError, DtypeError or ContractError.
 
-`import moespec.spec.algorithms.token_choice as module` gives the module of one algorithm, with its table of symbols and its
-ledger.
+`import moespec.spec.algorithms.token_choice as module` imports the module of one algorithm. Its docstring has the table of
+symbols and the ledger.
 """
 
 # ruff: noqa: I001 (the sections are a table of contents)
@@ -195,6 +195,6 @@ if not _typing.TYPE_CHECKING:
     __getattr__ = _renamed(__name__, {"Kept": "StateSpec", "Taker": "Implementation"})
 
 xp = _namespace
-"""The array namespace: `xp.exp`, `xp.where` and so on; the `xp` of each backend has them as well."""
+"""The array namespace: `xp.exp`, `xp.where` and so on. The `xp` of each backend has the same names."""
 
-__all__ = _public_names(globals())  # all of the above; test_names compares them with the `__all__` of modules
+__all__ = _public_names(globals())  # all names above; test_names compares them with each module's `__all__`

@@ -9,10 +9,10 @@ __all__ = ["Algorithm"]
 class Algorithm:
     """One row of the conformance matrix.
 
-    name: of the row.
-    cites: where the literature defines it.
-    revision: raised on every intended change of a computed value.
-    functions: the public names that it covers, attributes of `moespec.spec`; empty for a model.
+    name: the name of the row.
+    cites: the publications that define it.
+    revision: an integer, raised whenever a computed value changes on purpose.
+    functions: the names in `moespec.spec` that the row covers; empty for a model.
     """
 
     name: str

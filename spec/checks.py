@@ -1,6 +1,6 @@
-"""The argument checks of public functions, as far as they need only shapes, dtypes and plain numbers.
+"""Argument checks of public functions that need only shapes, dtypes and plain numbers.
 
-They read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call them while it traces. Checks that read values
+These checks read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call them while it traces. Checks that read values
 are in `values`. Every message names the argument and its value.
 """
 
@@ -24,20 +24,20 @@ def dtype_name(array: Any) -> str:
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array; the shape of a scalar for anything else."""
+    """The shape of an array, or `()` for anything else."""
     return tuple(getattr(array, "shape", ()))
 
 
 def check_floating(name: str, array: Any) -> None:
-    """`DtypeError` unless the dtype is floating (or complex, which the complex step needs)."""
+    """Raises `DtypeError` unless the dtype is floating (or complex, which the complex step needs)."""
     if dtype_name(array) not in FLOATING + COMPLEX:
         raise DtypeError(f"{name}: expected a floating dtype ({', '.join(FLOATING)}), got {dtype_name(array)}")
 
 
 def check_rank(name: str, array: Any, axes: str) -> None:
-    """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
+    """Raises `ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
 
-    A leading `...` stands for any number of axes; a scalar has none. The last axis may be empty if its word ends in `*`.
+    A leading `...` stands for any number of axes. For a scalar, `axes` is empty. The last axis may be empty if its word ends in `*`.
     """
     shape, names = shape_of(array), axes.split()
     if len(shape) != len(names) and (names[:1] != ["..."] or len(shape) < len(names) - 1):
@@ -48,13 +48,13 @@ def check_rank(name: str, array: Any, axes: str) -> None:
 
 
 def check_scores(name: str, array: Any, axes: str = "tokens experts") -> None:
-    """`check_floating` and `check_rank`."""
+    """Calls `check_floating` and `check_rank`."""
     check_floating(name, array)
     check_rank(name, array, axes)
 
 
 def check_size(name: str, array: Any, axis: int, size: int, reason: str) -> None:
-    """`ShapeError` unless axis `axis` has `size` entries; `reason` says which argument requires it."""
+    """Raises `ShapeError` unless axis `axis` has `size` entries. `reason` says which argument requires it."""
     shape = shape_of(array)
     if len(shape) < max(axis + 1, -axis):
         raise ShapeError(f"{name}: expected an array with axis {axis}, got {array!r}")
@@ -63,33 +63,33 @@ def check_size(name: str, array: Any, axis: int, size: int, reason: str) -> None
 
 
 def check_same_shape(name: str, array: Any, other_name: str, other: Any) -> None:
-    """`ShapeError` unless both arrays have the same shape."""
+    """Raises `ShapeError` unless both arrays have the same shape."""
     if shape_of(array) != tuple(other.shape):
         raise ShapeError(f"{name}: expected the shape of {other_name}, {tuple(other.shape)}, got {shape_of(array)}")
 
 
 def check_integers(name: str, array: Any, axes: str) -> None:
-    """`DtypeError` unless `array` holds integers, then `check_rank`."""
+    """Raises `DtypeError` unless `array` holds integers, then calls `check_rank`."""
     _check_integer_dtype(name, array)
     check_rank(name, array, axes)
 
 
 def check_numbers(name: str, array: Any, axes: str) -> None:
-    """`DtypeError` unless `array` holds floating numbers or integers, then `check_rank`."""
+    """Raises `DtypeError` unless `array` holds floating numbers or integers, then calls `check_rank`."""
     if not _of_integers(array):
         check_floating(name, array)
     check_rank(name, array, axes)
 
 
 def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    """`DtypeError` unless `array` holds integers, `ShapeError` unless it has the given shape, one entry per token."""
+    """Raises `DtypeError` unless `array` holds integers, and `ShapeError` unless it has this shape, with one entry per token."""
     _check_integer_dtype(name, array)
     if shape_of(array) != tuple(shape):
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {shape_of(array)}")
 
 
 def check_mask(name: str, mask: Any, shape: tuple[int, ...], each: str) -> None:
-    """`DtypeError` unless `mask` holds booleans, `ShapeError` unless it has the given shape, one entry per `each`."""
+    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless it has this shape, with one entry per `each`."""
     if dtype_name(mask) != "bool":
         raise DtypeError(f"{name}: expected booleans, got {dtype_name(mask)}")
     if tuple(mask.shape) != tuple(shape):
@@ -106,7 +106,7 @@ def _check_integer_dtype(name: str, array: Any) -> None:
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:
-    """`value` as an int; `ConfigError` unless it is an integer of at least `minimum` that fits in 32 bits, like all sizes."""
+    """Returns `value` as an int. Raises `ConfigError` unless it is an integer of at least `minimum` that fits in 32 bits."""
     if isinstance(value, bool | np.bool_ | np.ndarray):
         raise ConfigError(f"{name}: expected an integer, got {value!r}")
     try:
@@ -121,7 +121,7 @@ def check_at_least(name: str, value: Any, minimum: int) -> int:
 
 
 def check_choices(choices: Any, experts: int) -> int:
-    """`choices` as an int; `ConfigError` unless `1 <= choices <= experts`."""
+    """Returns `choices` as an int. Raises `ConfigError` unless `1 <= choices <= experts`."""
     number = check_at_least("choices", choices, 1)
     if number > experts:
         raise ConfigError(f"choices: a token cannot choose {number} of {experts} experts")
@@ -129,12 +129,12 @@ def check_choices(choices: Any, experts: int) -> int:
 
 
 def check_rivals(choices: int, experts: int) -> int:
-    """`choices` as an int; `ConfigError` unless it is less than the number of experts."""
+    """Returns `choices` as an int. Raises `ConfigError` unless it is less than the number of experts."""
     return check_capacity(choices, experts - 1, name="choices", of="experts less one")
 
 
 def check_tries(tries: Any, choices: int, experts: int) -> int:
-    """`tries` as an int, `choices` if None; `ConfigError` unless `choices <= tries <= experts`."""
+    """Returns `tries` as an int, or `choices` if it is None. Raises `ConfigError` unless `choices <= tries <= experts`."""
     if tries is None:
         return choices
     number = check_at_least("tries", tries, choices)
@@ -144,7 +144,7 @@ def check_tries(tries: Any, choices: int, experts: int) -> int:
 
 
 def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "capacity", of: str = "tokens") -> int:
-    """`capacity` as an int; `ConfigError` unless it is at least 1 and, if `tokens` is given, at most `tokens`."""
+    """Returns `capacity` as an int. Raises `ConfigError` unless it is at least 1 and, unless `tokens` is None, at most `tokens`."""
     number = check_at_least(name, capacity, 1)
     if tokens is not None and number > tokens:
         raise ConfigError(f"{name}: {number} is more than the {plural(tokens, of)}")
@@ -157,7 +157,7 @@ def plural(count: int, things: str) -> str:
 
 
 def _number(name: str, value: Any, kind: str) -> float:
-    """`value` as a float; `ConfigError` unless it is a finite real number."""
+    """Returns `value` as a float. Raises `ConfigError` unless it is a finite real number."""
     if not isinstance(value, bool | str | bytes | np.ndarray):
         try:
             number = float(value)
@@ -169,7 +169,7 @@ def _number(name: str, value: Any, kind: str) -> float:
 
 
 def check_positive(name: str, value: Any) -> float:
-    """`value` as a float; `ConfigError` unless it is finite and greater than 0."""
+    """Returns `value` as a float. Raises `ConfigError` unless it is finite and greater than 0."""
     kind = "a finite number greater than 0"
     number = _number(name, value, kind)
     if number <= 0:
@@ -178,14 +178,14 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_segments(hashes: int, **sizes: int) -> None:
-    """`ConfigError` unless the number of hashes divides each of the sizes."""
+    """Raises `ConfigError` unless the number of hashes divides each of the sizes."""
     for name, size in sizes.items():
         if size % hashes:
             raise ConfigError(f"tables: {hashes} hashes do not divide the {name} width {size}")
 
 
 def check_non_negative(name: str, value: Any) -> float:
-    """`value` as a float; `ConfigError` unless it is finite and at least 0."""
+    """Returns `value` as a float. Raises `ConfigError` unless it is finite and at least 0."""
     number = _number(name, value, kind := "a finite number of at least 0")
     if number < 0:
         raise ConfigError(f"{name}: expected {kind}, got {value!r}")
@@ -193,6 +193,6 @@ def check_non_negative(name: str, value: Any) -> float:
 
 
 def check_option(name: str, value: Any, options: Collection[str]) -> None:
-    """`ConfigError` unless `value` is one of `options`."""
+    """Raises `ConfigError` unless `value` is one of `options`."""
     if not isinstance(value, str) or value not in options:
         raise ConfigError(f"{name}: expected one of {str([*options])[1:-1]}, got {value!r}{near_it(value, options)}")

@@ -1,4 +1,4 @@
-"""The errors that the specification raises. Each names the offending argument and its value."""
+"""The errors that the specification raises. Each message names the invalid argument and its value."""
 
 __all__ = ["ConfigError", "ContractError", "DtypeError", "ShapeError", "SpecError"]
 
@@ -12,7 +12,7 @@ class ConfigError(SpecError):
 
 
 class ShapeError(SpecError):
-    """An array has the wrong rank, or axes that should agree do not."""
+    """An array has the wrong rank, or axes that must agree differ."""
 
 
 class DtypeError(SpecError):
@@ -20,4 +20,4 @@ class DtypeError(SpecError):
 
 
 class ContractError(SpecError):
-    """The values of an array break the contract: NaN or infinity, or an order that is not a permutation."""
+    """An array holds invalid values: NaN or infinity, or an order that is not a permutation."""

@@ -1,4 +1,4 @@
-"""Initial parameters, drawn from a generator that the caller passes: the only random numbers in the specification."""
+"""Initial parameters, the only random numbers in the specification. The caller passes the generator that draws them."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ TRUNCATED_STD = 0.8796256610342398
 
 
 def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in: int, *, scale: float = 1.0) -> Array:
-    """Float32 draws of the normal truncated at two standard deviations, scaled to variance `scale / fan_in`."""
+    """Float32 draws from the normal distribution truncated at two standard deviations, scaled to variance `scale / fan_in`."""
     draws = generator.standard_normal(shape)
     outside = (draws < -2) | (draws > 2)
     while outside.any():
@@ -19,15 +19,15 @@ def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in:
 
 
 def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float) -> Array:
-    """Float32 draws of the uniform distribution from `-reach` to `reach`."""
+    """Float32 draws from the uniform distribution from `-reach` to `reach`."""
     return generator.uniform(-reach, reach, shape).astype(np.float32)
 
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> Array:
-    """A float32 matrix with orthogonal columns (rows, if it has more columns than rows) of norm `gain`."""
+    """A float32 matrix with orthogonal columns of norm `gain`, or orthogonal rows if it has more columns than rows."""
     from scipy.linalg import qr  # here because its import is slow
 
     rows, columns = shape
     basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")
-    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # uniform among such matrices
+    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # makes the distribution uniform
     return (gain * (basis if rows >= columns else basis.T)).astype(np.float32)

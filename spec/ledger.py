@@ -1,4 +1,4 @@
-"""The ambiguity ledger: questions that implementations answer differently, kept in the docstrings of modules.
+"""The ambiguity ledger: questions that implementations answer differently. They are stored in the docstrings of modules:
 
     XX-1: The question?
         Reading: the answer of this specification.
@@ -6,9 +6,9 @@
         Alternative b: another answer.
             By: owner/repository, file.py, function.
 
-`By` lists who gives an answer: a paper that states it explicitly, or public code, by repository and place. "the paper" is
-the paper in the module's table of symbols. Any other paper has a name and number, as in "Switch (arXiv 2101.03961),
-appendix B", with the same name in every entry. An entry below the heading "Often done differently" is a pitfall: a paper
+`By` lists who gives an answer: a paper that states it explicitly, or public code (repository and place). "the paper" is the
+paper in the module's table of symbols. Any other paper has a name and number, as in "Switch (arXiv 2101.03961),
+appendix B". The name is the same in every entry. An entry below the heading "Often done differently" is a pitfall: a paper
 answers it explicitly. For the entries below "Ambiguity ledger", the paper is silent or ambiguous, or another source answers
 differently.
 """
@@ -52,7 +52,7 @@ class Reading:
 
     @property
     def takers(self) -> tuple[Implementation, ...]:
-        """The old name of `implementations`."""
+        """The deprecated name of `implementations`."""
         warn_renamed("Reading.takers", "implementations")
         return self.implementations
 
@@ -62,8 +62,8 @@ class LedgerEntry:
     """A question that implementations answer differently.
 
     readings: the answers, starting with the answer of this specification.
-    pitfall: whether a paper answers it explicitly.
-    module: the module of the specification whose docstring holds it.
+    pitfall: whether a paper answers the question explicitly.
+    module: the module of the specification whose docstring holds the entry.
     """
 
     id: str

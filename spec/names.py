@@ -1,4 +1,4 @@
-"""Suggestions for unknown names in errors, read-only tables with such a `KeyError`, and the public names of a module."""
+"""Suggestions in errors about unknown names, read-only tables whose `KeyError` makes them, and the public names of a module."""
 
 import sys
 import warnings
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 def near(name: object, known: Iterable[str]) -> list[str]:
-    """Up to three known names that resemble `name`, contain it or begin like it."""
+    """Up to three known names that resemble `name`, contain it or begin similarly."""
     text, spelled = str(name).lower(), {each.lower(): each for each in known}
     begin = [each for each in spelled if get_close_matches(text, [each[: len(text) + 1]], cutoff=0.8)]
     found = [*get_close_matches(text, spelled), *(each for each in spelled if len(text) > 1 and text in each), *begin]
@@ -19,7 +19,7 @@ def near(name: object, known: Iterable[str]) -> list[str]:
 
 
 def near_it(name: object, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name, such as `; did you mean soft_moe?`, or nothing."""
+    """The end of an error about an unknown name, such as `; did you mean soft_moe?`; empty if no known name is similar."""
     return f"; did you mean {', '.join(found)}?" if (found := near(name, known)) else ""
 
 
@@ -36,14 +36,14 @@ class Names(dict[str, Value]):
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warns the code that uses a public name that has changed."""
+    """Warns the caller that a public name is deprecated."""
     warnings.warn(
         f"{old} is deprecated and will be removed in moespec 0.3; use {new}", DeprecationWarning, stacklevel=3
     )
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module for old public names: each warns and returns the object of its new name."""
+    """Returns a module's `__getattr__` for deprecated public names: it warns and returns the object under its new name."""
 
     def get(name: str) -> Any:
         if name not in names:
@@ -55,5 +55,5 @@ def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def public_names(module: Mapping[str, object]) -> list[str]:
-    """The public names in the `globals()` of a module, sorted: no modules, and no names with a leading underscore."""
+    """The sorted public names in the `globals()` of a module, without modules and names with a leading underscore."""
     return sorted(name for name, value in module.items() if name[0] != "_" and not isinstance(value, ModuleType))

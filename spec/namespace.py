@@ -1,6 +1,6 @@
-"""The array namespace of the specification, for user-defined routers that need more than the building blocks.
+"""The array namespace of the specification, for user-defined routers that need more than the functions of `moespec.spec`.
 
-It is a subset of `moespec.backends.common.namespace` with the same meaning, and is safe for the complex step (see `numerics`).
+It is a subset of `moespec.backends.common.namespace` with the same meaning. It is safe for the complex step (see `numerics`).
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moespec.spec.numerics import logsumexp as _logsumexp
-from moespec.spec.numerics import sigmoid, softmax, softplus, stop_gradient  # noqa: F401 (of the namespace)
+from moespec.spec.numerics import sigmoid, softmax, softplus, stop_gradient  # noqa: F401 (part of the namespace)
 
 cos, exp, log, sin, sqrt, square, tanh, where = np.cos, np.exp, np.log, np.sin, np.sqrt, np.square, np.tanh, np.where
 cumsum, mean, sum, zeros_like = np.cumsum, np.mean, np.sum, np.zeros_like
@@ -26,7 +26,7 @@ def maximum(x: Any, least: float) -> Any:
 
 
 def clip(x: Any, low: float, high: float) -> Any:
-    """`x` limited to the range from `low` to `high`."""
+    """Limits `x` to the range from `low` to `high`."""
     return np.where(x.real > high, high, maximum(x, low))
 
 

@@ -1,7 +1,7 @@
-"""Forms of common functions that stay exact under the complex step.
+"""Common functions in forms that stay exact under the complex step.
 
 The specification differentiates itself: the imaginary part of an analytic function at `x + 1e-30i v`, divided by 1e-30, is
-its derivative along `v`, without the rounding of finite differences. This requires three rules: branch on the real part,
+its derivative along `v`, without the rounding errors of finite differences. This requires three rules: branch on the real part,
 never conjugate, and never take a modulus. The functions here follow them, and a lint keeps unsafe functions out of the
 package.
 """
@@ -22,13 +22,13 @@ Array = NDArray[Any]
 Shared = Annotated[ArrayLike, "shared by the groups"]
 """The type of an argument without a groups axis in a backend, because all groups share it, such as a kernel or a table."""
 Leading = Annotated[ArrayLike, "any leading axes"]
-"""The type of an argument (..., last axes) with any leading axes, so that groups need no special case."""
+"""The type of an argument (..., last axes) with any leading axes, so groups need no special case."""
 Axis = int | tuple[int, ...]
 
 FAR = 40.0
-"""In standard deviations: from here on, `normal_cdf` is 0 or 1 and its density is 0 in float64."""
+"""Number of standard deviations from which `normal_cdf` is 0 or 1 and its density is 0 in float64."""
 SMALLEST_SCALE = 2.0**-63
-"""The square of a smaller scale is below the normal numbers of float32."""
+"""The smallest scale whose square is a normal number in float32."""
 
 
 def stop_gradient(x: Leading) -> Array:
@@ -73,7 +73,7 @@ def mean(x: ArrayLike) -> Array:
 
 
 def stable_order(values: Array, axis: int = -1) -> NDArray[np.intp]:
-    """Indices that sort `values` in descending order; among equal values the lower index comes first."""
+    """Indices that sort `values` in descending order. Among equal values, the lower index comes first."""
     return np.argsort(-values.real, axis=axis, kind="stable")
 
 
@@ -89,7 +89,7 @@ def softmax(x: Array, axis: Axis = -1) -> Array:
 
 
 def logsumexp(x: Array, axis: int = -1) -> Array:
-    """`log(sum(exp(x)))` along `axis`, with the maximum taken out of the sum."""
+    """`log(sum(exp(x)))` along `axis`, with the maximum subtracted first."""
     peak = np.max(x.real, axis=axis, keepdims=True)
     return np.log(np.sum(np.exp(x - peak), axis=axis)) + np.squeeze(peak, axis=axis)
 
@@ -121,7 +121,7 @@ def z_score(deviation: Array, scale: Array) -> Array:
     There, the derivative of the plain quotient overflows, and infinity times a density of 0 is NaN.
     """
     value, least = deviation.real, FAR * scale.real
-    is_far = (value >= least) | (-value >= least)  # also where the scale is 0
+    is_far = (value >= least) | (-value >= least)  # also true where the scale is 0
     end = np.where(value > 0, FAR, np.where(value < 0, -FAR, 0.0))
     constant = np.where(is_far, end, value / np.where(is_far, 1.0, scale.real))
     # Replace the scale before dividing: `where` does not remove a NaN from the derivative of a quotient it discards.
@@ -139,7 +139,7 @@ def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Ar
     """`x` divided by its Euclidean norm along `axis`, in one of three forms.
 
     `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All map 0
-    to 0. In `paper` the norm of a zero vector counts as a constant, and in `clamped` any norm below epsilon, so the
+    to 0. In `paper`, the norm of a zero vector counts as a constant; in `clamped`, any norm below epsilon does. The
     derivative there is the derivative of `x / epsilon`, never NaN.
     """
     squares = np.sum(x * x, axis=axis, keepdims=True)

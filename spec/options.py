@@ -1,6 +1,6 @@
-"""Router options: the fields of all routers, the capacity, and the texts of options that several routers share.
+"""Router options: the fields of all routers, the capacity, and the help of options that several routers share.
 
-Each router lists its options in its module, as fields of its class `Options`. The type of a field defines its valid values
+The module of each router defines its options as fields of the class `Options`. The type of a field defines its valid values
 (see `ranges`). Creating options checks every field, and errors name the option as the user wrote it.
 """
 
@@ -47,7 +47,7 @@ TEXTS = {
     "transport_objective": "objective of the solver of the sparsity-constrained plan",
     "transport_steps": "solver steps of the sparsity-constrained plan",
 }
-"""Help of options that several routers share, by name. The text below a field of a router's `Options` takes precedence."""
+"""Help of options that several routers share, by name. The docstring of a field in a router's `Options` takes precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ class RouterOptions:
         """Raises ConfigError for options that are valid only at evaluation."""
 
     def of_tokens(self, tokens: int, images: int | None = None) -> Self:
-        """These options for groups of another size, and with another number of images, if the router has that option. It
-        skips the type checks, which no compiler that traces a model could follow."""
+        """Copies these options for groups of another size and, if the router has that option, another number of images.
+        It skips the type checks, which compilers cannot trace."""
         options = object.__new__(type(self))
         for field in fields(self):
             object.__setattr__(options, field.name, getattr(self, field.name))
@@ -109,7 +109,7 @@ class RouterOptions:
         return self.tokens, getattr(self, "choices", 1)
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert, in training or at evaluation: one for each token if the router has no capacity.
+        """Slots C of an expert in training or at evaluation; one for each token if the router has no capacity.
 
         Raises ConfigError if an expert has no slot or, if experts choose, more slots than tokens.
         """
@@ -117,7 +117,7 @@ class RouterOptions:
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Slots C of an expert, from the capacity options, which include at least `capacity_factor`; see `capacity_of`."""
+    """Slots C of an expert, from the capacity options. Only `capacity_factor` is required. See `capacity_of`."""
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
     rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)

@@ -1,7 +1,7 @@
-"""Names of user-defined objects, `package.module:object`, which work wherever something is chosen by name.
+"""Names of user-defined objects, `package.module:object`, which users can pass wherever they select a moespec object by name.
 
 Such a name refers to an object in a module that is already imported. Only `load_own` imports a module, and the command line
-calls it only with names from its user. So naming a module in a third-party file runs no code.
+calls it only with names from its user. A third-party file that names a module therefore runs no code.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class OwnName(str):
-    """The type of a field that accepts such a name besides the names in moespec. The value itself is a plain string."""
+    """The type of a field that accepts such a name in addition to moespec's names. The value itself is a plain string."""
 
 
 def is_own(name: object) -> bool:
@@ -28,14 +28,14 @@ def is_own(name: object) -> bool:
 
 
 def raised(error: BaseException) -> str:
-    """The exception from the user's code and its last three locations, in one line."""
+    """Describes an exception from the user's code and its last three locations in one line."""
     frames = [one for one in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in one.filename]
     places = ", ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames[-3:])
     return " ".join(f"{type(error).__name__}: {error}{places and f', at {places}'}".split())
 
 
 def shown(value: object) -> str:
-    """A value from the user's code, in one short line, even if its `repr` raises."""
+    """Describes a value from the user's code in one short line, even if its `repr` raises."""
     kind = reprlib.Repr()
     kind.maxother = 120
     return " ".join(kind.repr(value).split())
@@ -53,7 +53,7 @@ def load_own(argument: str, name: str) -> Any:
 
 
 def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
-    """The object `package.module:object` in a module that is already imported.
+    """Returns the object `package.module:object` from a module that is already imported.
 
     Raises ConfigError, which names the argument, if the module is not imported or has no such object of type `kind`.
     """
@@ -73,16 +73,16 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
 
 
 def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
-    """The function `package.module:object` in an imported module (see `find_own`); with `load`, imports the module first."""
+    """Returns the function `package.module:object` from an imported module (see `find_own`). `load`: import the module first."""
     if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {shown(found)}")
     return found
 
 
 def own_name(argument: str, value: object) -> str:
-    """The name `package.module:object` of an object that the user passes instead of a name.
+    """Returns the name `package.module:object` of an object that the user passes instead of a name.
 
-    Raises ConfigError if no imported module has a name for the object.
+    Raises ConfigError if the object has no name in an imported module.
     """
     # Search the module that defines the object before the modules and the script that import it.
     for module in [getattr(value, "__module__", ""), *(name for name in sys.modules if name[:2] != "__"), "__main__"]:

@@ -1,4 +1,4 @@
-"""The valid values of an option, from the type of its field: a `Range` of numbers, the words of a `Literal`, true or false."""
+"""The valid values of an option, defined by the type of its field: a `Range` of numbers, the words of a `Literal`, or a bool."""
 
 import math
 import operator
@@ -13,16 +13,16 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.own import OwnName, is_own
 
 WORDS: dict[Any, str] = {int: "an integer", bool: "True or False", str: "a text", OwnName: "package.module:object"}
-"""How errors describe a value of a type."""
+"""How errors describe the values of a type."""
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest number in float32, in which the backends compute."""
+"""The largest number in float32, the dtype in which backends compute."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 """The smallest positive number that float32 does not flush to 0."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers from `low` to `high`, without `low` if `above`, and without `high` if `below`."""
+    """A range of numbers from `low` to `high`. `above` excludes `low`, and `below` excludes `high`."""
 
     low: float
     high: float = math.inf
@@ -40,7 +40,7 @@ class Range:
 
 
 Count = Annotated[int, Range(1, 2**31)]
-"""An integer of at least 1 that fits in 32 bits, like the numbers of tokens and slots."""
+"""An integer of at least 1 that fits in 32 bits, such as a number of tokens or slots."""
 Scalar = Annotated[float, Range(0, LARGEST, below=False)]
 """A number of at least 0 that is also finite in float32."""
 Positive = Annotated[float, Range(0, LARGEST, above=True, below=False)]
@@ -59,14 +59,14 @@ def option_types(kind: Any) -> dict[str, Any]:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """`ConfigError` unless `value` is valid for `hint`, the type of the option `name`."""
+    """Raises `ConfigError` unless `value` is valid for `hint`, the type of the option `name`."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if not any(_fits(value, kind) for kind in kinds):
         raise ConfigError(f"{name}: expected {' or '.join(map(_described, kinds))}, got {value!r}")
 
 
 def plain(value: Any) -> Any:
-    """A NumPy number as a Python number, which does not overflow; an integer of more than 64 bits as a float."""
+    """Converts a NumPy number to a Python number, which does not overflow, and an integer too large for int64 to a float."""
     if isinstance(value, np.generic | np.ndarray) and not value.ndim:
         return value.item()
     return float(value) if isinstance(value, int) and 63 < value.bit_length() < 1024 else value

@@ -1,7 +1,7 @@
 """The types that all routers share: routings, and the inputs and outputs of a router.
 
 Axis names: `tokens, experts, capacity, width, hidden, choices` (T, E, C, D, H, K in shape comments). In the
-specification an array is one routing group; a backend adds a leading `groups` axis (G).
+specification an array is one routing group. A backend adds a leading `groups` axis (G).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["Noise", "RouterOutput", "Routing", "StateSpec", "slot_tokens"]
 
 Params = dict[str, Any]
 State = dict[str, Any]
-"""The arrays, by name, that a router keeps from step to step and that no optimiser sees."""
+"""The arrays, by name, that a router keeps from step to step and that no optimiser changes."""
 Summed = Annotated[NDArray[Any], "summed over the groups"]
 """The type of an additive result: a backend returns the sum over the groups."""
 
@@ -25,7 +25,7 @@ Summed = Annotated[NDArray[Any], "summed over the groups"]
 class Routing(NamedTuple):
     """The pair of tensors that a router computes, each `(tokens, experts, capacity)`.
 
-    `dispatch[t, e, c]` is the part of token `t` in slot `c` of expert `e`; `combine[t, e, c]` is the weight with
+    `dispatch[t, e, c]` is the weight of token `t` in slot `c` of expert `e`. `combine[t, e, c]` is the weight with
     which the output of that slot enters the output of token `t`. For sparse routers `dispatch` is 0 or 1 and
     `combine = dispatch * score`.
     """
@@ -64,9 +64,9 @@ def slot_tokens(routing: Routing) -> NDArray[np.intp]:
 class RouterOutput(NamedTuple):
     """The output of a router: the routing, its auxiliary losses, metrics, and statistics.
 
-    `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss); `metrics` holds unweighted
-    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update: sums, which add up
-    over groups, accumulated parts and devices.
+    `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss). `metrics` holds unweighted
+    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update. They are sums,
+    so groups, micro-batches and devices add up.
     """
 
     routing: Any
@@ -79,8 +79,8 @@ class RouterOutput(NamedTuple):
 class Noise:
     """The noise that a router takes in training.
 
-    shape: of the array, for one routing group.
-    interval: ends of the interval for uniform entries; None for standard normal entries.
+    shape: the shape of the array for one routing group.
+    interval: the ends of the interval for uniform entries; None for standard normal entries.
     """
 
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One array of a router's initial state: its shape, and the value of all entries."""
+    """One array of a router's initial state: its shape, and the value that all entries have."""
 
     shape: tuple[int, ...]
     value: float = 0.0

@@ -1,4 +1,4 @@
-"""Conversion of arguments to NumPy arrays, with all checks of a public function, including checks of values."""
+"""Converts arguments to NumPy arrays after all checks of a public function, including checks of values."""
 
 from typing import Any, TypeVar
 
@@ -14,14 +14,14 @@ Value = TypeVar("Value")
 
 
 def present(name: str, value: Value | None) -> Value:
-    """`value`; `ContractError` if it is None."""
+    """Returns `value`. Raises `ContractError` if it is None."""
     if value is None:
         raise ContractError(f"{name}: expected a value, got None")
     return value
 
 
 def check_finite(name: str, array: NDArray[Any]) -> None:
-    """`ContractError` if a value is NaN or infinite; the message has the first such index."""
+    """Raises `ContractError` if a value is NaN or infinite. The message names the first such index."""
     finite = np.isfinite(array)
     if not finite.all():
         index = tuple(int(i) for i in np.argwhere(~finite)[0])
@@ -29,13 +29,13 @@ def check_finite(name: str, array: NDArray[Any]) -> None:
 
 
 def check_permutation(name: str, order: NDArray[Any]) -> None:
-    """`ContractError` unless the 1-D array holds each of `0 .. len - 1` once."""
+    """Raises `ContractError` unless the 1-D array holds each of `0 .. len - 1` once."""
     if sorted(order.tolist()) != list(range(len(order))):
         raise ContractError(f"{name}: expected a permutation of 0 to {len(order) - 1}, got {order.tolist()}")
 
 
 def even(name: str, value: ArrayLike) -> NDArray[Any]:
-    """`value` as an array; `ShapeError` if it is a nested list with rows of different lengths."""
+    """Returns `value` as an array. Raises `ShapeError` if it is a nested list with rows of different lengths."""
     try:
         return np.asanyarray(value) if getattr(value, "dtype", None) == np.complex128 else np.asarray(value)
     except ValueError:
@@ -73,7 +73,7 @@ def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
 
 
 def as_ids(name: str, value: ArrayLike, axes: str, *, below: int | None = None) -> NDArray[np.int64]:
-    """`value` as int64 after `check_integers`; `ContractError` unless it is at least 0, and less than `below` if given."""
+    """Returns `value` as int64 after `check_integers`. Raises `ContractError` unless it is at least 0 and less than `below`."""
     array = even(name, value)
     check_integers(name, array, axes)
     outside = (array < 0) | (array >= (2**63 if below is None else below))

@@ -1,9 +1,9 @@
-"""The gradient of a layer with many parameters: experts by their analytic derivative, the router by the complex step.
+"""Compute the gradient of a layer with many parameters: analytically for the experts, by the complex step for the router.
 
     y = combine @ (w2 gelu(w1 (dispatch^T @ x) + b1) + b2),   L = sum(probe * y)
 
-A complex step for each expert parameter would take hours. Differentiating the experts gives the gradients of L by
-dispatch and combine. The router is then a scalar function of its few inputs.
+A complex step for each expert parameter would take hours. Differentiating the experts gives the gradients of L with
+respect to dispatch and combine. This leaves a scalar function of the router's few inputs.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ Array = NDArray[Any]
 
 
 def slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArray[np.float64]:
-    """The derivative of a scalar by every entry of one value, computed by the complex step."""
+    """The derivative of a scalar function with respect to every entry of one value, by the complex step."""
     array = values[name]
     slopes = derivatives(lambda step: {"": function({**values, name: array + step})}, units(np.ones(array.shape)))
     return slopes[""].reshape(array.shape)
 
 
 def layer_gradients(making: Making, stage: Stage, values: Arrays, probe: Array) -> Arrays:
-    """The gradient of `sum(probe * output)` of the layer around a router, for one group, by each input.
+    """The gradient of a layer's `sum(probe * output)`, for one group, with respect to each input of the layer and its router.
 
     stage: a `moe_layer` whose experts are MLPs. values: its inputs. probe: (tokens, width).
     """
@@ -64,7 +64,7 @@ def _dense(results: Arrays, tokens: int) -> tuple[Array, Array]:
 def _experts(
     stage: Stage, values: Arrays, dispatch: Array, combine: Array, probe: Array
 ) -> tuple[Arrays, Array, Array]:
-    """The gradient by the experts' parameters and inputs, and the experts' outputs."""
+    """The gradients with respect to the experts' parameters and inputs, and the experts' outputs."""
     reference: Any = stage.arguments["experts"]
     form = partial(activation, form=reference["options"]["gelu"])
     w1, b1, w2, b2 = (values[f"experts/{name}"] for name in ("w1", "b1", "w2", "b2"))

@@ -75,8 +75,8 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
 
 
 def _unneeded(making: Making, definition: Definition) -> set[str]:
-    """The router calls that are not stored: metrics, which the complete router also returns, and, for a gradient of the
-    complete router or layer, all calls."""
+    """The router calls that are not stored: metrics, which the complete router also returns, or all calls if the case
+    differentiates the complete router or the layer."""
     if definition.routed is None:
         return set()
     calls = {stage.name: stage.call for stage in making.trace}
@@ -85,7 +85,7 @@ def _unneeded(making: Making, definition: Definition) -> set[str]:
 
 
 def _error_case(case: Case, definition: Definition, valid: Definition) -> Case:
-    """The calls, without results. The last one must raise the error."""
+    """Build an error case: calls without results, of which the last must raise the error."""
     stages = (route_of(definition),) if definition.routed else definition.stages
     right = (route_of(valid),) if valid.routed else valid.stages
     name = stages[-1].name

@@ -66,13 +66,13 @@ class Definition:
     """One case before its expected results are computed.
 
     kind: value, tie, near_tie, overflow, degenerate, negative, gradient, trajectory. stages: the calls in order; for a router, the calls
-    before its own. of, by: of a gradient, the result (`stage/name`; default: first float of the last stage) and the inputs (default: all
-    floats); losses: whether to add the router's weighted losses. error, argument: of an error case, the error class that the last call must
-    raise and the argument that its message must name; valid: the valid case it edits. exact_ties: the scores of every choice are exact, or
-    equal by symmetry, so all implementations compute equal numbers. several: results (`stage/name`) with several correct values, which are
-    not stored. unrounded: results whose products and sums are exact in float32 in any order, so their scale is their magnitude even under
-    cancellation. exact_tokens: the model's routers see tokens that are exact in every dtype, so their choices are as certain in bfloat16 as
-    in float32. sampled: the case is too large for a derivative by each number; see `Making`.
+    before `route`. of: the differentiated result of a gradient case (`stage/name`; default: first float of the last stage). by: the inputs
+    of the gradient (default: all floats). losses: whether to add the router's weighted losses. error, argument: the error class that the
+    last call of an error case must raise, and the argument that its message must name. valid: the valid case that an error case edits.
+    exact_ties: the scores of every choice are exact, or equal by symmetry, so all implementations compute equal numbers. several: results
+    (`stage/name`) with several correct values, which are not stored. unrounded: results whose products and sums are exact in float32 in any
+    order, so their scale is their magnitude even under cancellation. exact_tokens: the model's routers see tokens that are exact in every
+    dtype, so choices are as certain in bfloat16 as in float32. sampled: the case is too large to differentiate each number; see `Making`.
     """
 
     algorithm: str
@@ -140,7 +140,7 @@ def composed(
 def of_array(algorithm: str, argument: str, **defaults: Any) -> Callable[..., Definition]:
     """A factory for cases of one array, using `single`: `case(name, kind, purpose, array, *flags, **others)`.
 
-    A gradient is by the combine scores if there are any.
+    Gradient cases differentiate with respect to the combine scores if there are any.
     """
 
     def case(name: str, kind: str, purpose: str, array: Tensor, *flags: str, **others: Any) -> Definition:

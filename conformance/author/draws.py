@@ -38,7 +38,7 @@ def layer_of(definition: Definition) -> Stage:
 
 
 def updates_of(definition: Definition) -> tuple[Stage, ...]:
-    """In a training case of a router with state: the stage that updates the state from the case's tokens."""
+    """The stage that updates the state from the case's tokens, in a training case of a router with state; else none."""
     routed, state = _routed(definition), _state(definition.inputs)
     if not state or not routed.train:
         return ()
@@ -104,7 +104,7 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 
 
 def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
-    """Tokens and noise of one group: the first draw with a sufficient tie margin, or else the draw with the largest."""
+    """Tokens and noise of one group: the first draw with a sufficient tie margin, or else the draw with the largest margin."""
     routed = _routed(definition)
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
@@ -141,7 +141,7 @@ class _WorseError(Exception):
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
-    """Append the margin of a deciding call. Raises _WorseError if it is at most `best` or the draw is not accepted."""
+    """Append the margin of a deciding call. Raises _WorseError if it does not exceed `best` or the draw is not accepted."""
     for _, choice in choices((stage,)):
         scores = ordered(choice, given)
         margins.append(margin(choice, scores, {name: np.abs(v) for name, v in scores.items()}, stage.options))

@@ -32,7 +32,7 @@ _salt: ContextVar[str] = ContextVar("salt", default="")
 
 @contextmanager
 def salted(salt: str) -> Iterator[None]:
-    """A context in which names hash to other numbers, determined by the salt. The committed vectors have no salt."""
+    """Within this context, names hash to other numbers, which the salt determines. The committed vectors use no salt."""
     token = _salt.set(salt)
     try:
         yield
@@ -50,7 +50,7 @@ def integers(key: str, shape: Shape, low: int, high: int) -> NDArray[np.int64]:
 def grid(
     key: str, shape: Shape, *, reach: float = 2.0, step: float = 0.125, centre: float = 0.0
 ) -> NDArray[np.float32]:
-    """Multiples of `step` from `centre - reach` to `centre + reach`, with the middle twice as likely as under a uniform draw."""
+    """Multiples of `step` from `centre - reach` to `centre + reach`, each drawn as the sum of two uniform draws."""
     half = round(reach / step / 2)
     total = integers(f"{key}/a", shape, -half, half) + integers(f"{key}/b", shape, -half, half)
     return np.asarray(centre + total * step, np.float32)

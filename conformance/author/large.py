@@ -1,11 +1,11 @@
 """Router cases at sizes that kernels support. Inputs are drawn from a seed, and expected results are computed on demand.
 
 Each router has a layer case at three sizes; at the second, routers with a capacity drop tokens. Except for routers in
-`SLOW`, the smallest size also has a gradient by everything. Routers in `DROPLESS` also have a layer and a gradient
-without a capacity. None of these cases is stored. Their inputs are exact in bfloat16 and float16.
+`SLOW`, the smallest size also has a gradient case for all inputs. Routers in `DROPLESS` also have a layer and a
+gradient case without a capacity. None of these cases is stored. Their inputs are exact in bfloat16 and float16.
 
 Every scale is the spread over a few probes. `|x| @ |w|` grows with the number of terms, but errors grow with its square
-root, so at these sizes a tolerance based on it would accept a layer of zeros in bfloat16.
+root, so at these sizes a tolerance based on `|x| @ |w|` would accept a layer of zeros in bfloat16.
 """
 
 import math

@@ -14,7 +14,7 @@ __all__ = ["inputs_of", "stage_of"]
 def inputs_of(
     name: str, model: Mapping[str, Any], key: str, images: int = 2, *, noisy: bool = False
 ) -> dict[str, Tensor]:
-    """Images and model parameters on a grid. No bias or scale has a neutral value, which would hide it.
+    """Images and model parameters on a grid. No bias or scale is neutral (0 or 1), which would hide its omission.
 
     noisy: add noise (tokens, experts) for each MoE layer.
     """

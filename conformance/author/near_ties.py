@@ -27,7 +27,7 @@ PURPOSES = {
 
 
 def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Near-tie cases of calls that choose by `router_logits`; their arguments must refer to it."""
+    """Yield near-tie cases of calls that choose by `router_logits`. The arguments of the calls must refer to it."""
     for (name, bits), purpose in PURPOSES.items():
         inputs = _product(f"near/{algorithm}/{name}", bits)
         logits = call(LOGITS, {argument: argument for argument in inputs})
@@ -44,10 +44,10 @@ def _product(key: str, bits: int) -> dict[str, Tensor]:
 
 
 def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Cases of calls that choose by codes of `dselect_k_codes`. A code beyond an end of the step excludes an expert.
+    """Yield cases of calls that choose by codes of `dselect_k_codes`. A code beyond an end of the step excludes an expert.
 
     The first code of each of two selectors is `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the next lower precision
-    rounds to 1/2. The second is in the middle of the step.
+    rounds to 1/2. The second code is in the middle of the step.
     """
     for (name, bits), purpose in PURPOSES.items():
         key, step = f"near/{algorithm}/{name}", 2.0 ** -(bits // 2)
@@ -70,7 +70,7 @@ def near_router(router: str, params: Mapping[str, Tensor] | None = None, **optio
 
     Logits within a pair differ by multiples of 2^-11, which bfloat16 rounds away and float32 keeps.
 
-    params: router parameters besides the kernel. options: of `router_case`.
+    params: router parameters besides the kernel. options: further arguments of `router_case`.
     """
     key, experts = f"near/{router}", 4
     small = np.stack([permutation(f"{key}/{group}", TOKENS) + 1 for group in range(GROUPS)]) / 32

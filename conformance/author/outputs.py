@@ -81,7 +81,7 @@ def _scale(
         return round_scale(1 + np.abs(value))
     if output.written is None:
         return round_scale(scales[output.scale][name])
-    if making.sampled:  # a computation on absolute values grows with the number of terms, errors with its root
+    if making.sampled:  # absolute values sum up in proportion to the number of terms, errors to its root
         return round_scale(scales["condition"][name])
     by_group = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
     written = making.join(stage, by_group)[name]
@@ -89,8 +89,8 @@ def _scale(
 
 
 def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> Arrays:
-    """How errors in the results of a router's calls, each as large as its written scale, change the router's or its
-    layer's results. Errors are applied one by one or, in a sampled case, together with random signs.
+    """Propagate errors in the results of a router's calls, each as large as its written scale, to the results of the
+    router or its layer. Errors are applied one by one or, in a sampled case, together with random signs.
     """
     plain = Recorder(spec, values)
     making.run(stage, values, plain)
@@ -127,7 +127,7 @@ def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
 
 
 def _constant(making: Making, stage: Stage, name: str) -> str:
-    """The name of a result's constant c: its own, or the constant of the routing it depends on."""
+    """The name of a result's constant c: the largest of the constants of the result and of the routings that it reads."""
     constants = [making.output(stage, name).constant]
     if stage.router and name in ("weights", "combine"):
         constants.append(along(making, making.routing, name))

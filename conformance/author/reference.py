@@ -44,7 +44,7 @@ class Making:
 
     tensors: inputs and expected results so far, by reference; stages: the stages so far, by name. trace: the calls that
     a router made; routing: the call that returned its routing. sampled: whether every scale is the spread over a few
-    probes because a derivative by each number would take too long. bound: stages as functions of their arrays.
+    probes because differentiating each number would take too long. bound: stages as functions of their arrays.
     """
 
     inputs: Mapping[str, Tensor]
@@ -72,7 +72,7 @@ class Making:
         return {**self.stages, stage.name: stage}
 
     def groups(self, stage: Stage) -> list[Arrays]:
-        """The arrays that a stage reads, group by group. A stage without groups has one element."""
+        """The arrays that a stage reads, group by group. For a stage without groups, this is one element."""
         read = {name: self.tensors[name] for name in call.reads(stage, self.known(stage), self.tensors)}
         arrays = {name: _wide(tensor.array) for name, tensor in read.items()}
         batched = self.batched(stage)
@@ -113,7 +113,7 @@ class Making:
         return stage.router or (taken.router if taken else "")
 
     def _summed(self) -> set[str]:
-        """The router's calls whose sums over groups are read by its other calls."""
+        """The router's calls whose sums over groups its other calls read."""
         read = {
             reference for stage in self.trace for reference in stage.arguments.values() if isinstance(reference, str)
         }
@@ -124,7 +124,7 @@ class Making:
         }
 
     def _of_all_groups(self, change: Callable[[Stage, Any], Any]) -> Callable[[Stage, Any], Any]:
-        """`change` such that each group sees the sums over all groups."""
+        """Wrap `change` to give each group the sums over all groups."""
         summed = self._summed()
 
         def changed(stage: Stage, result: Any) -> Any:
@@ -134,7 +134,7 @@ class Making:
         return changed
 
     def wanted(self, stage: Stage) -> Collection[str]:
-        """The names of a stage's results. A router has the names of its final routing."""
+        """The names of a stage's results. For a router, these are the names in its final routing."""
         return function(self.stages[self.routing].call if stage.router else stage.call).outputs
 
     def output(self, stage: Stage, name: str) -> Output:

@@ -35,10 +35,10 @@ TANHS = 512
 def gradients(
     making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
 ) -> Gradients:
-    """The gradient by inputs of a stage's `sum(probe * output)`, plus `route`'s weighted losses if `losses`.
+    """The gradient of a stage's `sum(probe * output)`, plus `route`'s weighted losses if `losses`, for the inputs `by`.
 
-    A central difference along random directions cross-checks it, which detects a dropped imaginary part. Raises
-    GoldenError if they disagree.
+    Central differences along random directions must agree, which detects a dropped imaginary part. Raises GoldenError
+    if they disagree.
     """
     groups = making.groups(stage)
     value = stage.outputs[output]
@@ -80,8 +80,8 @@ def gradients(
 
     constant = "gradient" if value.constant.removeprefix(LARGE) == "direct" else "iterated gradient"
     constant = LARGE + constant if making.sampled else constant
-    # Sums over the results cancel in a gradient, so the probe counts as a rounded input. So do tanh results, from which
-    # GELU and cap derivatives are computed: `1 + tanh` and `1 - tanh^2` cancel for large arguments.
+    # Sums over the results cancel in a gradient, so the probe counts as a rounded input. Results of tanh also count:
+    # the derivatives of GELU and cap contain `1 + tanh` and `1 - tanh^2`, which cancel for large arguments.
     flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
     flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
     inputs = {**flat, PROBE: wide, TANH: np.ones(TANHS)}
@@ -98,9 +98,9 @@ def _rounded_tanh(tanh: Callable[[Any], Any], factors: NDArray[Any], x: Any) -> 
 
 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
-    """Try smaller steps, with larger rounding, until curvature is negligible (`1 / epsilon` at norm 0).
+    """Compare with central differences. If the curvature is too large (`1 / epsilon` at norm 0), retry with a smaller step.
 
-    At neighbouring points, `stop_gradient` returns its values from the point itself.
+    At neighbouring points, `stop_gradient` returns the values that it returned at the point itself.
     """
     for name, computed in slopes.items():
         direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)

@@ -28,7 +28,7 @@ FRACTIONS = "fractions_of_the_scope"
 SCOPED: dict[str, Any] = {"balance_weight": 0.5, "balance_scope": "batch"}
 """Options of a balance loss over all groups."""
 LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
-"""Inputs by which the output of a layer without noise is differentiated."""
+"""Inputs with respect to which the output of a layer without noise is differentiated."""
 
 
 def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
@@ -63,11 +63,11 @@ def router_case(
 ) -> Definition:
     """A router case: the router's calls, the complete router, and the layer around it.
 
-    params: of the router; default: a kernel, which is 0 with `zero`. state: of a router with state. inputs: additional
-    inputs; if they include `tokens`, nothing is drawn. sizes: tokens, experts and width; hidden: hidden width of the
+    params: router parameters; default: a kernel, which is 0 with `zero`. state: router state, if any. inputs: additional
+    inputs; if they include `tokens`, nothing is drawn. sizes: tokens, experts and width. hidden: hidden width of the
     experts. train: defaults to whether there is noise. losses: whether a layer gradient includes the losses; defaults
-    to whether there is noise. Without losses the gradient is of the output only, as an adapter computes it. options: of
-    the router, besides its sizes.
+    to whether there is noise. Without losses, only the output is differentiated, as in an adapter. options: router
+    options besides its sizes.
     """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
@@ -136,7 +136,7 @@ def balance_scope(router: str, **fields: Any) -> Definition:
 
 
 def evaluation(router: str, **options: Any) -> Definition:
-    """A case of the evaluation capacity, at which tokens are dropped; the training capacity drops none.
+    """A case in which the evaluation capacity drops tokens and the training capacity would drop none.
 
     The capacity is an even integer plus one half, and training has an explicit number of slots.
     """
@@ -154,8 +154,8 @@ def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any
 def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -> Iterator[Definition]:
     """Cases without a capacity, for kernels that sort choices by expert.
 
-    case: of a router whose bias sends all tokens to one expert and none to another. tied: of a router without a bias.
-    In that case experts return constants with equal weights, whose sum is exact in float32 in any order.
+    case: factory for a router whose bias sends all tokens to one expert and none to another. tied: factory for a router
+    without a bias; its experts return constants with equal weights, whose sum is exact in float32 in any order.
     """
     settings: dict[str, Any] = {"groups": 3, "choices": 3, "capacity_factor": math.inf}
     purpose = "Three choices and no capacity: one expert has all tokens, one has none."
@@ -173,7 +173,7 @@ def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -
 
 
 JITTER = Noise("tokens width", reach=1.0, step=0.125)
-"""How jitter is drawn."""
+"""Jitter of the tokens."""
 
 
 def logit_options(router: str, **options: Any) -> Definition:
@@ -191,7 +191,7 @@ def logit_options(router: str, **options: Any) -> Definition:
 
 
 def several_choices(router: str, **options: Any) -> Definition:
-    """A case of two choices with the slots, weights and balance loss of other code bases."""
+    """A case with two choices and the rules of other code bases for slots, weights and balance loss."""
     purpose = "A token gets all its slots before the next one, and what it keeps is divided by the root of the sum of squares."
     settings: dict[str, Any] = {"normalize_selected": True, "normalize_when": "after", "normalize_norm": "euclidean"}
     settings |= {"slot_order": "token", "capacity_factor": 0.75, **options}

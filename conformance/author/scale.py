@@ -4,8 +4,8 @@
 
     A = max(|f|, sum_i |x_i df/dx_i|, sum_i |w_i df/dw_i|, ...)
 
-A is how far rounding each number of one input once can move the result, in units of u, and at least the rounding of the
-result itself. For a matrix product it is exactly `|x| @ |w|`, the same computation on absolute values. Other functions
+In units of u, A is how far the result can move if each number of one input is rounded once. It is at least the rounding
+of the result itself. For a matrix product it is exactly `|x| @ |w|`, the same computation on absolute values. Other functions
 need no manual derivation. The derivatives use the complex step, so A is exact. It is not a bound if a formula cancels
 internally (a variance, or `1 + tanh(x)` for large arguments). Such a stage writes out its computation on absolute
 values.
@@ -15,9 +15,9 @@ values.
     A = max(|f|, r),   r^2 = mean over probes v of |df along x v|^2,   v = +-1 for every number of every input
 
 which is `sqrt(sum_i (x_i df/dx_i)^2)` in expectation: how far independent roundings move the result (small-sample
-condition estimation, Kenney and Laub 1994). A gradient is one vector, whose small entries are differences of terms as
-large as the others. Its r is therefore at least the root mean square of r over the vector (`pooled_spread`), and the
-results of tanh count as inputs.
+condition estimation, Kenney and Laub 1994). A gradient is one vector, whose small entries are differences of terms that
+are as large as its large entries. Its r is therefore at least the root mean square of r over the vector
+(`pooled_spread`), and the results of tanh count as inputs.
 
 *Stability.* The relative change of the inputs that leaves a discrete result unchanged: a margin for choices inside an iteration.
 """

@@ -1,7 +1,7 @@
 """Tie margins: how far a stage's choices are from a tie, and how far they must be in each dtype.
 
-A choice on inputs of the case is exact and has the margin None. A router makes all choices of its calls; the ordered
-scores count as functions of the router's inputs. A stage that takes another stage's routing makes that stage's choices.
+A choice on inputs of the case is exact and has the margin None. A router has the choices of all its calls, with the
+ordered scores as functions of the router's inputs. A stage that reads another stage's routing has that stage's choices.
 Ordered scores are in float32 or better in every dtype, unless a model computes the tokens they depend on.
 """
 
@@ -41,7 +41,7 @@ class Decided(NamedTuple):
 
 
 def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
-    """The margin of a stage's choices and the margins needed; None if it makes no choice."""
+    """The margin of a stage's choices and the margin needed in each dtype; None if it makes no choice."""
     choices_of_stage = list(_router(making, stage) if stage.router else _own(making, stage))
     margins = [each for each in choices_of_stage if each is not None]
     if making.sampled:
@@ -182,7 +182,7 @@ def _router(making: Making, stage: Stage) -> Iterator[Decided]:
 
 
 def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any:
-    """The written scale of a router call's result, which counts the call's own errors, or 0."""
+    """The written scale of a router call's result, which covers the errors of the call itself; 0 if there is none."""
     name, _, part = reference.partition("/")
     made = next((inner for inner in making.trace if inner.name == name), None)
     output = function(made.call).output(part or next(iter(function(made.call).outputs))) if made else None

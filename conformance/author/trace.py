@@ -38,9 +38,9 @@ _signature = cache(inspect.signature)
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """The functions to record that a router's module and its shared modules import, as (namespace, name, function, path).
+    """The functions to record, as (namespace, name, function, path), from the imports of a router's module and its shared modules.
 
-    For a custom router these are its package's modules and the specification, which it may call as `spec.token_choice`.
+    A custom router's modules are its package's modules and the specification, which it may call as `spec.token_choice`.
     """
     package = router.__name__.partition(".")[0]
     of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
@@ -54,7 +54,7 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
 
 
 class TraceError(Exception):
-    """A router passes an array that is neither an input nor from a public call. The message names the call and the argument."""
+    """A router passes an array that is neither an input nor a public call's result. The message names the call and the argument."""
 
 
 class Recorder:
@@ -98,7 +98,7 @@ class Recorder:
 
     @contextmanager
     def _in_place_of(self, router: str) -> Iterator[None]:
-        """Replace the functions that a router's modules import with recording ones."""
+        """Replace the functions that a router's modules import with functions that record their calls."""
         imported = _imported(sys.modules[spec.ROUTERS[router].Options.__module__])
         for names, name, function, path in imported:
             names[name] = self._noted(path, function) if is_own(path) else getattr(self, name)

@@ -63,11 +63,11 @@ class Spec(Backend, Protocol):
 class Variant:
     """One difference from the specification: another reading of a source, a known implementation, or a mistake.
 
-    name: of the variant. computes: a sentence that states the difference. replaced: replacements by public name of a
+    name: the variant's name. computes: a sentence that states the difference. replaced: replacements by public name of a
     target or by router name (which replaces its `route`); the value of "ROUTERS" is a function of the routers. ledger:
     the alternative that it takes in the ambiguity ledger ("GS-3b"), the question that it answers in an unlisted way
-    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm that must catch it, if
-    that is not one of the replaced names.
+    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm whose cases must catch
+    it, if that is not one of the replaced names.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Variant:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """The algorithms that must catch it: those of the replaced names, or all for an operation of no algorithm.
+        """The algorithms whose cases must catch it: the algorithms of the replaced names, or all if a name belongs to none.
 
-        A training operation must be caught by the trained model.
+        Cases of the trained model must catch a changed training operation.
         """
         if self.row or self.replaced.keys() <= TRAINING:
             return frozenset({self.row or "vit"})
@@ -176,7 +176,7 @@ def fixed(
 
 
 def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors: Callable[..., Any]) -> Variant:
-    """The variant that multiplies results of functions by `factor(**arguments)`. factors: by name of the function."""
+    """The variant that multiplies results of functions by `factor(**arguments)`. factors: one per function, by its name."""
 
     def function(of: str, factor: Callable[..., Any]) -> Replacement:
         def changed(B: Spec, *arguments: Any, **named: Any) -> Any:
@@ -266,7 +266,7 @@ def without_biases(params: Params) -> Params:
 
 
 def renormalised(routing: Any) -> Any:
-    """The routing with each token's weights divided by their sum if it is positive."""
+    """The routing with each token's weights divided by their sum if the sum is positive."""
     total = routing.dense().combine.sum(axis=(2, 3))
     total = np.concatenate([np.where(total.real > 0, total, 1), np.ones_like(total[:, :1])], 1)
     of_each = np.take_along_axis(total, routing.token.reshape(len(total), -1), 1)
@@ -287,7 +287,7 @@ def weighted_by(routing: Any, scores: Array) -> Any:
 
 
 def with_loss(output: RouterOutput, options: Any, name: str, value: Array) -> RouterOutput:
-    """The router's output with another value of the loss `name`, weighted by the options, also in the metrics."""
+    """The router's output with another value of the loss `name`: weighted in the losses, unweighted in the metrics."""
     losses = {**output.losses, name: getattr(options, f"{name}_weight") * value}
     return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": value})
 

@@ -1,7 +1,7 @@
-"""One wide case per router, covering what the other, small cases omit.
+"""One wide case per router, which covers what the small cases omit.
 
 A wide case has three groups, odd sizes, nine choices (some routers), numbers with more bits than bfloat16, a weight for every loss, and
-non-default values for all compatible options. It differentiates the output and all losses by every float input.
+non-default values for all compatible options. It differentiates the output and all losses with respect to every float input.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """One file per module of the specification, router and model, with its cases and known variants.
 
-A file is found by its presence in this folder. It defines one or both of
+Every file in this folder is loaded. It defines one or both of
 
     cases()     its case definitions, see `author/definition.py`
     variants()  known or likely differences of implementations, see `author/variant.py`

@@ -39,7 +39,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _always(train: bool) -> Any:
-    """The router as if always in training, or never."""
+    """The router always in training mode, or always in evaluation mode."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()

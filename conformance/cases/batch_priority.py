@@ -18,7 +18,7 @@ E = 3
 
 def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: str = "max", choices: int = 2,
          capacity: int = 2) -> Definition:  # fmt: skip
-    """The order of the tokens, and Token Choice in this order."""
+    """A case with the order of the tokens and Token Choice in this order."""
     order = call(NAME, {"scores": "scores"}, by=by, choices=choices)
     ordered = call("token_choice", {"scores": "scores", "order": NAME}, choices=choices, capacity=capacity)
     inputs = {"scores": values}

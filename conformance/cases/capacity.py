@@ -15,7 +15,7 @@ NAME = "capacity"
 
 
 def _slots(tokens: int, experts: int, factor: float, *, path: str = "expert_capacity", **options: Any) -> Stage:
-    """The call of one capacity."""
+    """A call that computes one capacity."""
     return call(path, tokens=tokens, experts=experts, factor=factor, **options)
 
 

@@ -1,7 +1,7 @@
 """Contrastive losses.
 
-A cross-entropy near 0 is a difference of large numbers, so the scales are written explicitly: each logit l has the
-error of the same product on absolute values plus the error of the exponential of s, which s magnifies.
+A cross-entropy near 0 is a difference of large numbers, so the scales are written explicitly. Each logit has the error
+of the same product on absolute values, times `1 + |s|` because of the exponential of the log scale s.
 """
 
 from collections.abc import Iterator

@@ -74,7 +74,7 @@ def _router() -> Iterator[Definition]:
 
 
 def output_gradient_of(case: Any) -> Definition:
-    """A gradient case of the output only, by tokens, parameters and experts."""
+    """A gradient case of the output only, with respect to tokens, parameters and experts."""
     parts = ("projection", "embeddings", "temperature", "projection_bias")
     by = ("tokens", *(f"router/{part}" for part in parts), "experts/w1", "experts/w2")
     purpose = "Without noise, of the output alone."

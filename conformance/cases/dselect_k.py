@@ -191,7 +191,7 @@ def _of_each_token(selectors: Array) -> float:
 
 
 def _over_their_sum(values: Array) -> Any:
-    """Values divided by their sum over the experts if it is positive."""
+    """Values divided by their sum over the experts if the sum is positive."""
     total = values.sum(axis=-1, keepdims=True)
     return values / np.where(total.real > 0, total, 1)
 

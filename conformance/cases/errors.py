@@ -30,7 +30,7 @@ def _array(name: str, edit: Edit, purpose: str, error: str = "ShapeError", argum
 
 
 def _number(name: str, value: float, purpose: str) -> Wrong:
-    """The invalid call whose array has another number in the middle."""
+    """An invalid call: this value replaces the middle number of the array."""
 
     def edit(array: NDArray[Any]) -> NDArray[Any]:
         array = array.copy()

@@ -92,7 +92,7 @@ def both_experts_sampled(B: Spec, logits: Array, noise: Array) -> Array:
 
 
 def gshard_chance_of_raw_gates(B: Spec, route: Route) -> RouterOutput:
-    """The second expert is kept by twice its gate before normalisation."""
+    """The chance of keeping the second expert is twice its gate before normalisation."""
     output = route.output()
     if route.options.second_expert != "random":
         return output

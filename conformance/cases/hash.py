@@ -29,7 +29,7 @@ def arguments(
 
 def case(name: str, kind: str, purpose: str, *flags: str, options: Mapping[str, Any] | None = None,
          **made: Any) -> Definition:  # fmt: skip
-    """options: of the router; the other arguments determine its inputs."""
+    """A case with these router options. The other arguments determine its inputs."""
     return router_case(NAME, name, kind, purpose, *flags, **arguments(name, **made), **(options or {}))
 
 

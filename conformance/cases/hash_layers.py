@@ -23,7 +23,7 @@ def cases() -> Iterator[Definition]:
 
 
 def hashed(key: str, *, groups: int = G, tokens: int = T, ids: int = V) -> dict[str, Tensor]:
-    """Ids and a table, as `hash_routing` takes them."""
+    """Ids and a table in the form that `hash_routing` takes."""
     return {
         "ids": tensor(integers(f"{key}/ids", (groups, tokens), 0, ids - 1), GT),
         "table": tensor(integers(f"{key}/table", (ids,), 0, E - 1), "ids"),

@@ -1,4 +1,4 @@
-"""Routing of complete images, and the router `image_choice`."""
+"""Image-level routing, and the router `image_choice`."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -94,7 +94,7 @@ def _router() -> Iterator[Definition]:
     sizes, inside = (6, E, 3), "noise_inside"
 
     def ordered(**drop: Any) -> dict[str, Any]:
-        """Sizes, options and the order, which no router computes alone."""
+        """Sizes, options, and the order as an extra stage, because no router returns it."""
         return {"sizes": sizes, "also": (call(ORDER, {"scores": "softmax_affinity"}, **drop),), **drop}
 
     default = ordered() | {"sizes": (T, E, 4), "slots_per_expert": 4}
@@ -156,7 +156,7 @@ def removed_after_they_chose(
 
 
 def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
-    """A change that uses the capacity of other options."""
+    """A change that computes the capacity with these changed options."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()

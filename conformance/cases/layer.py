@@ -151,7 +151,7 @@ def _mlp_layers() -> Iterator[Definition]:
 
 
 def _perceptrons(allocation: Stage, gelu: str = "tanh") -> Stage:
-    """The layer after an allocation."""
+    """The call of the layer of MLPs after an allocation."""
     return call("moe_mlp", {"tokens": "tokens", "routing": allocation.name, "params": PARAMS}, gelu=gelu)
 
 

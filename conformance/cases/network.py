@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def drawn(key: str, axes: str, *shape: int, **options: float) -> Tensor:
-    """An input of a case."""
+    """Draw an input of a case."""
     return tensor(grid(f"network/{key}", shape, **options), axes)
 
 

@@ -56,7 +56,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _ablations() -> Iterator[Definition]:
-    """Cases without one of the softmaxes, and small sizes."""
+    """Cases that omit one of the softmaxes, and cases of small sizes."""
     for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
         purpose = f"Ablation: dispatch {first}, combine {second}."
         yield case(f"{first}_{second}", "value", purpose, ABLATION, dispatch=first, combine=second)

@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _choices() -> Iterator[Definition]:
-    """Cases of two choices, priorities and losses."""
+    """Cases with two choices, with priorities and with losses."""
     half: dict[str, Any] = {"capacity_factor": 0.5}
     purpose = "Two choices, half of the room."
     yield case("two_choices", "overflow", purpose, "first_choices_first", DROP, choices=2, **half)
@@ -56,7 +56,7 @@ def _choices() -> Iterator[Definition]:
 
 
 def _capacities() -> Iterator[Definition]:
-    """Cases of slots, evaluation factors and normalised weights."""
+    """Cases with a fixed number of slots, evaluation factors and normalised weights."""
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     purpose = "Three slots for each expert, whatever the factor."
     yield case("slots_per_expert", "value", purpose, ROUNDING, **numbered)

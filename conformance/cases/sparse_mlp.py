@@ -60,8 +60,8 @@ def _rescale() -> Iterator[Definition]:
 def _model(
     name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
 ) -> Definition:
-    """zero: last name part of the parameters set to 0, so that scores tie. by: substring of the input names that a
-    gradient is by."""
+    """A case of the model. zero: parameters whose names end in this text are 0, so that scores tie. by: a gradient is
+    with respect to the inputs whose names contain this text."""
     inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
     for path, value in inputs.items():
         if zero and path.endswith(zero):
@@ -76,7 +76,7 @@ def _models() -> Iterator[Definition]:
     cut, one = "importance_cut", {**SPARSE, "depth": 1}
     purpose = "A dense and a sparse block, efficient mode."
     yield _model("importance", "value", purpose, SPARSE, cut, "mixed_axis", "generated_code")
-    # Importances are nearly equal: the loss would be a difference of roundings.
+    # Importances are nearly equal, so these losses would be differences of rounding errors.
     no_loss = {"importance_weight": 0.0, "load_weight": 0.0}
     dense = {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2", "router_options": no_loss}
     yield _model("dense_channels", "value", "As Sparse-S: channels are neither rescaled nor routed.", dense, cut)
@@ -108,7 +108,7 @@ def channels_rescaled_first(B: Spec, x: Array, params: Mapping[str, Any]) -> Arr
 
 
 def token_bias_over_channels(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
-    """The bias of the token map is added to the channels if there are as many channels as new tokens."""
+    """The bias of the token map is added to the channels if the numbers of channels and new tokens are equal."""
     right = B.rescale(x, params)
     bias = params.get("token_bias", ())
     if len(params) < 4 or len(bias) != x.shape[2]:

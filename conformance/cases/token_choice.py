@@ -95,7 +95,7 @@ def _ties() -> Iterator[Definition]:
 
 
 def _sizes() -> Iterator[Definition]:
-    """Cases of small and large sizes."""
+    """Cases with small and large sizes."""
     yield case("one_token", "degenerate", "One token.", scores("tc/j", (1, 1, E)), SIZE, capacity=1)
     yield case("one_expert", "degenerate", "One expert.", scores("tc/k", (G, T, 1)), SIZE, choices=1)
     yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), SIZE, choices=E, capacity=T)
@@ -116,7 +116,7 @@ def _sizes() -> Iterator[Definition]:
 
 
 def _gradients() -> Iterator[Definition]:
-    """Gradient cases by the scores, and by the weights only."""
+    """Gradient cases with respect to the scores, and to the weights only."""
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), DROP)
     apart = distinct("tc/p", (G, T, E))
     purpose = "The selection carries none."

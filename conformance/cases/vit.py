@@ -88,7 +88,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _evaluation() -> Definition:
-    """One model at evaluation and in training, where its router differs."""
+    """A model whose router behaves differently at evaluation and in training, run in both modes."""
     model = {**LEAST, "router": "base", "experts": 4}
     inputs = inputs_of("vit", model, "vit/evaluation/0")
     stages = (
@@ -100,7 +100,7 @@ def _evaluation() -> Definition:
 
 
 def _dropped() -> Definition:
-    """A model in training with dropped units and branches."""
+    """A model in training with dropout and stochastic depth."""
     model = {**LEAST, "depth": 2, "router": "soft_moe", "experts": 2, "dropout": 0.25, "stochastic_depth": 0.5}
     inputs = inputs_of("vit", model, "vit/dropped/0")
     inputs["random"] = tensor(of_step(2, seed=5, step=7), "images words")
@@ -119,7 +119,7 @@ def _router_in_float32() -> Definition:
     key, block = "vit/router_in_float32", "params/blocks/0"
     inputs = inputs_of("vit", model, key)
     balanced = np.array([[1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]])
-    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # of two images in sequence
+    patches = 16.0 * np.concatenate([balanced, -balanced, balanced[:2]])  # the patches of two images
     images = patches.reshape(2, 2, 2, 2, 2, 1).transpose(0, 1, 3, 2, 4, 5).reshape(2, 4, 4, 1)
     kernel = signs(f"{key}/signs", (4, 2)) * grid(f"{key}/kernel", (4, 2), reach=0.25, centre=0.75)
     low = np.array([[0, 1, 0, -1], [0, 2, 0, 3], [0, 3, 0, 2], [0, -2, 0, 1]]) / 2**11

@@ -5,7 +5,7 @@
 x: tokens (groups, tokens, width) in the run's dtype.
 params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}` with the specification's shapes; the router of Soft MoE has `{"slots",
     "scale"}` instead. A router's state is included under its name: `bias` of `sigmoid_token_choice`, `penalty` of `relu`, `thresholds` of
-    `batch_expert_choice`. Gradients by the state are not compared.
+    `batch_expert_choice`. Gradients with respect to the state are not compared.
 options: `router`, the router's name; every field of its `Options` in `moespec.spec.ROUTERS`; `train`, whether it routes
     as in training; `gelu`, the form of GELU; `capacity`, the slots per expert. If `options["capacity"] >=
     options["tokens"]`, as with an infinite `capacity_factor`, no choice is dropped.
@@ -16,13 +16,13 @@ A case counts as not implemented if `layer` raises NotImplementedError or `not_o
 implicitly. `to_numpy(tree)` converts results back, and `with_dtype(dtype)` is the context for running in a dtype. Router cases compare only
 the output; steps, noise and errors are not run. `__moespec_version__` states which version of the specification the adapter follows.
 
-Gradients of the layer by x and all params come from torch's or JAX's automatic differentiation if `from_numpy` returns
+Gradients with respect to x and all params come from torch's or JAX's automatic differentiation if `from_numpy` returns
 their arrays, or from a method of the adapter:
 
-    vjp(x, params, options, cotangent) -> (gradient by x, gradients by params)
+    vjp(x, params, options, cotangent) -> (gradient of x, gradients of params)
 
-cotangent: the gradient by the output, with its shape and the run's dtype. The gradients by params are a tree like
-params and may omit the state. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
+cotangent: the gradient with respect to the output, with its shape and the run's dtype. The gradients of params are a
+pytree like params and may omit the state. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
 """
 
 import importlib
@@ -51,8 +51,8 @@ __all__ = ["Adapter", "Kernel", "kernel"]
 class Framework:
     """A framework's operations on its arrays.
 
-    value_and_grad: transforms `f(params, rest) -> (scalar, more)` into a function that also returns the gradient by
-    params, a dict of dicts. sum: of all numbers. cast: to a dtype by name. compile: compiles a function.
+    value_and_grad: transforms `f(params, rest) -> (scalar, more)` into a function that also returns the gradient of
+    params, a dict of dicts. sum: adds all numbers. cast: converts to a dtype by name. compile: compiles a function.
     """
 
     value_and_grad: Callable[..., Any]
@@ -62,7 +62,7 @@ class Framework:
 
 
 def framework_of(array: Any) -> Framework | None:
-    """The framework of a torch tensor or JAX array, else None. Imports neither."""
+    """The framework of a torch tensor or JAX array, else None. Imports neither framework."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(array, torch.Tensor):
         return Framework(_torch_gradient, torch.sum, lambda x, dtype: x.to(getattr(torch, dtype)), torch.compile)
@@ -76,7 +76,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient by autograd, zero for parameters that do not affect the result. Raises NotOfferedError for a result without a graph."""
+    """The gradient from autograd, 0 for parameters that do not affect the result. Raises NotOfferedError for a result without a graph."""
     torch = sys.modules["torch"]
 
     def differentiated(params: dict[str, dict[str, Any]], rest: Any) -> Any:
@@ -182,12 +182,12 @@ class Adapter(Target):
         return super().copies(arrays) if self.on_numpy else {}
 
     def facts(self) -> Facts:
-        """The facts, with nothing missing: an adapter declines by NotImplementedError."""
+        """The facts, with nothing missing: an adapter declines a case by raising NotImplementedError."""
         return replace(super().facts(), missing={})
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """The layer stage of a router case without gradients by a state. An adapter does not expose other stages."""
+        """The layer stage of a router case, without state gradients. An adapter does not expose other stages."""
         if not _is_layer(case):
             return case
         *steps, layer = case.stages
@@ -198,7 +198,7 @@ class Adapter(Target):
 
     @staticmethod
     def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
-        """Why a job is not run, or ""."""
+        """The reason for not running a job, or ""."""
         case = job.case
         if reason := facts.declared(case):
             return reason
@@ -213,7 +213,7 @@ class Adapter(Target):
         return f"an adapter takes no {taken[0]}" if taken else ""
 
     def without_gradients(self) -> str:
-        """Why there are no gradients, or ""."""
+        """The reason for not computing gradients, or ""."""
         if self.module.vjp is not None or self.module.framework is not None:
             return ""
         return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
@@ -250,7 +250,7 @@ class Adapter(Target):
 
 
 def _options(job: Job) -> Values:
-    """The options that an adapter gets for the layer around a router."""
+    """The options that an adapter receives for the layer around a router."""
     route = next(each for each in job.case.stages if each.router)
     fields = ROUTERS[route.router].options(**route.options["options"])
     experts: Any = job.stage.arguments["experts"]

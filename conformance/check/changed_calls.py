@@ -1,6 +1,6 @@
 """Find the change of a call that reproduces a wrong result, by calling the specification with one array or option changed.
 
-The change shows what a target ignores or confuses if no known variant matches: "it is the expected result with
+If no known variant matches, the change shows what a target ignores or confuses: "it is the expected result with
 experts/b2 = 0", "with noisy instead of logits", "with choices=1".
 """
 
@@ -39,7 +39,7 @@ CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
 
 
 def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) -> dict[Place, str]:
-    """For each failure of one stage, the change, in words, that explains most failures (if several fail, at least two).
+    """For each failure of one stage, the change, in words, that explains the most failures (if several fail, at least two).
 
     failing: (place, returned values, dtype).
     """

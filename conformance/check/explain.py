@@ -1,13 +1,13 @@
 """Diagnose a report's failures: known variants, reordered ties, sentences and small tables.
 
-If no variant computes a wrong result, its numbers still tell much: experts lack only second choices, a token's features
-are off by one factor, no gradient reaches an input. Sentences state which results are right, and how the wrong one
+If no variant reproduces a wrong result, its numbers still give clues: experts lack only second choices, a token's
+features are off by one factor, no gradient reaches an input. Sentences state which results are right, and how the wrong one
 relates to the expected one (`relations.py`) or which change of the call reproduces it (`changed_calls.py`).
 
-The most common failure of third-party allocations is another order of equal scores. The specification puts the lower
-index first. An unstable sort makes other choices among equal scores, and no known variant reproduces a particular sort.
-But in each slot, or for each token, the scores must be bitwise equal, and a token whose score for an expert differs
-from its other scores keeps its place in that expert's order.
+The most common failure of third-party allocations is a different order of equal scores. The specification puts the
+lower index first. An unstable sort chooses differently, and no known variant reproduces a particular sort. A failure
+counts as reordered only if the scores in each slot, or for each token, are bitwise equal and each token whose score for
+an expert differs from the token's other scores keeps its place in that expert's order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ def _table(result: CaseResult, case: Case) -> Table | None:
 
 
 def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> list[list[list[str]]]:
-    """The numbers with enough digits to distinguish wrong values from expected ones."""
+    """Format numbers with enough digits to distinguish wrong values from expected ones."""
 
     def text(number: Any, beside: Any, differs: Any) -> str:
         if array.dtype.kind != "f":
@@ -94,7 +94,7 @@ def _wrong(result: CaseResult, case: Case) -> Wrong | None:
     value, dtype = expected[name], ALL_DTYPES[result.dtype]
     dtype = dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype)
     wrong = Wrong(case, name, replace(value, array=value.array.astype(np.float64)), got.astype(np.float64), dtype)
-    return wrong if wrong.differs.any() else None  # of two repeated calls, the first is right
+    return wrong if wrong.differs.any() else None  # with --repeat, the first call may be right
 
 
 def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
@@ -111,7 +111,7 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
         said, first, outcomes = changed.get((result.id, stage), ""), result.first, result.outcomes
         case = known.cases[result.id]
         if wrong is None:
-            said = said or (first.message if "/" in first.stage else "")  # a message about its shape or absence
+            said = said or (first.message if "/" in first.stage else "")  # states a wrong shape or a missing result
         elif _is_slots(wrong):
             content, related = _slots(case, case.stage(stage), wrong.want.astype(int), wrong.got.astype(int))
             said = "; ".join(filter(None, [next(in_other_places(wrong), related), said]))
@@ -138,7 +138,7 @@ def _is_slots(wrong: Wrong) -> bool:
 
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
-    """The case's other arrays with the shape of a wrong result. For weights, their values in its slots."""
+    """The case's other arrays with the shape of a wrong result. For weights, also scores (or the like) of the slots' tokens."""
     own = (stage, f"{stage}/{wrong.name}")
     arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")
@@ -213,7 +213,7 @@ def _ordinal(rank: int) -> str:
 
 
 def _gradient(case: Case, wrong: Wrong) -> str:
-    """Describe where a derivative is wrongly zero or wrongly nonzero. All values are right, because they are compared first."""
+    """Describe where a derivative is wrongly zero or wrongly nonzero. Values are compared first, so they are all right here."""
     got, differs, name = wrong.got, wrong.differs, wrong.name
     if not np.isfinite(got).all():
         return ""

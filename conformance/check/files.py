@@ -46,7 +46,7 @@ Files = dict[str, dict[str, Found] | FileError]
 def read_all(folder: Path, ids: Collection[str]) -> Files:
     """The files below `folder` by case id, with an error in place of an unreadable file.
 
-    ids: of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
+    ids: ids of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
     """
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder")
@@ -63,7 +63,7 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """The common floating dtype of the files, taking each file's coarsest; float64 if all are integers.
+    """The floating dtype that the files share; a file counts with its coarsest dtype. float64 if all are integers.
 
     Raises FileError, naming two files, if dtypes differ: one bfloat16 file must not loosen the others' tolerance.
     """
@@ -103,7 +103,7 @@ def expected(case: Case) -> dict[str, Value]:
 
 
 def _end(case: Case) -> list[str]:
-    """The tensors that a case requires to count as implemented."""
+    """The tensors that a file needs for its case to count as implemented."""
     if case.gradients is not None:
         return [f"gradient/{name}" for name in case.gradients.wrt]
     if any(stage.router for stage in case.stages):

@@ -1,4 +1,4 @@
-"""The gradients of cases on a target, op by op or compiled: all cases together, or one by one if that raises."""
+"""Compute gradients of cases on a target, op by op or compiled: all cases together, or one by one if that raises."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,7 +36,7 @@ def gradients(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | E
 
 
 def _derived(target: Target, job: Job, derivative: Callable[[Values, Any], Values], compiler: str | None) -> Values:
-    """The gradient from the target's derivative of the layer."""
+    """Compute the gradient with the target's derivative of the layer."""
     function = target.compile(derivative, compiler) if compiler else derivative
     wanted, arrays = job.case.expected_gradients, job.arrays(target)
     cotangent = target.arrays({"probe": wanted.probe})["probe"]
@@ -68,7 +68,7 @@ def _on_numpy(target: Target, slopes: Values) -> Values:
 
 
 def _arrays(target: Target, job: Job) -> tuple[Values, Values]:
-    """The inputs by which to differentiate; everything else, including the probe."""
+    """The inputs to differentiate with respect to, and all other arrays, including the probe."""
     wanted, arrays = job.case.expected_gradients, job.arrays(target)
     params = {name: arrays.pop(name) for name in [*arrays] if name in wanted.wrt}
     return params, {**arrays, **target.arrays({"probe": wanted.probe}, target.wide)}

@@ -1,8 +1,8 @@
 """Match a target's wrong results to known variants, to find out what a third-party router computes instead.
 
-For each failing stage, the variants run on the stage's arrays. A variant agrees if all the target's results equal its results within a few
-tolerances of the dtype and differ from the expected results and from the correct backend's. Target and variant disagree in a stage that the
-target passes and the variant fails, and in a stage where only the target raises.
+For each failing stage, the variants run on the stage's arrays. A variant agrees if all the target's results equal the variant's within a
+few tolerances of the dtype and differ from the expected results and from the correct backend's. Target and variant disagree in a stage
+that the target passes and the variant fails, and in a stage where only the target raises.
 """
 
 import math
@@ -48,7 +48,7 @@ def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]
     """The variants that a target matches, per algorithm, dtype and mode.
 
     These are all variants that agree wherever the target or the variant differs from the specification. If there are
-    none, they are variants that together explain part of the failures, the largest part first.
+    none, the result is variants that together explain part of the failures, the largest part first.
     """
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in results:
@@ -81,7 +81,7 @@ class Known:
         return job_of(self.cases[place[0]], place[1])
 
     def compares(self, place: Place) -> bool:
-        """Whether variants run on a stage: it has results and is not training, which takes seconds."""
+        """Whether variants run on a stage: only if it has results and is not training, which takes seconds."""
         return bool(self.expected(place)) and not function(self.job(place).stage.call).pooled
 
     def _concerned(self, place: Place) -> list[str]:
@@ -123,7 +123,7 @@ class Known:
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
-    """(variant, number of stages that agree, number of stages)."""
+    """Tuples (variant, number of stages that agree, number of stages)."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
     raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
     raised = [place for place in raised if known.compares(place)]
@@ -171,7 +171,7 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
 
 
 def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
-    """Distance of a result from a variant's in tolerances, using the larger of its scale and its magnitude.
+    """The distance of a result from a variant's, in tolerances that use the larger of the variant's scale and magnitude.
 
     If the variant computes NaN or infinity, the target must compute one of them, not necessarily the same one.
     """

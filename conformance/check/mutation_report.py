@@ -1,7 +1,7 @@
-"""Test the suite on known variants: a vector must catch every variant.
+"""Test the suite on known variants: every variant must fail a vector.
 
-A variant runs in float64, op by op, on the cases that call a replaced name, as in a suite run, algorithm by algorithm
-until two cases have failed. Trajectories take longer, so only their first step runs. Error cases come last and only if
+A variant runs in float64, op by op, on the cases that call a replaced name. Algorithms run one after another, until two
+cases have failed. Trajectories take longer, so only their first step runs. Error cases come last and only if
 nothing else has failed, because most variants validate nothing.
 """
 
@@ -30,7 +30,7 @@ ENOUGH = 2
 
 @dataclass(frozen=True)
 class MutationReport:
-    """Which cases catch each variant.
+    """The cases that catch each variant.
 
     caught: for each variant, ids of cases that fail on it, with the first differing stage; complete if there are fewer
     than two. cases: ids of all cases available.
@@ -85,7 +85,7 @@ def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
 
 
 def falls(result: CaseResult) -> bool:
-    """Whether a case fails on a variant for another reason than a missing argument."""
+    """Whether a case fails on a variant for a reason other than a missing argument."""
     return result.state in FAILED and not result.first.message.startswith("TypeError")
 
 

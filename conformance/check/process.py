@@ -1,4 +1,4 @@
-"""A target in a separate process, which does not know the expected values and can only answer with bytes.
+"""Run a target in a separate process that does not know the expected values and can only answer with bytes.
 
 A target therefore cannot read or change the expected values, the comparison or the report, nor end the run. A target that hangs is killed
 after its time limit. This is not a sandbox: a target can do to the machine anything that the user's programs can.
@@ -140,7 +140,7 @@ _running: list[Process] = []
 
 
 def process(interface: type[Target], name: str, memory: int = 0) -> Process:
-    """The process of a target: the last call's, or a new one that replaces any other."""
+    """The running process if it runs this target, else a new process, which replaces the running one."""
     if not _running or _running[0].key != (interface, name, memory, *TRUSTED):
         end()
         _running.append(Process(interface, name, memory))
@@ -193,7 +193,7 @@ class Remote:
         relieve()
 
     def facts(self) -> Facts:
-        """As for any target. Triggers the imports, so that they do not count towards a case's time. Raises EndedError."""
+        """The target's facts. This triggers the imports, so they do not count towards a case's time. Raises EndedError."""
         running, dtype = process(*self.key), self.dtype.name
         if dtype not in running.facts:
             request, limit = pack({"dtype": dtype}, {}), max(self.limit, LIMIT)
@@ -201,7 +201,7 @@ class Remote:
         return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """As `worker.answers`: compiled jobs run together; uncompiled jobs, or jobs that end the process, run one by one."""
+        """Like `worker.answers`. Compiled jobs run together; uncompiled jobs, and jobs that end the process, run one by one."""
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)
@@ -231,7 +231,7 @@ class Remote:
 
 
 def _found(count: int, answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
-    """Parse the answers to `count` jobs. Raises an exception for anything else."""
+    """Parse the answers to `count` jobs. Raises an exception if they are malformed."""
     answers: list[Answer] = [{} for _ in range(count)]
     for name, array in arrays.items():
         number, _, result = name.partition("/")

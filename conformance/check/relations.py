@@ -26,7 +26,7 @@ CHANCE = 0.05
 SPREAD = 64.0
 """Maximum ratio of the largest error to the median for errors attributed to a format."""
 NEAR = 1e-3
-"""A factor this close to 1 tells less than the size of the error."""
+"""A factor this close to 1 is less informative than the size of the error."""
 FORMATS = {"bfloat16": 8, "float16 or TF32": 11, "float32": 24}
 """Significand bits by format."""
 
@@ -89,7 +89,7 @@ class Wrong:
         return max(constant(self.value.constant, self.dtype), self.dtype.least) * self.dtype.roundoff
 
     def fits(self, guess: Any, at: Any = ...) -> bool:
-        """Whether entries equal a guess and are closer to it than to the expected values, by far in a coarse dtype."""
+        """Whether entries equal a guess and are twice (in a coarse dtype, 8 times) as close to it as to the expected values."""
         got, want = self.got[at], self.want[at]
         bound = np.broadcast_to(tolerance(self.value, self.dtype), self.got.shape)[at]
         with np.errstate(all="ignore"):
@@ -123,7 +123,7 @@ def quantities(case: Case) -> dict[str, float]:
 
 
 def _names(wrongs: Sequence[Wrong], numbers: Sequence[float]) -> list[str]:
-    """Names that the numbers have in all cases: the simplest ones, if at most three fit."""
+    """The simplest names that fit the numbers in all cases, if at most three do."""
     if np.allclose(np.abs(numbers), 1):
         return []
     known = [quantities(each.case) for each in wrongs]
@@ -147,7 +147,7 @@ def _here(names: Sequence[str]) -> str:
 
 
 def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> str:
-    """A sentence about a number that is equal, or has one name, in all results; "" if neither holds."""
+    """A sentence about a number with the same value, or the same name, in all results; "" if neither holds."""
     first, names = numbers[0], _names(wrongs, numbers)
     if text.endswith("plus {}") and first < 0:
         first, numbers, text = -first, [-x for x in numbers], text.replace("plus", "minus")
@@ -155,7 +155,7 @@ def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> s
         same = len({*np.sign(numbers)}) == 1
         return text.format("minus " * (first < 0) + " or ".join(names)) if names and same else ""
     if "times" in text and abs(first - 1) < NEAR and (wrongs[0].want.size == 1 or abs(first - 1) < 1e-9):
-        return ""  # the size of the error tells this
+        return ""  # `error_size` already shows this
     digits = f"{first:.4g}" if abs(first - 1) > NEAR else f"{first:.10g}"
     return text.format(digits) + _here(names)
 
@@ -168,8 +168,8 @@ MEASURES = ((Wrong.factor, "it is {} times what is expected"), (Wrong.summand, "
 
 
 def shared(wrongs: Sequence[Wrong]) -> list[str]:
-    """For each wrong result of one stage, the factor, summand or function that most results share or that one result
-    with several entries has; else ""."""
+    """For each wrong result of one stage, describe the factor, summand or function that most results share or that one
+    result with several entries has; else ""."""
     said = [""] * len(wrongs)
     for measure, text in MEASURES:
         found = {i: x for i, each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]}
@@ -226,7 +226,7 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
 
 
 def in_other_places(wrong: Wrong) -> Iterator[str]:
-    """Yield whether a result is only reordered along an axis, or has another place's expected values."""
+    """Yield a sentence if a result is only reordered along an axis, or has another place's expected values."""
     want, axes = wrong.want, wrong.value.axes
     if want.ndim > 1 and want.shape[-1] == want.shape[-2] and wrong.fits(want.swapaxes(-1, -2)):
         yield "its last two axes are swapped"
@@ -247,7 +247,7 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
 
 
 def _of_parts(wrong: Wrong) -> Iterator[str]:
-    """Yield whether each token, expert or group, or each pair of these, has a separate factor."""
+    """Yield a sentence if each token, expert or group, or each pair of these, has a separate factor."""
     got, want, axes = wrong.got, wrong.want, wrong.value.axes
     long = [i for i in range(want.ndim) if want.shape[i] > 1]
     for kept in [kept for n in range(1, len(long)) for kept in combinations(long, n)]:
@@ -268,7 +268,7 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
 
 
 def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
-    """Location of the marked entries: where an array has a property, or in one part of an axis; else ""."""
+    """Describe where the marked entries are: where an array has a property, or in one part of an axis; else ""."""
     count, axes = int(np.count_nonzero(marked)), wrong.value.axes
     for name, array in (
         {"the expected value": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()

@@ -58,9 +58,9 @@ def open_case(
     size: str = "small",
     vectors: Path = VECTORS,
 ) -> OpenStage:
-    """The stage (or `gradient`) of the case with this id, for one of: a target module, an adapter, a folder of files.
+    """Open a stage (or `gradient`) of the case with this id on a target module, an adapter or a folder of files.
 
-    seed, size: of a fresh case. Raises ValueError if there is no such case or stage.
+    seed, size: the fresh case's. Raises ValueError if there is no such case or stage.
     """
     if seed is None:
         cases = load(vectors, id.__eq__)

@@ -50,7 +50,7 @@ FINER = {"float64": (), "float32": ("float64",)} | dict.fromkeys(("bfloat16", "f
 class Match:
     """A known variant that matches a target's results, in one algorithm, dtype and mode.
 
-    variant, computes, ledger, who: of the variant. agree: number of stages in which target and variant agree. of:
+    variant, computes, ledger, who: the variant's fields. agree: number of stages in which target and variant agree. of:
     number of stages that fail or would fail under the variant. If agree < of, the variant is a partial explanation.
     """
 
@@ -83,7 +83,7 @@ class Match:
 class Table:
     """A small wrong result as text: matrices of expected and computed values.
 
-    name: of the stage and the result. wrong: mask of the entries outside their tolerance.
+    name: the names of stage and result. wrong: mask of the entries outside their tolerance.
     """
 
     name: str
@@ -97,8 +97,8 @@ class CaseResult:
     """The result of one case in one dtype and mode.
 
     returned: the target's results for each failing stage, by name. seconds: an equal share of the time for all cases of
-    its algorithm, which are compiled together. table: the first wrong result, if it is small. explanation: of a
-    failure, what is right, what is wrong, and how; see `explain.py`.
+    its algorithm, which are compiled together. table: the first wrong result, if it is small. explanation: for a
+    failure, which results are right, which are wrong, and how; see `explain.py`.
     """
 
     id: str
@@ -114,7 +114,7 @@ class CaseResult:
 
     @property
     def state(self) -> str:
-        """The deciding state."""
+        """The state of the outcome that decides the case."""
         return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
 
     @property
@@ -143,8 +143,8 @@ class Report:
     """The results of one target.
 
     interface: target, adapter or files; target: the name of the checked object. suite: the sha256 of `suite.json`. problems: sentences
-    about problems besides the cases, such as an unused waiver; each counts as a failure. matches: the known variants that match failures.
-    seed, size: of fresh cases, if they replace the vectors. repeat: whether everything was computed twice. claims: the version of the
+    about problems outside the cases, such as an unused waiver; each counts as a failure. matches: the known variants that match failures.
+    seed, size: set if fresh cases replace the vectors. repeat: whether everything was computed twice. claims: the version of the
     specification that the target claims to follow, or "". left_out: ids of cases of the same rows that were not run, with their `--class`
     word. called: the functions of moespec that the target was observed to call.
     """
@@ -176,7 +176,7 @@ class Report:
 
     @property
     def remarks(self) -> list[str]:
-        """Notes and problems besides the cases."""
+        """Notes, and problems outside the cases."""
         lacking = [f"{u.dtype} not supported ({u.cases} cases): {u.reason}" for u in self.unsupported]
         return [*lacking, *self.problems, *self.notes]
 
@@ -192,7 +192,7 @@ class Report:
 
     @property
     def citation(self) -> str:
-        """A citable sentence: how many of how many cases passed in each dtype and mode, and which cases these were."""
+        """A citable sentence: the numbers of passed and of all cases in each dtype and mode, and the algorithms and suite."""
         groups: dict[str, list[CaseResult]] = {}
         for result in self.results:
             groups.setdefault(f"{result.dtype} {result.mode}", []).append(result)
@@ -233,9 +233,9 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """The number of cases of the chosen rows that pass wherever compared, the number of cases, and the cases never compared.
+    """For the chosen rows: how many cases pass wherever they are compared, how many there are, and the uncompared ones.
 
-    The cases never compared are counted by `--class` word.
+    Uncompared cases are counted by `--class` word.
     """
     words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
     cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}
@@ -248,7 +248,7 @@ def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
 
 
 def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """The results; each failure's explanation adds where the same case is right, in another mode or a finer dtype."""
+    """Add to each failure's explanation where the same case passes: in another mode or a finer dtype."""
     passed = {(r.id, r.dtype, r.mode) for r in results if r.state == "pass"}
 
     def noted(r: CaseResult) -> CaseResult:
@@ -263,7 +263,7 @@ def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
 
 
 def unpacked(content: dict[str, Any]) -> Report:
-    """The inverse of `asdict` for a report that came as JSON from another process of the same run."""
+    """The inverse of `asdict` for a report that another process of the same run sent as JSON."""
     for each in content["results"]:
         each["outcomes"] = [Outcome(**outcome) for outcome in each["outcomes"]]
         each["table"] = each["table"] and Table(**each["table"])

@@ -38,9 +38,9 @@ STRIDED_KINDS = ("value", "degenerate", "overflow", "tie", "gradient")
 
 @dataclass(frozen=True)
 class Plan:
-    """Case ids to check in dtypes and modes on a report's target.
+    """A plan of a run: the case ids, dtypes and modes to check on a report's target.
 
-    report: without results; has the seed of fresh cases. limit, memory: see `run_part`.
+    report: has the target and the seed of fresh cases, but no results. limit, memory: see `run_part`.
     """
 
     report: Report
@@ -66,7 +66,7 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """For each function, the first value case and the first gradient case, preferring cases about the fewest functions."""
+        """For each function, the first value case and the first gradient case, preferring cases that test the fewest functions."""
         about = {id: self._about(id) for id in ids}
         firsts: dict[tuple[bool, str], str] = {}
         for kind in STRIDED_KINDS:
@@ -76,7 +76,7 @@ class Plan:
         return [id for id in ids if id in firsts.values()]
 
     def _about(self, id: str) -> tuple[str, list[str]]:
-        """A case's class and the calls that it is about. A fresh case makes the calls of its committed case."""
+        """A case's class and the calls that it tests. A fresh case makes the calls of its committed case."""
         if (path := self.vectors / f"{id}.json").exists():
             return suite.about(path)
         from moespec.conformance.golden import fresh  # imports all cases
@@ -161,7 +161,7 @@ def run_part(
     limit: float = LIMIT,
     memory: float = 0.0,
 ) -> tuple[list[CaseResult], str, list[str]]:
-    """The results of one algorithm's cases, why the target lacks the dtype ("" if it has it), and the moespec functions it calls.
+    """The results of one algorithm's cases, the reason for an unsupported dtype (or ""), and the moespec functions that the target calls.
 
     The target runs in a process that later parts reuse until `process.end` is called. repeat: whether to run each case
     twice. limit: seconds per case. memory: GiB that the target's process may address; 0 for unlimited, since JAX and
@@ -213,7 +213,7 @@ class _Run:
         return [next(results) if obstacle is None else obstacle for obstacle in obstacles]
 
     def _obstacle(self, job: Job, gradient: bool) -> Failure | None:
-        """Why a job or its gradient cannot run, or None."""
+        """The reason for not running a job or its gradient, or None."""
         dtype = self.target.dtype
         lacks = self.facts.without_gradients if gradient else ""
         if lacks := lacks or self.target.lacks(job, self.facts, dtype):
@@ -260,7 +260,7 @@ class _Run:
     def _stages(
         self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool, passed: Collection[str] = ()
     ) -> None:
-        """Run the main stages or the steps of cases, and insert their outcomes before existing ones, because they come earlier.
+        """Run the main stages or the steps of cases. Their outcomes are inserted before existing ones, because steps come earlier.
 
         passed: cases whose main stages pass. One of their steps can still fail, but a step that does not run does not count against them.
         """
@@ -293,7 +293,7 @@ class _Run:
 def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[str, Any] | Failure) -> list[Outcome]:
     """A failure for each result of a stage that differs between the two calls.
 
-    A first call without results is already a failure. It is an error if only the second has no results.
+    A first call without results is already a failure. If only the second call has no results, that is an error.
     """
     if isinstance(first, Failure):
         return []

@@ -1,19 +1,19 @@
 """A target (any module with some of the public names) and case stages that run on it, op by op or compiled.
 
 docs/conformance.md documents a target's names and declarations. A target cannot decline a case at run time: any
-exception is an error of the case. Its arrays are copies that it must not modify. It runs in a separate process
-(`process.py`), except known variants and reproductions, which call the same functions here. Besides `compile` it may
+exception counts as an error. Its arrays are copies that it must not modify. It runs in a separate process
+(`process.py`), except known variants and reproductions, which run in the suite's process. Besides `compile` it may
 offer `quick_compile` and `trace`, which are less thorough and faster.
 
 Compilers are slow and cases are many and small. In compiled mode, all stages of one algorithm in one dtype are
 therefore compiled as ONE function from the list of their values to the list of their results. Cases that differ only in
-numbers share one part, which is called for each. If the function raises, each stage is compiled separately, so the
+numbers share one part of it, which is called once per case. If the function raises, each stage is compiled separately, so the
 exception is attributed to the right stage. Each case uses the cheapest compiler that shows what the case is for:
 
     compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
                     their gradients
     quick_compile   the first case of every other call, and the first gradient: graph construction
-    trace           all others, and errors: a graph on shapes only, which data-dependent branches break, run on numbers
+    trace           all other cases, and errors: a graph traced from shapes (data-dependent branches fail) and then run
 
 The last two receive functions from `value_and_grad`, as in training. Without `trace`, the target's `quick_compile` is
 used, or else `compile`.
@@ -125,7 +125,7 @@ class Target:
 
     @property
     def wide(self) -> str:
-        """The dtype of affinities and losses for this dtype."""
+        """The dtype of affinities and losses when running in this dtype."""
         return "float64" if self.dtype.name == "float64" else "float32"
 
     @property
@@ -140,7 +140,7 @@ class Target:
 
     @staticmethod
     def lacks(job: "Job", facts: "Facts", dtype: Dtype) -> str:
-        """Why a target with these facts cannot run a job, or ""."""
+        """The reason that a target with these facts cannot run a job, or ""."""
         if reason := facts.declared(job.case):
             return reason
         if dtype.name == "float16" and function(job.stage.call).batched:
@@ -150,14 +150,14 @@ class Target:
         return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:
-        """Why the target has no gradients, or ""."""
+        """The reason that the target has no gradients, or ""."""
         needs = ("value_and_grad", "sum", "cast")
         return next((f"{name} is missing" for name in needs if not hasattr(self.module, name)), "")
 
     def result(self, job: "Job", compile: Any = None) -> Callable[[Values], Any]:
         """A stage's call as a function of its arrays.
 
-        compile: compiler for the inner functions of a stage that is not traced.
+        compile: compiles the inner functions of a stage that is not traced.
         """
         more = {} if compile is None or not function(job.stage.call).compiles else {"compile": compile}
         more |= {"dtype": "bfloat16"} if self.mixes(job.stage) else {}
@@ -228,9 +228,9 @@ def _strided(array: Any) -> Any:
 class Facts:
     """A target's properties in one dtype.
 
-    unsupported: why it does not support the dtype, or "". checks_values: whether it must reject non-finite values. strides: whether its
-    arrays, like torch's, can have several memory layouts. without_gradients: why it has no gradients, or "". missing: the paths that stages
-    need and it lacks; see `call.missing`. not_offered: what it declines, with reasons; see `declined.py`.
+    unsupported, without_gradients: the reason for lacking the dtype or gradients, or "". checks_values: whether it must reject non-finite
+    values. strides: whether its arrays, like torch's, can have several memory layouts. missing: the paths that stages need and it lacks;
+    see `call.missing`. not_offered: the cases and options that it declines, with reasons; see `declined.py`.
     """
 
     unsupported: str = ""
@@ -241,7 +241,7 @@ class Facts:
     not_offered: dict[str, str] = field(default_factory=dict)
 
     def declared(self, case: Case) -> str:
-        """Why the target declines a case, or ""."""
+        """The target's reason for declining a case, or ""."""
         reasons = (reason for entry, reason in self.not_offered.items() if declines(entry, case))
         return next((f"declared as not offered: {reason}" for reason in reasons), "")
 
@@ -281,7 +281,7 @@ class Job:
     def bind(self, target: Target, compiler: str | None = None) -> Callable[[Values], Values]:
         """The stage as a function of its arrays; everything static is closed over.
 
-        compiler: for the inner functions of a stage that is not traced.
+        compiler: compiles the inner functions of a stage that is not traced.
         """
         compile_ = partial(target.compile, compiler=compiler) if compiler and not self.traced else None
         result, wanted = target.result(self, compile_), tuple(self.stage.outputs)

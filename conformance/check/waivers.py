@@ -48,7 +48,7 @@ class Waiver:
 
 
 def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waiver]:
-    """The waivers of a file. ids: of all cases of the suite. modes: valid values of `mode`.
+    """The waivers of a file. ids: ids of the suite's cases. modes: valid values of `mode`.
 
     Raises WaiverError for the first problem, including two waivers for one result.
     """
@@ -107,7 +107,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
 
 
 def waived(waivers: Iterable[Waiver], result: CaseResult) -> CaseResult:
-    """The result under the first waiver that covers it: a failure becomes waived, a pass becomes a failure, other states are unchanged."""
+    """Apply the first waiver that covers a result: a failure becomes waived, a pass becomes a failure, other states are unchanged."""
     waiver = next((each for each in waivers if each.covers(result.id, result.dtype, result.mode)), None)
     if waiver is None or result.state not in ("pass", *FAILED):
         return result

@@ -57,16 +57,16 @@ def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Any, Arrays]:
-    """The entry and arrays of a frame without its length. Raises an exception for anything else."""
+    """The entry and arrays of a frame without its length. Raises an exception if the frame is invalid."""
     arrays = {name: tensor.array for name, tensor in tensors.decoded(body, half=True).items()}
     return json.loads(arrays.pop("").tobytes()), arrays
 
 
 def main(interface: str, name: str, descriptor: int, memory: int, trusted: Sequence[str]) -> None:
-    """Answer requests about the target `name` until they end.
+    """Answer requests about the target `name` until the socket closes.
 
-    interface: `module:class` of the target. descriptor: of the socket. memory: bytes that the process may address; 0
-    for unlimited. trusted: custom objects to import.
+    interface: `module:class` of the target. descriptor: the socket's file descriptor. memory: bytes that the process
+    may address; 0 for unlimited. trusted: custom objects to import.
     """
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -35,7 +35,7 @@ files are ignored, and so are its plugins unless -p names them.
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, without a usage text longer than a screen."""
+    """A parser that reports an error in one line. It omits the usage text, which is longer than a screen."""
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
@@ -52,7 +52,7 @@ class _Words(argparse.Action):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """The command line with `--algorithm a b` as `--algorithm a --algorithm b`; if another argument may follow, only known words."""
+    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If another argument may follow, only known words count."""
     option, valued = "", True
     first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
     for word in words:

@@ -168,7 +168,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
 
 
 def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
-    """The report with the cases of the chosen rows that were not run."""
+    """Add the cases of the chosen rows that were not run to the report."""
     rows = options.algorithm or {id.partition("/")[0] for id in chosen}
     ran = {result.id for result in report.results}
     ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)
@@ -354,7 +354,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 def main(arguments: list[str]) -> int:
     """Run a command and return its exit status."""
-    parsing = parser("Check a target, an adapter or files; write reports; show and generate vectors.")
+    parsing = parser("Check a target, an adapter or files, render reports, inspect cases, and generate vectors.")
     options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")

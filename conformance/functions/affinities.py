@@ -37,7 +37,7 @@ def _cosine_scale(
 def _cap_scale(logits: Array, *, cap: float) -> Array:
     """`4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
 
-    The quotient's error moves the result by `|L| (1 - tanh^2)`. The condition has only this term, near 0 at tanh near 1.
+    The quotient's error moves the result by `|L| (1 - tanh^2)`, the only term of the condition. It vanishes for large |L|.
     """
     t = np.tanh(logits / cap)
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
@@ -89,7 +89,7 @@ def _bins_scale(bias: Array, **of_counts: Any) -> Array:
 
 
 def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
-    """The scale of a quantile bias. For all other states the condition suffices."""
+    """The scale of a quantile bias. For all other states, the condition is sufficient."""
     return _bins_scale(state["bias"]) if getattr(options, "bias_update", "") == "quantile" else 0.0
 
 
@@ -106,7 +106,7 @@ ROWS = {"projection": Output("rows n")}
 
 
 def _support(utility: Array, **options: Any) -> Any:
-    """Where a plan is positive, which reveals the scores that each solver step keeps."""
+    """The mask of a plan's positive entries. It reveals the scores that each solver step keeps."""
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
@@ -152,9 +152,9 @@ def _selector_entropy_scale(selectors: Array) -> Array:
 def _soft_scale(name: str) -> Array:
     """The softmaxes of Soft MoE on absolute values.
 
-    With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most `u p (1
-    + a + sum p a)` to first order, where the sum is the softmax's, and the logarithm of a sum of n terms by up to log
-    n.
+    Let `a = |x| |phi|` be the absolute logits of the normalised x and phi. To first order, rounding moves `p = softmax(L)`
+    by at most `u p (1 + a + sum p a)`, with the sum over the axis of the softmax. It moves the logarithm of a sum of n
+    terms by up to `u log n`.
     """
 
     def scale(tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:

@@ -109,7 +109,7 @@ FUNCTIONS = (
             "objective": Output("groups"),
             "gap": Output("groups", scale="written", written=_largest),
         },
-        # Input scores are exact, but which assignment is optimal must be computed.
+        # Input scores are exact, but the optimal assignment must be computed.
         Choice(_by_shards, _margin_of_shards, "magnitude"),
     ),
     Function("base_greedy", {"greedy": Output("groups tokens", "int")}, Choice("scores", best_experts(1))),

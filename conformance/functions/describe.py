@@ -27,12 +27,12 @@ class Output:
     kind: "float", "int" or "bool".
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
-    written: `(**arguments) -> A`, called like the function on one group: the same computation on absolute values. With
-        a condition, the larger of the two counts. A router's results allow for the error that it propagates to them.
+    written: `(**arguments) -> A`, called like the function on one group: the same computation on absolute values. If
+        scale is "condition", the larger one counts. A router's results allow for errors that this result passes on.
     constant: the name of c.
     rounded: whether the result has the run's dtype. In bfloat16, all other results are promised in float32 or better,
         and their tolerance uses the roundoff of float32.
-    follows: the arguments whose numbers the result copies, the first that is passed; if empty, all arguments.
+    follows: the arguments from which the result may copy numbers: it copies the first one passed. Empty: all arguments.
     summed: whether a result without a groups axis is the sum over groups instead of the mean.
     """
 
@@ -51,10 +51,10 @@ class Choice:
     """A choice that a function makes.
 
     ordered: the ordered argument, or a function of the arguments that computes the ordered scores. If it is an argument
-        and an input of the case, the choice is exact because every dtype holds its numbers. For a model, a run like the
-        function's that makes the deciding calls; their margins count.
+        and an input of the case, the choice is exact because every dtype holds its numbers. For a model, a function like
+        `run` that makes the deciding calls, whose margins count.
     margin: `(scores, scale, options) -> number`, see `margins.py`.
-    scale: of the ordered scores: "condition" or "magnitude". With "stability", `ordered` returns the choice, and the
+    scale: the scale of the ordered scores: "condition" or "magnitude". With "stability", `ordered` returns the choice, and the
         margin is the largest relative change of the arguments that does not change it.
     constant: the name of c for the errors of the ordered scores.
     """
@@ -69,13 +69,13 @@ class Choice:
 class Function:
     """A public function.
 
-    name: of the function. outputs: results by name: fields of a record, keys of a dict, or one name for an array. A
+    name: the function's name. outputs: results by name: fields of a record, keys of a dict, or one name for an array. A
     sparse routing has the results `slots` and `weights`, a soft routing `dispatch` and `combine`.
     traced: False for functions not compiled as a unit: plain integers, tables (which take NumPy arrays) and training.
     run: `(module, **arguments, **options) -> results` for a model instead of a public function; needs: the public names
-    that it requires of a target. prepare: converts the options before tracing. compiles: it takes `compile` for its
-    inner functions. batched: the reference also has a groups axis, and the function takes the computation's `dtype`
-    (models). pooled: for slow functions, the spread uses few probes and is at least its root mean square over a result.
+    that it requires of a target. prepare: converts the options before tracing. compiles: whether it takes `compile` for
+    inner functions. batched: whether the reference also has a groups axis and the function takes the computation's
+    `dtype` (models). pooled: for slow functions, take few probes and at least the root mean square over a result.
     """
 
     name: str

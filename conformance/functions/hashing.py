@@ -14,7 +14,7 @@ __all__ = ["FUNCTIONS"]
 
 
 def _normal_scale(uniform: Array) -> Array:
-    """`r (1 + |a|)`, multiples of which bound how rounding the angle and the radius moves a normal number."""
+    """`r (1 + |a|)`: a multiple of it bounds how far rounding the angle and the radius moves a normal number."""
     radius, angle = np.sqrt(-2.0 * np.log(1.0 - uniform[..., 0])), np.pi * (2.0 * uniform[..., 1] - 1.0)
     return np.stack([radius * (1.0 + np.abs(angle))] * 2, axis=-1)
 

@@ -105,7 +105,7 @@ def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Array:
 
 
 def _batch_norm_scale(x: Array, *, epsilon: float = 1e-5) -> Array:
-    """The error of the mean moves an entire column; see `layer_norm`."""
+    """The scale includes the error of the mean, which moves an entire column; see `layer_norm`."""
     centred = x - x.mean(axis=0)
     return (np.abs(centred) + np.abs(x).mean(axis=0)) / np.sqrt(np.mean(centred**2, axis=0) + epsilon)
 
@@ -115,7 +115,7 @@ def choice_errors(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Noisy top-k's probability of choosing an expert, and its error from a softplus, a quotient and `ndtr`."""
     experts = logits.shape[1]
-    if choices == experts:  # every token counts for every expert
+    if choices == experts:  # every token chooses every expert
         return np.ones(logits.shape), np.zeros(logits.shape)
     std = softplus(noise_logits)
     threshold = np.empty(logits.shape)

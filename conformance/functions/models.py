@@ -33,7 +33,7 @@ def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
     compiler must not trace this."""
     rest = {key: value for key, value in options.items() if key != "dtype"}
     module = importlib.import_module(f"moespec.models.{name}")
-    with warnings.catch_warnings(action="ignore"):  # about routers that train badly, which are also cases
+    with warnings.catch_warnings(action="ignore"):  # warnings about routers that train badly but have cases
         config = getattr(module, CONFIGS[name])(**options["model"], dtype=options.get("dtype", "float32"))
     return {**rest, "model": module, "config": config}
 
@@ -49,7 +49,7 @@ def _forward(
     random: Any = None,
     train: bool = False,
 ) -> dict[str, Any]:
-    """A model's results by name. noise: by number of the MoE layer. random: key for dropout."""
+    """A model's results by name. noise: the noise of each MoE layer, by its number. random: key for dropout."""
     drawn = [noise[number] for number in sorted(noise)] if noise else None
     output = model.forward(B, config, params, images, noise=drawn, random=random, train=train)
     sparse = getattr(config, "router", "") != "soft_moe"

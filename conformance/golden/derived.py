@@ -73,7 +73,7 @@ LATER = {"balance_loss/choices", "balance_loss/load"}
 
 
 def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
-    """A valid call of each public function that cases call, by path: the one with most arrays, then the smallest.
+    """A valid call of each public function that cases call, by path: the call with the most arrays, then the smallest.
 
     The call is the last stage. An argument's array is the input of the same name; a part's array is `argument/part`.
     """
@@ -94,7 +94,7 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
 
 
 def _alone(case: Case, stage: Stage) -> Case:
-    """A stage's call and the earlier calls whose routings it reads, on separate inputs."""
+    """A case with only a stage's call and the earlier calls whose routings it reads; what else they read are inputs."""
     known, stages = call.golden(case), {each.name: each for each in case.stages}
     inputs: dict[str, Tensor] = {}
 
@@ -153,7 +153,7 @@ def _case(
 
 
 def _wrong_arrays(valid: Case) -> Iterator[tuple[str, str, str, str, Tensor]]:
-    """Yield (input, argument, kind of edit, error, edited tensor)."""
+    """Yield each invalid array as (input, argument, kind of edit, error, edited tensor)."""
     stage = valid.stages[-1]
     kinds, own = array_arguments(call.at(spec, stage.call)), _own(valid)
     for name in own:
@@ -231,7 +231,7 @@ def _option_types(router: str) -> dict[str, Any]:
 
 
 def _outside(hint: Any, *, zero: bool = False) -> Iterator[Any]:
-    """Yield values outside a type. zero: whether 0 is valid if the type does not tell."""
+    """Yield values outside a type. zero: whether 0 is valid if the type does not say."""
     kind = hint if get_origin(hint) in (Annotated, Literal) else (get_args(hint) or (hint,))[0]
     base, limits = get_args(kind)[:2] if get_origin(kind) is Annotated else (kind, None)
     if base is str or get_origin(base) is Literal:
@@ -335,7 +335,7 @@ def _rank(case: Case) -> int:
 
 
 def _definition(case: Case, definition: Definition, name: str) -> Definition:
-    """A derived case as a definition of the suite."""
+    """Convert a derived case into a definition of the suite."""
     expect, stage = case.expected_error, case.stages[-1]
     return invalid(
         definition,
@@ -348,9 +348,9 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
 
 
 def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
-    """Yield the error cases that public functions lack to have three each: a shape, a dtype, and a value or option.
+    """Yield error cases until each public function has three: for a shape, for a dtype, and for a value or option.
 
-    A router, whose arrays are checked by public functions, gets at least one error case of an option.
+    Each router gets at least one error case, for an option, because public functions check its arrays.
 
     valid: a call of each function. written: the explicitly written error cases.
     """
@@ -361,7 +361,7 @@ def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -
             option = [*types][-1]
             wrong = {option: next(_outside(types[option]))}
             yield invalid(definition, "value", "ConfigError", option, options=wrong)
-        if definition.routed is None and "." not in path:  # capacity rules are all alike
+        if definition.routed is None and "." not in path:  # named capacity rules are all alike
             case = Case(
                 definition.id, definition.algorithm, "", "", "value", (), {**definition.inputs}, definition.stages
             )

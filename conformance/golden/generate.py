@@ -2,8 +2,8 @@
 
 Inputs, integers and manifests are compared byte for byte. Floats are compared within twice their tolerance in float64
 (`8 * u * A` for a formula evaluated once), because another instruction set changes the last bits of `exp` and of sums.
-Any other difference means that the specification's results changed, which must raise the algorithm's `revision` in the
-same commit. `suite.json` stores the revision of each algorithm's vectors.
+Any other difference means that the specification's results changed. The commit that changes them must also raise the
+algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
 """
 
 import json
@@ -51,7 +51,7 @@ ADVICE = (
 
 
 class StaleError(Exception):
-    """A committed golden differs from the specification's results, but the revision was not raised."""
+    """A committed vector differs from the specification's results, but the revision was not raised."""
 
 
 def generate(
@@ -62,7 +62,7 @@ def generate(
     report: Callable[[str], None] = print,
     own: Mapping[str, Definition] | None = None,
 ) -> int:
-    """Generate every case and write new or changed ones or, with `check`, only compare. Returns the number generated.
+    """Generate every case and write new or changed ones or, with `check`, only compare. Returns the number of cases.
 
     Each case is written immediately, so a later failure loses nothing. Raises StaleError at the end, listing all
     problems: cases that cannot be generated, committed cases that differ although their algorithm's revision is
@@ -161,7 +161,7 @@ def suite_text(folder: Path = VECTORS) -> str:
 
 
 def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Yield (id, function that returns the case), as one process per core generates them."""
+    """Yield (id, function that returns the case) while one process per core generates the cases."""
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}

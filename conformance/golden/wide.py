@@ -1,6 +1,6 @@
 """Wide cases, derived from a valid call of each public function: sizes and numbers that small cases lack.
 
-`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient by every float input. `long`
+`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for every float input. `long`
 has 42 tokens, or 273 if results count or index tokens. `many` has nine choices, among 258 experts if results count or index experts.
 `level` has experts of equal importance and equal load. `coverage.py` defines which of these every function must have.
 """
@@ -59,7 +59,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 WHOLE = {"hash_table_of/tables", "multi_hash_mlp/tables", "hash_routing/table", "quantile_bias/counts"}
 """Float arrays with integer values."""
 CONSTANT = {"dropout/draws", "relu_loss/penalty", "scores_above/thresholds"}
-"""Random numbers and states, which need no gradient."""
+"""Inputs that need no gradient: random numbers and states."""
 WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "slot_similarity", "summed_dispatch"}
 """Functions that need equal numbers of tokens and experts, or whose result is large or a mean over experts."""
 SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_loss", "z_loss"}
@@ -67,7 +67,7 @@ SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_los
 BLOCKS = {"router_logits", "softmax_affinity"}
 """Row-wise functions that kernels compute in blocks of tokens."""
 FAR = {"gelu/x"}
-"""Arguments of exponentials, besides logits."""
+"""Arguments of exponentials that are not logits."""
 LEAST_SIZES: Mapping[str, dict[str, int]] = {
     **{key: {"experts": 2} for key in ("gshard_keep", "quantile_bias", "required_biases")},
     **{key: {"columns": 2} for key in ("hierarchical_affinity", "hierarchical_load_loss")},
@@ -92,7 +92,7 @@ UPDATES = {
 
 
 def _more() -> Iterator[Definition]:
-    """Yield calls with arguments that other cases omit. A call named "valid" replaces another one."""
+    """Yield calls with arguments that other cases omit. A call named "valid" replaces the one derived from other cases."""
     key, pairs = "wide/more", "groups tokens choices"
     yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
     kernel: dict[str, Any] = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
@@ -181,7 +181,7 @@ def _wide(path: str, definition: Definition) -> Definition:
         array = _finer(path, name, tensor.array)
         if (
             "logits" in name or f"{path}/{name}" in FAR
-        ) and array.ndim > 1:  # far beyond the 88.8 at which float32 overflows
+        ) and array.ndim > 1:  # far beyond 88.8, where `exp` overflows in float32
             array.reshape(-1, array.shape[-1])[-1] = np.linspace(100.3, -203.7, array.shape[-1])
         inputs[name] = replace(tensor, array=array)
     purpose = "Three groups, odd sizes, numbers of more bits than bfloat16 has."
@@ -305,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Distinct floats, up to an eighth smaller, with about 20 bits; arrays that hold an order stay orders."""
+    """Distinct floats, up to an eighth smaller, with about 20 bits; an order of tokens becomes a random order."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])

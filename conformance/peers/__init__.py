@@ -1,7 +1,7 @@
-"""Peers: what other packages compute, compared with the suite.
+"""Peers: other packages that the suite runs on.
 
-`peers.toml` lists them; `adapters/` has a module for each, which makes the package a target; `python -m
-moespec.conformance.peers` runs the suite on those that are named and writes the table `docs/peers.md`.
+`peers.toml` lists the peers. Each has a module in `adapters/` that makes it a target. `python -m moespec.conformance.peers`
+runs the suite on the peers that `--peer` names and writes `docs/peers.md`.
 """
 
 import tomllib
@@ -15,12 +15,12 @@ __all__ = ["PEERS", "Peer"]
 
 @dataclass(frozen=True)
 class Peer:
-    """A package, and what its environment needs.
+    """A package and the requirements of its environment.
 
-    name: in `peers.toml`. package: the distribution whose version is recorded. repository: where its code is. adapter:
-    its module. requires: what is installed along with moespec. alone: what is installed too, but without its
-    dependencies. answers: the entries of the ambiguity ledger that the package itself answers, told nothing about them.
-    verdicts: why cases fail: `function`, `verdict`, `reason`, and if there are any `ledger`, a reading, and `cases`, patterns.
+    name: key in `peers.toml`. package: distribution whose version is recorded. repository: source code. adapter: module
+    name. requires: packages installed with moespec. alone: packages installed without dependencies. answers: entries of
+    the ambiguity ledger that the package's code answers, because the adapter sets nothing about them. verdicts: why cases
+    fail: `function`, `verdict`, `reason`, and optionally `ledger` (a reading) and `cases` (patterns).
     """
 
     name: str
@@ -34,7 +34,7 @@ class Peer:
 
     @property
     def target(self) -> str:
-        """The adapter's module by its full name."""
+        """The full module name of the adapter."""
         return f"moespec.conformance.peers.adapters.{self.adapter}"
 
 

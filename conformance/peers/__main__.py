@@ -1,7 +1,7 @@
-"""`python -m moespec.conformance.peers`: run the suite on installed peers and write the pages of all recorded peers.
+"""Run the suite on installed peers and write the pages of all records.
 
-It writes a table of what the peers compute, the readings of the ambiguity ledger that they were measured to take, and the
-page of implementations, which combines these readings with the ledger.
+Writes `docs/peers.md`, the measured readings of the ambiguity ledger (`spec/implementations/measured.json`), and
+`docs/implementations.md`, which combines these with the ledger.
 """
 
 import argparse
@@ -23,17 +23,17 @@ RECORDS, MEASURED = "conformance/reports", "spec/implementations/measured.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when the table was written, whatever the peers compute; 1 when a peer could not be run."""
+    """Return exit status 0 if the pages were written, even if cases failed, and 1 if a peer could not run."""
     parser = argparse.ArgumentParser(prog="python -m moespec.conformance.peers", description=__doc__)
-    words = f"run the suite on this peer (repeatable): {', '.join(PEERS)} (default: only rewrite the pages from the records)"
+    words = f"peer to run (repeatable): {', '.join(PEERS)}; without --peer, only rewrite the pages from the records"
     parser.add_argument("--peer", action="append", choices=list(PEERS), default=[], metavar="NAME", help=words)
-    parser.add_argument("--root", type=Path, default=Path(), help="path of the checkout (default: this folder)")
-    parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: shipped)")
+    parser.add_argument("--root", type=Path, default=Path(), help="checkout (default: the current folder)")
+    parser.add_argument("--vectors", type=Path, default=VECTORS, help="vector folder (default: the shipped vectors)")
     options = parser.parse_args(arguments)
     records, docs, measured = (options.root / name for name in (RECORDS, "docs", MEASURED))
     for folder in (records, docs, measured.parent):
         if not folder.is_dir():
-            print(f"--root: no folder {str(folder)!r}; expected a checkout of the repository", file=sys.stderr)
+            print(f"--root: folder {str(folder)!r} does not exist; expected a checkout", file=sys.stderr)
             return 1
     try:
         cases = load(options.vectors)
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = readings(found, cases)
     except (ImportError, PackageNotFoundError) as error:
         session = f"peers(peer='{PEERS[name].package}')"
-        print(f'--peer {name}: {error}; `nox -s "{session}"` installs its requirements', file=sys.stderr)
+        print(f'--peer {name}: {error}; run `nox -s "{session}"` to install the requirements', file=sys.stderr)
         return 1
     except (VectorError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -1,13 +1,13 @@
-"""Run the suite on a peer, keep the results as a record, and say which readings of the ledger the records show.
+"""Run the suite on a peer, record the results, and derive readings of the ambiguity ledger from records.
 
-Another reading: the peer's results equal those of a known variant that takes it, in all stages where the peer or the
-variant differs from the specification, and no variant that says something else equals them too.
+A peer takes an alternative reading if its results equal those of a known variant with that reading, in all stages where
+the peer or the variant differs from the specification, and those of no variant with a different reading.
 
-The reading of this specification, of the questions that `peers.toml` says the package itself answers (its adapter tells
-it nothing about them): each other reading has variants, and each of these fails a case that the peer passes. The peer
-fails no case that one of them fails, but for those whose difference has the name of a variant of another question.
+A peer takes the specification's reading of a question listed as `answers` in `peers.toml` (the adapter sets nothing about
+it) if every alternative has variants, and each variant fails a case that the peer passes. The peer may fail a case that
+such a variant fails only if a variant of another question explains the failure.
 
-What counts is float64; float32 only for a function that the peer does not have in float64.
+float64 results decide. float32 results decide only for functions that the peer lacks in float64.
 """
 
 import importlib
@@ -41,18 +41,18 @@ Record = Mapping[str, Any]
 
 SCHEMA = 2
 MEASURED = ("float64", "float32")
-"""The dtypes: is the algorithm right, are the numerics."""
+"""Dtypes of the runs: float64 shows whether the algorithm is right, float32 whether the numerics are."""
 
 
 def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
-    """The record of a peer: its version, the functions of its adapter, and what came of each case that calls one.
+    """Record a peer: its version, its adapter's functions, and the result of each case that calls one.
 
-    digest: of the suite that the cases are from.
+    digest: digest of the suite that contains the cases.
 
     Raises ImportError if the package is not installed.
     """
     module = importlib.import_module(peer.target)
-    with redirect_stdout(io.StringIO()):  # of packages that print
+    with redirect_stdout(io.StringIO()):  # some packages print
         results, unsupported = _results(peer, cases)
     by_id = {case.id: PeerTarget.wanted(case) for case in cases}
     parts: dict[str, list[CaseResult]] = {}
@@ -83,7 +83,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
 
 
 def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[str, str]]:
-    """What came of all cases in each dtype, and the dtypes that the peer does not have, each with its reason."""
+    """Results of all cases in each dtype, and the reason for each unsupported dtype."""
     results: list[CaseResult] = []
     unsupported: dict[str, str] = {}
     groups = [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
@@ -96,19 +96,19 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
 
 
 def _runs(module: Any, function: str) -> str:
-    """What of the peer's runs: the first paragraph of the docstring."""
+    """Which code of the peer runs: the first paragraph of the docstring."""
     found = module.ROUTERS[function].route if function in ROUTERS else getattr(module, function)
     return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
 def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, CaseResult]]:
-    """The functions of the peer that a case checks, each with what came of the stages that do."""
+    """The peer's functions that a case checks, with the results of the stages that check them."""
     checked: dict[str, list[Outcome]] = {}
     for outcome in result.outcomes if case.expect is None else []:
         name = outcome.stage.split("/")[0]
         stage = case.stage(case.expected_gradients.stage if name == "gradient" else name)
         function = checked_function(module, stage, case)
-        # Whether a router differs is for its whole to say; its steps are functions of their own.
+        # A router is judged by its overall stages. Its steps are separate functions.
         if function and (stage.name in case.whole or not router_of(case)):
             checked.setdefault(function, []).append(outcome)
     for function, outcomes in checked.items():
@@ -116,7 +116,7 @@ def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, C
 
 
 def _entry(part: CaseResult) -> dict[str, Any]:
-    """What decides, and the first line of why."""
+    """The state of a case, and the stage and first line of the message that decide it."""
     entry = {"id": part.id, "dtype": part.dtype, "state": part.state}
     if part.state != "pass":
         entry |= {"stage": part.first.stage, "message": part.first.message.split("\n")[0]}
@@ -124,7 +124,7 @@ def _entry(part: CaseResult) -> dict[str, Any]:
 
 
 def counts(cases: Sequence[Mapping[str, Any]], dtype: str) -> tuple[int, int, int]:
-    """How many cases of records passed, failed, and came to neither, in a dtype."""
+    """Count the cases that passed, failed or did neither in a dtype."""
     states = Counter(case["state"] for case in cases if case["dtype"] == dtype)
     failed = sum(states[state] for state in FAILED)
     return states["pass"], failed, states.total() - states["pass"] - failed
@@ -136,18 +136,18 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record from its file. Raises ValueError, naming the file, if it is not a record."""
+    """Read a record. Raises ValueError with the path if the file is not a record."""
     try:
         record = json.loads(read_file(path))
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: no record of a peer: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{path}: not a peer record: {type(error).__name__}: {error}") from error
     return dict(record)
 
 
 def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """For each peer its package, version and repository, and by the id of a reading which of its code ran."""
+    """The package, version and repository of each peer, and the code that ran for each reading it takes."""
     failing = _Failing(cases)
     rows = []
     for record in records:
@@ -164,21 +164,21 @@ def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str,
 
 
 def _ran(function: Record, dtype: str) -> list[Record]:
-    """The cases of a function that came to something in a dtype."""
+    """The cases of a function that passed or failed in a dtype."""
     return [case for case in function["cases"] if case["dtype"] == dtype and case["state"] in ("pass", *FAILED)]
 
 
 def _equal(function: Record, dtype: str) -> Iterator[tuple[str, set[str]]]:
-    """Algorithm by algorithm the variants that the peer equals wherever it or they differ from the specification."""
+    """For each algorithm, the variants that the peer equals in every stage where either differs from the specification."""
     full = [each for each in function["variants"] if each["dtype"] == dtype and each["agree"] == each["of"]]
     for algorithm in dict.fromkeys(each["algorithm"] for each in full):
         yield algorithm, {each["variant"] for each in full if each["algorithm"] == algorithm}
 
 
 def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
-    """The other readings that a function of a peer takes.
+    """The alternative readings that a function of a peer takes.
 
-    Of variants that all equal it those count that replace this function alone: what else they do, it cannot show.
+    Among equal variants, those that replace only this function take precedence, since it cannot show other changes.
     """
     for _, names in _equal(function, dtype):
         alone = {each for each in names if variants()[each].replaced.keys() == {name}}
@@ -190,8 +190,8 @@ def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
 def _ours(
     name: str, function: Record, dtype: str, others: set[str], answers: Sequence[str], failing: "_Failing"
 ) -> Iterator[str]:
-    """The readings of this specification that a function of a peer takes."""
-    named = {  # the entries of the ledger that variants are about
+    """The specification's readings that a function of a peer takes."""
+    named = {  # ledger entries of the variants
         algorithm: {variants()[each].ledger.rstrip("abcdefgh") for each in names}
         for algorithm, names in _equal(function, dtype)
     }
@@ -213,7 +213,7 @@ def _ours(
 
 
 class _Failing:
-    """Which variants change something that a function calls in a case, and whether they fail the stages that check it."""
+    """The variants that change what a function calls in a case, and whether they fail the stages that check it."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: routing_only(case) for case in cases}

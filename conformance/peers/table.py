@@ -1,4 +1,4 @@
-"""The table of what peers compute, made of their records."""
+"""The page `docs/peers.md`: what other packages compute, from the records of their runs."""
 
 import re
 from collections import Counter
@@ -10,93 +10,100 @@ from moespec.conformance.check.results import FAILED
 from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.measure import MEASURED, counts
 from moespec.spec import LEDGER
-from moespec.spec.implementations.places import of_package, places
+from moespec.spec.implementations.places import of_package
 
 __all__ = ["VERDICTS", "judged", "table"]
 
 Record = dict[str, Any]
+_PLACE = re.compile(r"; at .*?(?=: error|$)")
 READINGS = {*LEDGER, *(reading.id for entry in LEDGER.values() for reading in entry.readings)}
 
 HEAD = """# What other packages compute
 
-<!-- Made by `python -m moespec.conformance.peers` from the records in conformance/reports; not to be edited. -->
+<!-- Made by `python -m moespec.conformance.peers` from the records in conformance/reports. Do not edit. -->
 
-The suite was run on packages from the Python registry, each in an environment of its own. A small adapter
-([conformance/peers/adapters](../conformance/peers/adapters)) calls the package's code and translates shapes and parameters; what a
-case does not say is left to the package's default.
+Look up a package to see which of its functions compute what moespec specifies, where results differ, and why. To measure a
+package again, or to list the answers that it was measured to give:
 
-The numbers count cases: passed / failed / not offered, op by op on a CPU, in float64 and in float32. A case fails when the
-result is not within the tolerance of the suite ([conformance.md](conformance.md)), or an exception is raised. A failure is no bug by
-itself: `conformance/peers/peers.toml` has a *verdict* with its reason. The ambiguity ledger has the questions that implementations
-answer differently, and says which answers a paper gives; [implementations.md](implementations.md) has what these packages were
-measured to answer. Not compared: errors (a package has its own), losses and metrics inside routers, bfloat16, compiled code.
+```console
+$ nox -s "peers(peer='pot')"        # install the package, run the suite on it, write this page
+$ moespec ledger --by torchtitan    # which answers of the ambiguity ledger the package gives
+```
 
-What a package *computes instead* has a name where its results equal those of one of the suite's known variants
-([conformance/cases](../conformance/cases)); in brackets, in how many of the stages that fail or would fail.
+The suite ran in eager mode on a CPU with Python {python} and NumPy {numpy}. Each package had its own environment. A small adapter
+([conformance/peers/adapters](../conformance/peers/adapters)) calls the package's code, translates shapes and parameters, and keeps
+the package's default where a case sets no value. To add a package, [send a report](conformance.md#peers).
 
-[conformance.md](conformance.md#peers) says how to send a report of another package.
-
-| verdict | meaning |
+| term | meaning |
 |---|---|
+| 100/19/22 | cases that passed / failed / are not offered by the package |
+| failed | the error exceeds the suite's [tolerance](conformance.md), or the package raised an exception |
+| SM-3b | answer b to question SM-3 of [the ambiguity ledger](implementations.md), which cites papers and other code |
+| cases | failing cases by algorithm, in float64 and float32 unless a dtype is named |
+| equals | [known variant](#known-variants) with the same results in n of the m stages where the package or the variant differs |
+| first failure | in the first case listed: stage, wrong entries, and the error of the worst entry |
+| not compared | error messages, losses and metrics inside routers, bfloat16, compiled code |
+
+A failure is not necessarily a bug. `conformance/peers/peers.toml` gives each a verdict and a reason:
 """
 
 VERDICTS = {
-    "another default": "what the case leaves to the package's default is another number or form there",
+    "another default": "the package's default differs where the case sets no value",
     "another reading": "the package answers a question of the ambiguity ledger differently",
-    "another method": "the package computes something else on purpose, which the ledger has no question for",
-    "lower precision": "the same formula, rounded more than the tolerance allows",
-    "not supported": "the package raises an exception for what it does not offer",
-    "bug": "the package does not do what it says itself",
-    "unexplained": "no reason is written down yet",
+    "another method": "the package deliberately computes something else, and the ledger has no question about it",
+    "lower precision": "same formula, but rounded more than the tolerance allows",
+    "not supported": "the package raises an exception",
+    "bug": "the package contradicts its own documentation",
+    "unexplained": "cause unknown",
 }
-"""What can be said of a case that fails, and what it means."""
+"""The verdicts on failing cases, with their meaning."""
 
 READ = {
-    "AI-Hypercomputer/maxtext": "its package needs Python 3.12 or later",
-    "databricks/megablocks": "its package is built with torch 2.7.0 alone",
+    "AI-Hypercomputer/maxtext": "needs Python 3.12 or later",
+    "databricks/megablocks": "built only for torch 2.7.0",
     "deepseek-ai/DeepSeek-V3": "no package",
-    "facebookresearch/fairseq": "its package has no `modules/moe`",
+    "facebookresearch/fairseq": "package lacks `modules/moe`",
     "google/flaxformer": "no package",
-    "google/praxis": "its package needs TensorFlow 2.9, which is older than this suite's Python",
+    "google/praxis": "needs TensorFlow 2.9, which is older than the suite's Python",
     "laekov/fastmoe": "no package",
     "microsoft/Tutel": "no package",
-    "stanford-crfm/levanter": "its package has no mixture of experts",
+    "stanford-crfm/levanter": "package has no mixture of experts",
 }
-"""Repositories whose code the ledger knows by reading, and why it is not run."""
+"""Repositories that the ledger cites from reading alone, and why the suite does not run on them."""
 
 TAIL = """
 ## Read, not run
 
-Of these the ambiguity ledger says what their code does ([implementations.md](implementations.md)): it was read.
+The ambiguity ledger also cites these repositories. Their code was read, but the suite does not run on them.
+`moespec ledger --by google/praxis` lists the answers of one, with links to the lines.
 """
 
 
 def table(records: Sequence[Record]) -> str:
-    """The table as Markdown: all peers, then each by its functions and where it differs."""
+    """The page as Markdown: all peers, then the functions and failures of each."""
     rows = [["package", "version", "float64", "float32", "differs in"]]
     for record in records:
-        functions = record["functions"]
         differing: dict[str, list[str]] = {}
         for name, verdict, _, _ in judged(record):
             differing.setdefault(verdict, []).append(f"`{name}`")
-        said = [f"{verdict}: {', '.join(dict.fromkeys(names))}" for verdict, names in differing.items()]
-        entries = [entry for function in functions.values() for entry in function["cases"]]
+        causes = [f"{verdict}: {', '.join(dict.fromkeys(names))}" for verdict, names in differing.items()]
+        entries = [entry for function in record["functions"].values() for entry in function["cases"]]
         section = f"[{record['peer']}](#{_anchor(record)})"
         package = f"[{_version(record)}]({of_package(record['package'], _version(record))})"
-        rows.append([section, package, *_numbers(entries), "<br>".join(said) or "nothing"])
+        rows.append([section, package, *_numbers(entries), "<br>".join(causes) or "nothing"])
+    head = HEAD.format(python=records[0]["python"], numpy=records[0]["versions"]["numpy"])
     sections = (line for record in records for line in _section(record))
-    verdicts = [f"| {verdict} | {meaning} |" for verdict, meaning in VERDICTS.items()]
-    return "\n".join([HEAD.rstrip("\n"), *verdicts, "", *_grid(rows), *sections, TAIL, *_grid(_read())]) + "\n"
+    verdicts = _grid([["verdict", "meaning"], *VERDICTS.items()])
+    read = _grid([["repository", "why not run"], *READ.items()])
+    return "\n".join([head, *verdicts, "", *_grid(rows), *sections, *_known(records), TAIL, *read]) + "\n"
 
 
-def _read() -> list[list[str]]:
-    """The repositories of `READ`, with the files that were read."""
-    rows = [["repository", "why it is not run", "what was read", "what it does"]]
-    for name, why in READ.items():
-        commit, lines = places()[name]["commit"], places()[name]["lines"]
-        files = ", ".join(f"[{path}](https://github.com/{name}/blob/{commit}/{path})" for path in lines)
-        rows.append([name, why, files, f"`moespec ledger --by {name}`"])
-    return rows
+def _known(records: Sequence[Record]) -> list[str]:
+    """The known variants that packages equal, and what each computes."""
+    functions = [function for record in records for function in record["functions"].values()]
+    found = {each["variant"]: each for function in functions for each in function["variants"]}
+    rows = ([f"`{name}`", found[name]["ledger"], found[name]["computes"]] for name in sorted(found))
+    return ["", "## Known variants", "", *_grid([["variant", "answer", "computes"], *rows])]
 
 
 def _version(record: Record) -> str:
@@ -104,39 +111,30 @@ def _version(record: Record) -> str:
 
 
 def _anchor(record: Record) -> str:
-    """What a Markdown renderer makes of the heading of a section."""
+    """The anchor that a Markdown renderer gives a section."""
     heading = f"{record['peer']} {_version(record)}".lower()
     return re.sub(r"[^\w -]", "", heading).replace(" ", "-")
 
 
 def _section(record: Record) -> list[str]:
-    others = [f"{name} {version}" for name, version in record["versions"].items() if name != record["package"]]
+    others = [" ".join(each) for each in record["versions"].items() if each[0] not in (record["package"], "numpy")]
     functions = record["functions"]
     rows = [["function", "what runs", "float64", "float32"]]
     rows += [[f"`{name}`", entry["runs"], *_numbers(entry["cases"])] for name, entry in functions.items()]
-    lines = [
-        "",
-        f"## {record['peer']} {_version(record)}",
-        "",
-        record["about"],
-        "",
-        f"With {', '.join(others)}.",
-        "",
-        *_grid(rows),
-        "",
-    ]
-    rows = [["differs", "verdict", "cases", "computes instead", "the first of them"]]
+    ran_with = [f"With {', '.join(others)}.", ""] if others else []
+    lines = ["", f"## {record['peer']} {_version(record)}", "", record["about"], "", *ran_with, *_grid(rows), ""]
+    rows = [["differs", "verdict", "cases", "equals", "first failure"]]
     for name, verdict, reason, failing in judged(record):
         named = [] if f"`{name}`" in [row[0] for row in rows] else _variants(functions[name]["variants"])
-        example = "{id}, {dtype}, {stage}: {message}".format(**failing[0])
-        rows.append([f"`{name}`", f"{verdict}{reason}", _cases(failing), "<br>".join(named), example])
+        first = f"{failing[0]['stage']}: {_PLACE.sub('', failing[0]['message'])}"
+        rows.append([f"`{name}`", f"{verdict}{reason}", _cases(failing), "<br>".join(named), first])
     return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]
 
 
 def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
-    """The failing cases by function and verdict: function, verdict, its reason, cases; last those without one.
+    """Group failing cases by function and verdict: function, verdict, reason, cases. Unexplained cases come last.
 
-    Raises ValueError for a verdict that is none, or is of no failing case.
+    Raises ValueError for an unknown verdict or reading, or a verdict that matches no failing case.
     """
     rows = []
     functions = record["functions"].items()
@@ -153,37 +151,39 @@ def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
 
 
 def _numbers(entries: Sequence[Record]) -> list[str]:
-    """Passed / failed / everything else, in each dtype."""
-    return [" / ".join(map(str, counts(entries, dtype))) for dtype in MEASURED]
+    """Count the cases in each dtype: passed/failed/not offered."""
+    return ["/".join(map(str, counts(entries, dtype))) for dtype in MEASURED]
 
 
 def _variants(found: Sequence[Record]) -> list[str]:
-    """The known variants that were recognised, with how many of the stages that fail each explains."""
+    """The known variants that the peer equals, with the stages compared in each dtype."""
     texts = []
     for variant in dict.fromkeys(each["variant"] for each in found):
         own = [each for each in found if each["variant"] == variant]
         counts: dict[str, Counter[str]] = {}
-        for each in own:  # one for each algorithm
+        for each in own:  # one per algorithm
             counts.setdefault(each["dtype"], Counter()).update(agree=each["agree"], of=each["of"])
-        parts = ", ".join(f"{dtype} {count['agree']} of {count['of']}" for dtype, count in counts.items())
-        ledger = f", {own[0]['ledger']}" if own[0]["ledger"] else ""
-        texts.append(f"`{variant}`{ledger}: {own[0]['computes']} ({parts})")
+        parts = [f"{dtype} {count['agree']} of {count['of']}" for dtype, count in counts.items()]
+        same = len(counts) == len(MEASURED) and len({tuple(count.items()) for count in counts.values()}) == 1
+        texts.append(f"`{variant}` ({parts[0].split(' ', 1)[1] if same else ', '.join(parts)})")
     return texts
 
 
 def _cases(entries: Sequence[Record]) -> str:
-    """The cases by algorithm, with the dtype of those that fail in one only."""
+    """List the cases by algorithm, and by dtype unless all fail in both."""
     dtypes: dict[str, list[str]] = {}
     for entry in entries:
         dtypes.setdefault(entry["id"], []).append(entry["dtype"])
-    algorithms: dict[str, list[str]] = {}
+    groups: dict[str, dict[str, list[str]]] = {}
     for id, found in dtypes.items():
         algorithm, case = id.split("/")
-        algorithms.setdefault(algorithm, []).append(case if len(found) == len(MEASURED) else f"{case} ({found[0]})")
-    return "; ".join(f"{algorithm}: {', '.join(cases)}" for algorithm, cases in algorithms.items())
+        groups.setdefault(" and ".join(found), {}).setdefault(algorithm, []).append(case)
+    marked = [*groups] != [" and ".join(MEASURED)]
+    texts = ("; ".join(f"{name}: {', '.join(own)}" for name, own in each.items()) for each in groups.values())
+    return "<br>".join(f"**{title}** {text}" if marked else text for title, text in zip(groups, texts, strict=True))
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table of Markdown; bars within a cell are escaped."""
+    """Format rows as a Markdown table. Bars within cells are escaped."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]

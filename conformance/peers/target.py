@@ -1,4 +1,4 @@
-"""A peer as a target. It is run on the functions that it has, and not on our error cases."""
+"""A peer as a target. The suite runs the functions that the peer has, without the suite's error cases."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ __all__ = ["PeerTarget", "checked_function", "checked_stages", "router_of", "rou
 ERRORS = "a peer has errors of its own"
 SHARED = "not the peer's code"
 NOT_PASSED = ("bias", "jitter", "logit_cap", "normalize_when", "normalize_norm", "slot_order")
-"""Options of routers that an adapter passes on to its peer only if its `PASSED` names them."""
+"""Router options that an adapter passes to its peer only if `PASSED` in the adapter names them."""
 
 
 def router_of(case: Case) -> str:
@@ -26,9 +26,9 @@ def router_of(case: Case) -> str:
 
 
 def checked_function(module: Any, stage: Stage, case: Case) -> str:
-    """Which of the peer's functions a stage checks: a router by its name, or the first that the adapter defines itself.
+    """The peer's function that a stage checks: a router, or the first called function that the adapter defines.
 
-    An empty string if what the stage calls is missing, or is what adapters share.
+    An empty string if the called function is missing or is shared by adapters.
     """
     router = router_of(case)
     if router and stage.name in case.whole:
@@ -41,7 +41,7 @@ def checked_function(module: Any, stage: Stage, case: Case) -> str:
 
 
 def checked_stages(case: Case, function: str) -> list[str]:
-    """The stages of a case that call a function, or that are the whole of a router."""
+    """The stages of a case that call a function, or the overall stages of a router."""
     router = router_of(case)
     if router:
         return list(case.whole) if router == function else []
@@ -49,7 +49,7 @@ def checked_stages(case: Case, function: str) -> list[str]:
 
 
 def routing_only(case: Case) -> Case:
-    """A case of a router without its losses, metrics and the update of its state; any other case unchanged."""
+    """Remove losses, metrics and the state update from a case of a router. Other cases are returned unchanged."""
     if not router_of(case):
         return case
     stages = []
@@ -63,7 +63,7 @@ def routing_only(case: Case) -> Case:
 
 
 def _lacking(module: Any, stage: Stage) -> str:
-    """The first argument or option of a call, other than its default, that the adapter does not know."""
+    """The first argument or non-default option of a call that the adapter does not accept."""
     function = module.ROUTERS[stage.router].route if stage.router else getattr(module, stage.call, None)
     if stage.router:
         defaults = {field.name: field.default for field in fields(ROUTERS[stage.router].Options)}
@@ -80,23 +80,23 @@ def _lacking(module: Any, stage: Stage) -> str:
 
 
 class PeerTarget(Target):
-    """An adapter in one dtype. A call that raises NotImplementedError counts as not implemented."""
+    """An adapter in one dtype. Calls that raise NotImplementedError count as not implemented."""
 
     declines = True
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Of a router the routing and the output, without its losses and metrics."""
+        """Keep only the routing and output of routers."""
         return routing_only(case)
 
     @staticmethod
     def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
-        """Why a job is not run, or an empty string."""
+        """Why a job does not run, or an empty string."""
         return ERRORS if job.case.expect is not None else Target.lacks(job, facts, dtype)
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
-        """As of any target, of what is the peer's own; NotImplementedError says what is not offered."""
-        router = router_of(job.case)  # of one that the peer lacks, it is not asked for the steps either
+        """The result of a job on the peer's code. Raises NotOfferedError for anything the peer does not offer."""
+        router = router_of(job.case)  # without the router, its steps do not run either
         own = not router or router in getattr(self.module, "ROUTERS", {})
         if not own or not checked_function(self.module, job.stage, job.case):
             raise NotOfferedError(SHARED)

@@ -6,7 +6,7 @@
  */
 #include "moespec_vectors.h"
 
-/* Logits, by which some cases choose: (groups, rows, width) times (width, columns). */
+/* The logits that some cases choose by: (groups, rows, width) times (width, columns). */
 static mv_array product(mv_array tokens, mv_array kernel) {
     int width = tokens.shape[2], columns = kernel.shape[1];
     mv_array made = mv_zeros(3, tokens.shape[0], tokens.shape[1], columns);
@@ -105,7 +105,7 @@ static void run_case(mv_case *vector, const char *algorithm, const char *out) {
     mv_add(&results, mv_join(name, "/weights", NULL), "F32", held);
     const mv_json *wrt = gradients ? mv_need(path, gradients, "wrt", '{')->first : NULL;
     const mv_json *weighted = mv_get(mv_get(stage, "arguments"), combine.data ? "combine_scores" : "scores");
-    for (; wrt; wrt = wrt->next) { /* 0 by any other input */
+    for (; wrt; wrt = wrt->next) { /* 0 for any other input */
         mv_array zero = mv_named(vector, wrt->name);
         memset(zero.data, 0, zero.count * sizeof(double));
         mv_add(&results, mv_join("gradient/", wrt->name, NULL), "F32", strcmp(wrt->name, weighted->text) ? zero : slope);

@@ -1,4 +1,4 @@
-"""Find where two recordings of the same weights on the same tokens diverge, and whether the router, rounding or the logits cause it."""
+"""Find where two recordings of the same weights on the same tokens diverge, and whether router, rounding or logits are the cause."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Parting:
 
     logits: largest difference, None without logits; rounds: whether it is within rounding. Per token: differs, whether the sets of experts
     differ; near, whether this is a near tie, or coarse, a near tie in bfloat16; follows, whether the other's logits explain it under the
-    first's rule. decisions: decisions of the first that the other does not make. weights: largest relative difference among tokens with
+    first's rule. decisions: decisions that only the first recording makes. weights: largest relative difference among tokens with
     equal choices; same: whether it is within rounding or explained by the logits under the first's rule.
     """
 
@@ -52,7 +52,7 @@ class Parting:
 
     @property
     def parts(self) -> bool:
-        """Whether they differ by more than rounding or in a choice."""
+        """Whether the recordings differ by more than rounding or in a choice."""
         return bool(self.differs.any()) or not self.same or (self.logits is not None and not self.rounds)
 
     @property
@@ -72,7 +72,7 @@ class Parting:
 
 
 def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
-    """In words, where two recordings differ, and whether they agree up to near ties.
+    """Describe where two recordings differ. Returns the text and whether they agree up to near ties.
 
     Gates are paired by name, or by order if the names differ but the counts match. Raises ShapeError if gates, tokens
     or experts do not match.

@@ -63,7 +63,7 @@ class Rule:
     biased: bool = False
 
     def scale(self, gate: Gate) -> Array:
-        """(tokens, experts)."""
+        """The scale of the scores, (tokens, experts)."""
         return np.abs(self.scores(gate)) + (np.abs(gate.bias) if self.biased and gate.bias is not None else 0)
 
 
@@ -189,7 +189,7 @@ class Explanation:
     weights: Weights | None = None
     others: tuple[Choice, ...] = ()
     coarse: bool = False
-    """Whether it holds only up to bfloat16 rounding although the recording has another dtype."""
+    """Whether the explanation holds only up to bfloat16 rounding although the recording has another dtype."""
 
     @property
     def whole(self) -> bool:
@@ -335,7 +335,7 @@ def router(explanation: Explanation) -> str:
 
 
 def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
-    """Describe the router that explains each gate of a recording (equal gates grouped); also return whether all are explained."""
+    """Describe the router that explains each gate, equal gates together. Returns the text and whether everything is explained."""
     found = [explained(gate) for gate in gates]
     alike: dict[Any, list[Explanation]] = {}
     for one in found:

@@ -110,7 +110,7 @@ class Gate:
         return mask[:, :-1]
 
     def rounding(self, *parts: str) -> float:
-        """Relative change of a number through a few roundings in the coarsest dtype of these arrays."""
+        """The relative change that a few roundings in the coarsest dtype of these arrays cause."""
         return max(ROUNDING.get(self.dtypes.get(part, ""), 2.0**-19) for part in parts)
 
 
@@ -124,7 +124,7 @@ def write(path: Path, gates: Sequence[Gate]) -> None:
 
 
 def read(path: Path | str) -> list[Gate]:
-    """The gates of a recording. Raises FileError, naming the file, for anything else."""
+    """The gates of a recording. Raises FileError, naming the file, if it is not a recording."""
     try:
         tensors, metadata = unsealed(read_file(Path(path)), half=True)
     except OSError as error:

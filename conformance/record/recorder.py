@@ -8,7 +8,7 @@ A gate module's output has no standard form, so it is recognised by dtypes and w
     (one-hot, weights (..., 1), logits)        transformers' Switch
     dense weights (..., E), with zeros, and logits, or alone    transformers' Llama 4 and NLLB
 
-If widths are ambiguous (for example, as many choices as experts), recording raises an error and needs the user's `outputs` function.
+If widths are ambiguous (for example, if a token chooses all experts), recording raises an error and needs the user's `outputs` function.
 """
 
 import inspect
@@ -123,7 +123,7 @@ def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Ga
 def tap(name: str, *, layer: Any = None, **given: Any) -> None:
     """Record a gate's results if a recording is active and its pattern matches; otherwise do nothing.
 
-    name: of the gate. layer: number appended to the name; may be known only at run time, as in a scan over layers.
+    name: the gate's name. layer: number appended to the name; may be known only at run time, as in a scan over layers.
     given: `logits` (..., experts), `choices` (..., choices), `weights` of the choices or (..., experts), `bias`
     (experts,), as NumPy, torch or JAX arrays. In a function compiled by JAX, `tap` is an ordered callback.
     """
@@ -149,12 +149,12 @@ def recording(
 ) -> Iterator[Recorder]:
     """Record everything that runs in this context and write it at the end. Writes nothing if the context raises.
 
-    path: of the file. model: torch model whose matching modules are hooked. module: shell-style pattern for names of
-    modules and taps. outputs: names a module's output if it is not recognised: `outputs(module, inputs, output) ->
+    path: the file. model: torch model whose matching modules are hooked. module: shell-style pattern for names of
+    modules and taps. outputs: a function for unrecognised outputs: `outputs(module, inputs, output) ->
     {"logits": ..., "choices": ..., "weights": ..., "bias": ...}`.
 
-    Raises RunError if the path cannot be written, an output is not a gate's, or nothing was recorded; ConfigError if no
-    module matches.
+    Raises RunError if another recording is in progress, a module's output does not fit a gate, nothing was recorded, or
+    the path cannot be written. Raises ConfigError if no module matches.
     """
     check_output("path", Path(path))
     if Recorder.active is not None:
@@ -241,7 +241,7 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
 
 
 def _read_npz(path: str) -> dict[str, Any]:
-    """The arrays of an npz file. Converts dtype V2, as which NumPy saves bfloat16, to float32. Reads no pickles."""
+    """The arrays of an npz file. Converts dtype V2, NumPy's form of saved bfloat16, to float32. Reads no pickles."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)

@@ -67,7 +67,7 @@ def cell(results: Sequence[CaseResult]) -> str:
 
 @dataclass
 class Cause:
-    """A common cause of failures, as a sentence, with these failures."""
+    """A common cause of failures, as a sentence, and the failures."""
 
     text: str
     results: list[CaseResult] = field(default_factory=list)
@@ -127,8 +127,8 @@ MOST, REASONS = 5, 3
 
 
 def failures(report: Report, *, everything: bool = False) -> str:
-    """Problems besides the cases, and known variants that match failures; then, for each failure, the case, where it
-    first differs, by how much, and the command that runs it alone.
+    """Problems outside the cases, and known variants that match failures; then, for each failure, the case, where it
+    first differs, by how much, and the command that runs only this case.
 
     An exception raised by several cases is one entry with the lines of code that raised it. Lists a few failures per
     algorithm, or all with `everything`.
@@ -155,7 +155,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
 
 
 def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
-    """The lines of one failure: the case, where it first differs, by how much, and the command that runs it alone."""
+    """The lines of one failure: the case, where it first differs, by how much, and the command that runs only this case."""
     first = result.first
     word = "ERROR" if result.state == "error" else "FAIL"
     return [
@@ -208,7 +208,7 @@ def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, ev
 
 
 def missed(reports: Sequence[Report]) -> str:
-    """The line on cases of the chosen rows that were not compared, and on missing large layers; or ""."""
+    """The line that counts uncompared cases of the chosen rows and missing large layers, or ""."""
     _, cases, missing = covered(reports)
     named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
     parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []

@@ -1,4 +1,4 @@
-"""`report.json`: all results of a run or of checked files, from which matrix, page and badge are rendered.
+"""`report.json`: all results of a run or of checked files. The matrix, the page and the badge are rendered from it.
 
 A report may come from a third party, so reading accepts only what `run --report` and `check --report` write. `report_schema.json` defines
 the format; this module checks what the schema cannot express. Treat texts of a report as unescaped.

@@ -16,7 +16,7 @@ from moespec.conformance.report.report import ReportError
 
 
 def main() -> int:
-    """The exit status: 0 if every example passes and every internal link resolves."""
+    """Build the site. Returns 0 if every example passes and every internal link resolves."""
     parser = argparse.ArgumentParser(prog="python -m generator", description=__doc__)
     parser.add_argument("reports", type=Path, nargs="*", help="reports of the suite, shown as rows of the matrix")
     options = parser.parse_args()

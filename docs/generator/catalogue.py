@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class SiteError(Exception):
-    """A page's content is wrong: a failing example, a missing changelog revision, or a paper missing from the references."""
+    """A page has an error: a failing example, a missing changelog revision, or a paper missing from the references."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def pages() -> list[Page]:
 
 
 def home() -> dict[str, str]:
-    """The page of each ledger entry: its router's, or the page of its module's first row."""
+    """The page of each ledger entry: its router's page, or the page of its module's first row."""
     found: dict[str, str] = {}
     for page in pages():
         for entry in page.entries:

@@ -21,7 +21,7 @@ def references(path: Path = REFERENCES) -> dict[str, str]:
 
 
 def citations(page: Page) -> list[str]:
-    """The entries of the papers that a page cites, its row's first. Raises SiteError if one is missing."""
+    """The entries of the papers that a page cites, starting with its row's papers. Raises SiteError if one is missing."""
     texts = [page.algorithm.cites, *(module.__doc__ or "" for module in page.modules)]
     known = references()
     numbers = list(dict.fromkeys(number for text in texts for number in ARXIV.findall(text)))

@@ -44,7 +44,7 @@ class Routed:
     """A router on the worked example.
 
     options: non-default options. identity: whether the kernel is the identity, so that tokens are logits; other
-    parameters have their initial values. inputs: as tables. routing: the result.
+    parameters have their initial values. inputs: tables. routing: the result.
     """
 
     options: dict[str, Any]

@@ -97,7 +97,7 @@ def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
 
 
 def main() -> int:
-    """The exit status: 0 if everything was found and written, else 1."""
+    """Find the places and write them. Returns 0 if everything was found, else 1."""
     parser = argparse.ArgumentParser(prog="python -m generator.find_places", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="of the copies: FOLDER/OWNER/NAME or FOLDER/OWNER/NAME-COMMIT")
     found, missing = find(parser.parse_args().folder)

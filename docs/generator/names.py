@@ -1,4 +1,4 @@
-"""Common names under which readers look for a page. The first is its title; the search finds it by all of them."""
+"""Common names under which readers look for a page. The first is its title; the search finds a page by any of its names."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),

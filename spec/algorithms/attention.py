@@ -6,7 +6,7 @@ NW-3: Which keys does a query see in causal attention with more keys than querie
     Reading: an error: queries and keys belong to one sequence and are equal in number.
     Alternative b: query i sees keys 0 to i (aligned at the first key).
         By: pytorch/pytorch, torch/nn/functional.py, scaled_dot_product_attention (is_causal).
-    Alternative c: query i sees all keys but the last `queries - 1 - i` (aligned at the last key).
+    Alternative c: query i sees all keys except the last `queries - 1 - i` (aligned at the last key).
         By: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py, flash_attn_func (since 2.1).
 """
 
@@ -21,7 +21,7 @@ __all__ = ["attention"]
 
 
 def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: bool = False) -> Array:
-    """Softmax attention, for each head `softmax(q k^T / sqrt(dim)) v` with the softmax over keys.
+    """Softmax attention: for each head, `softmax(q k^T / sqrt(dim)) v` with the softmax over keys.
 
     Args:
         query: (queries, heads, dim).

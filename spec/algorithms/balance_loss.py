@@ -14,7 +14,7 @@ AL-3: How is the balance loss scaled?
         microsoft/Tutel, tutel/impls/losses.py, gshard_loss.
     Alternative b: 1 / E times the sum.
         By: GShard (arXiv 2006.16668), Algorithm 1, line 13.
-    Alternative c: divided by K or by the number of layers.
+    Alternative c: E times the sum, divided by K or by the number of layers.
         By: databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss; deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         switch_load_balancing_loss_func.
@@ -44,7 +44,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
 AL-9: Over which tokens are the fractions of the balance loss counted?
-    Reading: over the tokens of a routing group; the losses of all groups are averaged.
+    Reading: over the tokens of a routing group. The losses of all groups are averaged.
         By: DeepSeek-V3 (arXiv 2412.19437), eqs. (17)-(20) (of a sequence); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics; google/flaxformer,
         flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
@@ -55,7 +55,7 @@ AL-9: Over which tokens are the fractions of the balance loss counted?
         databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss.
     Alternative c: over the tokens of all devices (`balance_scope="global"`).
         By: Qiu et al. 2025 (arXiv 2501.11873); NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py,
-        TopKRouter._apply_global_aux_loss (and the mean of the accumulated parts so far).
+        TopKRouter._apply_global_aux_loss (averaged over the micro-batches so far).
     Alternative d: over the tokens of all layers.
         By: huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func.
 """
@@ -74,20 +74,20 @@ ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), e
 
 
 def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
-    """`E sum_e f[e] P[e]`, from the fraction f of tokens that prefer an expert and its mean score P:
+    """`E sum_e f[e] P[e]`, with the fraction f of tokens that prefer an expert and the expert's mean score P:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
-    With `load`, the fraction covers the tokens counted in it, `f[e] = K load[e] / sum load` for K choices, and P still
-    covers the group. The mean loss over groups and devices is then the loss of all their tokens.
+    With `load`, f covers the tokens that `load` counts: `f[e] = K load[e] / sum load` for K choices. P still covers the
+    group. The mean loss over groups and devices is then the loss of all their tokens.
 
-    Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token;
-    with K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): a fraction
-    (E + 1) / (2 E) of the tokens barely prefers expert 0, and the rest are certain of the other experts, in equal numbers.
+    Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token.
+    With K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): then a fraction
+    (E + 1) / (2 E) of the tokens barely prefers expert 0, and equal numbers of the other tokens are certain of each other expert.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
-        load: (experts,), at least 0 and not all 0: how many tokens in the scope of the loss choose each expert, from
+        load: (experts,), at least 0 and not all 0: the number of tokens in the scope of the loss that choose each expert, from
             `expert_load` with the same `choices`; None to count the tokens of the group.
         choices: how many of a token's best experts count, from 1 to experts.
 

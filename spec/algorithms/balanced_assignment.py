@@ -18,10 +18,10 @@ __all__ = ["Assignment", "base_assignment"]
 
 
 class Assignment(NamedTuple):
-    """A balanced assignment, and a bound on how far it is from the best.
+    """A balanced assignment, and a bound on how far its total score is below the best.
 
     expert: (tokens,) integers. objective: the total score `sum_t scores[t, expert[t]]`.
-    gap: upper bound on how much larger the total of another balanced assignment can be; 0, up to rounding, for the best.
+    gap: no balanced assignment has a total that is larger by more than this; 0, up to rounding, for the best assignment.
     """
 
     expert: Any
@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
 
 
 def even_slots(scores: Any, shards: int = 1) -> int:
-    """The tokens per expert and shard, `T / (S E)`; `ShapeError` unless it is whole. Reads only the shape (..., tokens, experts)."""
+    """Returns `T / (S E)`, the tokens per expert and shard, from the shape of `scores`. Raises `ShapeError` unless it is whole."""
     tokens, experts = scores.shape[-2:]
     if tokens % (experts * check_at_least("shards", shards, 1)):
         among = plural(experts, "experts") + (f" in each of {shards} shards" if shards > 1 else "")
@@ -43,20 +43,20 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
 
         maximise sum_t scores[t, a_t]    with #{t : a_t = e} = T / E for every expert e
 
-    This is a linear assignment of tokens to columns, with each expert's column repeated T / E times, expert after expert.
+    This is a linear assignment problem in which the column of each expert appears T / E times, expert after expert.
     The gap comes from the dual: for any prices p of the experts, no balanced assignment has a larger total than
     `sum_t max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
 
     With several shards, the tokens are sorted by descending noise and cut into S equal parts. Each part is solved
-    separately, so an expert gets T / (S E) tokens of each. Objective and gap are sums over the parts.
+    separately, so an expert gets T / (S E) tokens from each. Objective and gap are sums over the parts.
 
     Args:
         scores: (tokens, experts), `tokens` a multiple of `shards * experts`.
-        noise: (tokens,), random numbers that assign tokens to shards, ties by lower index; None to assign them by index.
+        noise: (tokens,), random numbers that sort the tokens into shards, ties by lower index; None to sort them by index.
         shards: S, the number of separate problems, at least 1.
 
     Returns:
-        Assignment. The experts and the gap are constants; the objective is differentiable.
+        Assignment. The experts and the gap are constants, but the objective is differentiable.
 
     Raises:
         ShapeError: `shards * experts` does not divide the tokens.

@@ -14,13 +14,13 @@ writes the sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s
 Ambiguity ledger
 
 BL-1: Which balanced assignment is used?
-    Reading: one with the largest total score, solved exactly; any of them if there are several.
+    Reading: one with the largest total score, found exactly. If several have the same total, any of them.
         By: the paper, eq. (2).
     Alternative b: the result of an auction that stops early, with a lower total.
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.
 BL-4: Are the scores computed before or after the norm?
-    Reading: from the input of the layer, which a pre-norm block has normalised.
-    Alternative b: from the token before the norm; each expert applies the norm.
+    Reading: after, from the input of the layer, which a pre-norm block has normalised.
+    Alternative b: before, from the unnormalised token. Each expert then applies the norm.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
 BL-5: In which order do the tokens of an expert fill its slots?
     Reading: by index.
@@ -28,18 +28,18 @@ BL-5: In which order do the tokens of an expert fill its slots?
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-6: Over which tokens is the assignment balanced in training?
     Reading: over all tokens of the group.
-    Alternative b: separately within each of several random parts of the tokens (`shards`).
+    Alternative b: over each of several random parts of the tokens, separately (`shards`).
         By: the paper, section 3.2.1; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-7: What is an expert?
-    Reading: a perceptron of two linear maps, as with every router.
+    Reading: a perceptron of two linear maps, as for every router.
     Alternative b: a stack of such perceptrons, each with a norm before it, a residual connection around it and a last
-        kernel that starts at 0.
+        kernel with initial value 0.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer and BaseSublayer.
 
 Often done differently
 
 BL-2: How are tokens assigned at evaluation?
-    Reading: to the expert with the highest score, without balance; the capacity is therefore T.
+    Reading: to the expert with the highest score, without balance, so the capacity is T.
         By: the paper, section 3.2.2; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.greedy_assignment.
     Alternative b: balanced, as in training.
 BL-3: How is the output of an expert weighted?

@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 CA-1: How is the capacity rounded, and to a multiple of what?
-    Reading: up, to a multiple of 1; both are arguments.
+    Reading: up, to a multiple of 1. Both are arguments.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
     Alternative b: to the nearest, half to even.
@@ -33,22 +33,22 @@ CA-2: What happens if the capacity is below 1?
         deepspeed/moe/sharded_moe.py, TopKGate (min_capacity=8); lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 CA-3: In which order is `choices * tokens * factor / experts` evaluated?
-    Reading: from left to right in double precision. If the product rounds up, there is one slot more than in exact
+    Reading: from left to right in double precision. If the product rounds up, an expert can get one slot more than in exact
         arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         transformer_moe_layer_v1.
-    Alternative b: the quotient first, which rounding can change by one slot.
+    Alternative b: the quotient first. Rounding can then change the result by one slot.
         By: databricks/megablocks, megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py,
         RoutedMoE.generate_masks; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
 CA-4: Does the capacity grow with the number of choices?
-    Reading: yes, `choices * tokens` items are distributed.
+    Reading: yes, `choices * tokens` items request slots.
         By: google-research/vmoe, vmoe/moe.py, get_top_experts_per_item_dispatcher; databricks/megablocks,
         megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel, tutel/impls/fast_dispatch.py,
         extract_critical; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating;
         NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, apply_router_token_dropping.
-    Alternative b: no, only tokens count.
+    Alternative b: no, only the number of tokens counts.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer, flaxformer/architectures/moe/moe_layers.py,
         MoeLayer; lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
@@ -74,7 +74,7 @@ ROUNDINGS: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": roun
 def expert_capacity(
     tokens: int, experts: int, factor: float, *, choices: int = 1, rounding: str = "ceil", multiple_of: int = 1
 ) -> int:
-    """Slots per expert: `rounding(choices * tokens * factor / experts)`, raised to a multiple of `multiple_of`.
+    """Slots per expert: `rounding(choices * tokens * factor / experts)`, rounded up to a multiple of `multiple_of`.
 
     Args:
         tokens: tokens T of one routing group.
@@ -88,7 +88,7 @@ def expert_capacity(
         The capacity C.
 
     Raises:
-        ConfigError: the quotient overflows, or is below 1 when rounded.
+        ConfigError: the quotient overflows or rounds to 0.
 
     Source: Routers, section 1.2; V-MoE (arXiv 2106.05974).
 
@@ -117,7 +117,7 @@ def capacity_of(
     multiple_of: int,
     instead: str = "",
 ) -> int:
-    """`expert_capacity` whose errors call the factor `name` and suggest `instead`, another way to set the capacity."""
+    """`expert_capacity`, with errors that call the factor `name` and suggest `instead`, another way to set the capacity."""
     check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
@@ -128,7 +128,7 @@ def capacity_of(
 
 
 def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: int) -> None:
-    """`ConfigError` unless all are in range; errors call the factor `name`."""
+    """Raises `ConfigError` unless all numbers are in range. Errors call the factor `name`."""
     check_at_least("tokens", tokens, 1)
     check_at_least("experts", experts, 1)
     check_at_least("choices", choices, 1)
@@ -136,14 +136,14 @@ def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: in
 
 
 def check_quotient(name: str, factor: float, quotient: float) -> float:
-    """`quotient`; `ConfigError` if the factor called `name` makes it overflow."""
+    """Returns `quotient`. Raises `ConfigError` if the factor called `name` makes it overflow."""
     if not math.isfinite(quotient):
         raise ConfigError(f"{name}: {factor} gives a capacity that is not finite")
     return quotient
 
 
 def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, instead: str = "") -> None:
-    """`ConfigError` if an expert has no slot; the message suggests `instead`, another way to set the capacity."""
+    """Raises `ConfigError` if an expert has no slot. The message suggests `instead`, another way to set the capacity."""
     if slots < 1:
         raise ConfigError(
             f"{name}: {factor} gives {plural(experts, 'experts')} a capacity of {slots} for {plural(tokens, 'tokens')}, "
@@ -185,6 +185,6 @@ CAPACITY_RULES: dict[str, CapacityRule] = {
 """The capacity rules of public implementations: `CAPACITY_RULES["tutel"](tokens, experts, factor, choices=1)`.
 
 Each rule uses the defaults of its implementation and double precision: vmoe (multiple of 4), vmoe_expert_choice (also for
-Soft MoE), megablocks, tutel, deepspeed (at least 8), megatron, mesh_tensorflow (by authors of Switch and GShard; at least
-4, at most T, for any number of choices), st_moe (the same), maxtext. Raises ConfigError as `expert_capacity` does.
+Soft MoE), megablocks, tutel, deepspeed (at least 8), megatron, mesh_tensorflow (by authors of Switch and GShard; ignores
+`choices`; at least 4, at most T), st_moe (the same rule), maxtext. They raise ConfigError in the same cases as `expert_capacity`.
 """

@@ -1,4 +1,4 @@
-"""The capacity predictor of DiffMoE: which tokens, or how many, an expert takes at evaluation.
+"""The capacity predictor of DiffMoE decides which tokens, or how many, an expert takes at evaluation.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -43,7 +43,7 @@ ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487
 
 
 def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:
-    """The logits of whether experts take tokens, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
+    """The logits of the probability that an expert takes a token, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
 
     Args:
         tokens: x, (tokens, width).
@@ -68,7 +68,7 @@ def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: S
 
 
 def check_predictor(tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> None:
-    """`ShapeError` unless the sizes of the axes agree."""
+    """Raises `ShapeError` unless the sizes of the axes agree."""
     check_size("w1", w1, 0, tokens.shape[-1], "the width of tokens")
     check_size("b1", b1, 0, w1.shape[1], "the hidden width of w1")
     check_size("w2", w2, 0, w1.shape[1], "the hidden width of w1")
@@ -76,7 +76,7 @@ def check_predictor(tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -
 
 
 def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
-    """The binary cross-entropy of the predictor, a mean over tokens and experts:
+    """The binary cross-entropy of the predictor, averaged over tokens and experts:
 
         loss = 1 / (T E) sum_te log(1 + exp(L[t, e])) - M[t, e] L[t, e]
 
@@ -100,14 +100,14 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
     """The C-th largest score of each expert, and a count of 1 for the group.
 
-    Results of groups, accumulated parts and devices add up; their mean score is the sum of scores over the sum of counts.
+    Add up the results of groups, micro-batches and devices. The sum of scores divided by the sum of counts is the mean score.
 
     Args:
         scores: (tokens, experts), the sigmoid of `capacity_logits`.
         capacity: C, from 1 to tokens.
 
     Returns:
-        (2, experts): scores and counts; for several groups, the sum.
+        (2, experts): scores and counts; for several groups, their sum.
 
     Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
 
@@ -121,7 +121,7 @@ def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
 
 
 def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Array:
-    """The thresholds after a step, an exponential mean: `decay t[e] + (1 - decay) reached[0, e] / reached[1, e]`.
+    """The thresholds after a step, an exponential moving average: `decay t[e] + (1 - decay) reached[0, e] / reached[1, e]`.
 
     Args:
         thresholds: t, (experts,).
@@ -144,7 +144,7 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
 
 
 def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, largest: bool = False) -> Array:
-    """The scores of the tokens that an expert takes at evaluation, where `predicted[t, e] > thresholds[e]`, else 0.
+    """The scores of the tokens that an expert takes at evaluation, where `predicted[t, e] > thresholds[e]`; 0 elsewhere.
 
     Args:
         scores: (tokens, experts).

@@ -25,9 +25,9 @@ CP-1: In which order does Dykstra's algorithm project onto the three sets?
     Alternative b: row sums, then entries, then column sums.
 CP-2: When does Dykstra's algorithm stop?
     Reading: after `iterations` rounds of the three projections.
-    Alternative b: earlier, once a round changes little ("a maximum of 100 iterations" gives no criterion).
+    Alternative b: earlier, once a round changes little (the paper's "a maximum of 100 iterations" gives no criterion).
 CP-4: What is the router's default lambda?
-    Reading: 0.01 (`cap_regularization`), with which 100 iterations come close to the solution.
+    Reading: 0.01 (`cap_regularization`), for which 100 iterations come close to the solution.
     Alternative b: 0.001.
         By: the paper, section 3.3, footnote 2.
 
@@ -78,10 +78,10 @@ def capped_affinity(
         iterations: rounds, at least 1.
 
     Returns:
-        (tokens, experts), from 0 to 1. Column sums approach k; row sums approach at most b.
+        (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach numbers of at most b.
 
     Raises:
-        ConfigError: no A can have these sums.
+        ConfigError: no A satisfies the constraints.
 
     Source: Zhou et al. 2022, section 3.3 and its footnotes; the projections: Benamou et al. 2015 (arXiv 1412.5154).
 
@@ -118,7 +118,7 @@ def capped_affinity(
 
 
 def check_cap(capacity: int, cap: int, tokens: int, experts: int) -> None:
-    """`ConfigError` unless every expert can choose `capacity` tokens with at most `cap` experts per token."""
+    """Raises `ConfigError` unless every expert can choose `capacity` tokens with at most `cap` experts per token."""
     check_capacity(capacity, tokens)
     if check_at_least("cap", cap, 1) * tokens < capacity * experts:
         slots = f"the {capacity * experts} slots of {plural(experts, 'experts')}"

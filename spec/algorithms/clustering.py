@@ -41,7 +41,7 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
     Source: Lloyd 1982.
 
-    >>> # 5 is equally near to 1 and 9, so cluster 1 gets it; later that cluster is empty and keeps its centroid.
+    >>> # 5 is equally near to 1 and 9, so cluster 1 gets it. Later that cluster is empty and keeps its centroid.
     >>> found = k_means([[0.0], [1.0], [5.0], [6.0]], [[0.0], [1.0], [9.0]])
     >>> found.centroids.tolist(), found.clusters.tolist()
     ([[0.5], [3.0], [5.5]], [0, 0, 2, 2])
@@ -65,7 +65,7 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 
 def nearest(points: Array, centroids: Array) -> Ids:
-    """The nearest centroid of each point, from differences: expanded squares cancel for points far from 0."""
+    """The nearest centroid of each point. It subtracts before squaring, because expanded squares cancel for points far from 0."""
     from scipy.spatial.distance import cdist  # here because its import is slow
 
     distances = cdist(points, centroids, "sqeuclidean")

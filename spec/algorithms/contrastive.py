@@ -13,14 +13,14 @@ Ambiguity ledger
 CO-1: Which rows is a row compared with if several devices share the batch?
     Reading: the rows of all devices, with the same gradient as on one device.
         By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
-    Alternative b: the rows of all devices; rows of other devices are constants.
+    Alternative b: the rows of all devices, with the rows of other devices as constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
-    Alternative c: the rows of its device.
+    Alternative c: only the rows of the same device.
 CO-2: Is the scale limited?
     Reading: no.
         By: google-research/big_vision, big_vision/models/proj/image_text/two_towers.py, Model; google-research/vmoe,
         vmoe/projects/contrastive/models.py, TwoTower.
-    Alternative b: to at most 100.
+    Alternative b: yes, to at most 100.
         By: CLIP (arXiv 2103.00020), section 2.5.
 CO-3: Where does epsilon enter the l2 norm?
     Reading: `x / (norm + 1e-8)`.
@@ -32,13 +32,13 @@ CO-4: Are the two directions of the softmax loss averaged?
     Reading: yes.
         By: CLIP (arXiv 2103.00020), Figure 3; google-research/big_vision,
         big_vision/trainers/proj/image_text/_deprecated_contrastive.py, softmax_loss.
-    Alternative b: they are summed.
+    Alternative b: no, they are summed.
         By: ALIGN (arXiv 2102.05918), section 4.1.
-CO-5: By what is the sum over the pairs divided in the sigmoid loss?
-    Reading: by the number of rows n.
+CO-5: What is the sum over the pairs divided by in the sigmoid loss?
+    Reading: the number of rows n.
         By: the paper, eq. (1); google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py,
         update_fn; google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
-    Alternative b: by the number of pairs n^2.
+    Alternative b: the number of pairs n^2.
 CO-6: Where do scale and bias start?
     Reading: at 10 and -10.
         By: the paper, section 3.2.
@@ -93,7 +93,7 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
 
 
 def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared) -> Array:
-    """The loss of deciding for any two rows whether they match, summed over the rows of the other tower:
+    """The loss of classifying every two rows as matching or not, summed over the rows of the other tower:
 
         loss = -1 / n sum_i,j log sigmoid(z[i, j] (l[i, j] + bias)),    z[i, i] = 1, else -1
 
@@ -103,7 +103,7 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
         first: (pairs, width), the features of one tower, not normalised.
         second: (pairs, width), the features of the other tower; row i matches row i of `first`.
         log_scale: a scalar, trainable.
-        bias: a scalar, trainable; it offsets the excess of rows that do not match.
+        bias: a scalar, trainable; it offsets the larger number of pairs that do not match.
 
     Returns:
         A scalar, at least 0.

@@ -5,7 +5,7 @@ Ambiguity ledger
 CV-1: Where is an image padded when the stride is 2?
     Reading: equally on each side, by (size - 1) / 2 pixels.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: so that the result has height / stride rows; an odd row of padding goes after the last row.
+    Alternative b: so that the result has height / stride rows. If the number of padding rows is odd, the extra one goes at the end.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 
@@ -26,7 +26,7 @@ ALGORITHMS = (Algorithm("convolution", "Xiao et al. 2021 (arXiv 2106.14881), sec
 
 
 def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int = 1) -> Array:
-    """Maps the square of pixels around every `stride`-th pixel linearly; pixels outside the image are 0.
+    """Maps the square of pixels around every `stride`-th pixel linearly. Pixels outside the image are 0.
 
         y[r, c] = bias + sum_ij x[stride r + i - p, stride c + j - p] kernel[i, j],   p = (size - 1) / 2
 
@@ -66,7 +66,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
 
 def check_kernel(kernel: Any, channels: int, bias: Any) -> int:
-    """The pixels of padding on each side; `ShapeError` unless the kernel is square, of odd size, and fits `channels` and `bias`."""
+    """Returns the padding per side in pixels. Raises `ShapeError` unless the kernel is square, odd, and fits `channels` and `bias`."""
     size: int = kernel.shape[0]
     if size % 2 == 0:
         raise ShapeError(f"kernel: expected an odd size, got {size}")

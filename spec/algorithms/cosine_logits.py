@@ -14,7 +14,7 @@ CR-1: How is the temperature learned?
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
     Alternative b: directly (`form="divide"`), without a bound.
         By: the paper, eq. (7).
-    Alternative c: not at all; the embeddings have norm 1.5 instead.
+    Alternative c: not at all. The embeddings have norm 1.5 instead.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.forward.
 CR-2: Does the projection have a bias?
     Reading: no, unless one is passed.
@@ -24,7 +24,7 @@ CR-2: Does the projection have a bias?
 CR-3: Which temperature does the balance loss use?
     Reading: the temperature of the gates.
         By: microsoft/Tutel, tutel/impls/moe_layer.py, MOELayer.
-    Alternative b: a constant one.
+    Alternative b: a constant temperature.
         By: the paper, eq. (8).
 
 Often done differently
@@ -54,7 +54,7 @@ ALGORITHMS = (Algorithm("cosine_logits", "Chi et al. 2022 (arXiv 2204.09179), eq
 FORMS = ("log_scale", "divide")
 LARGEST_LOG_SCALE = math.log(1 / 0.01)
 EPSILON = 1e-12
-"""Lower bound on the norms that divide."""
+"""Lower bound on the norms in the denominators."""
 
 
 def cosine_logits(
@@ -66,7 +66,7 @@ def cosine_logits(
     *,
     form: str = "log_scale",
 ) -> Array:
-    """The cosine of the angle between the projected token and the expert's embedding, times the inverse temperature:
+    """The cosine between the projected token and the expert's embedding, times the inverse temperature:
 
         cos(x[t] W + c, v[:, e]) exp(min(temperature, log(1 / 0.01)))       form="log_scale"
         cos(x[t] W + c, v[:, e]) / temperature                              form="divide"
@@ -77,7 +77,7 @@ def cosine_logits(
         tokens: x, (tokens, width).
         projection: W, (width, dimensions).
         embeddings: v, (dimensions, experts).
-        temperature: a scalar; with "divide" greater than 0.
+        temperature: a scalar; greater than 0 with "divide".
         projection_bias: c, (dimensions,); None for no bias.
         form: "log_scale" or "divide".
 

@@ -1,20 +1,20 @@
-"""Dropout, and stochastic depth, which drops the residual branches of single examples; the caller passes uniform draws.
+"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes uniform draws.
 
 | here | Srivastava et al. 2014 | Huang et al. 2016 (arXiv 1603.09382) |
 |---|---|---|
 | `rate` | 1 - p | 1 - p_l |
 | `draws` | one per unit | one per residual branch and example |
 
-Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the first block; see `branch_rate`.
+Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the first block (see `branch_rate`).
 
 Ambiguity ledger
 
 DO-1: Are kept units or branches divided by the probability of keeping them?
-    Reading: yes, in training, and evaluation changes nothing. This holds for units and branches.
+    Reading: yes, both, in training. Evaluation changes neither.
         By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
-    Alternative b: no; a branch is 0 or unchanged in training, and unchanged at evaluation.
+    Alternative b: no. A branch is 0 or unchanged in training, and unchanged at evaluation.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
-    Alternative c: no; at evaluation they are multiplied by this probability.
+    Alternative c: no. At evaluation they are multiplied by this probability.
         By: Stochastic depth (arXiv 1603.09382), eq. (5).
 DO-2: How do the rates of the blocks grow?
     Reading: linearly from 0 for the first to `rate` for the last.
@@ -53,7 +53,7 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
     Args:
         x: (...).
-        draws: (...), uniform on [0, 1), with the same number of axes as `x`; an axis of length 1 shares its draw.
+        draws: (...), uniform on [0, 1), with the same number of axes as `x`; entries along an axis of length 1 share a draw.
         rate: from 0 to less than 1.
 
     Returns:
@@ -97,19 +97,19 @@ def branch_rate(rate: float, *, block: int, depth: int) -> float:
 
 
 def check_rate(name: str, value: float) -> float:
-    """`value` as a float; `ConfigError` unless it is at least 0 and less than 1."""
+    """Returns `value` as a float. Raises `ConfigError` unless it is at least 0 and less than 1."""
     if check_non_negative(name, value) >= 1:
         raise ConfigError(f"{name}: expected a number of at least 0 and less than 1, got {value!r}")
     return float(value)
 
 
 def threshold(rate: float) -> float:
-    """The smallest draw that keeps an entry, a multiple of 2^-24; `ConfigError` for a rate out of range."""
+    """Returns the smallest draw that keeps an entry, a multiple of 2^-24. Raises `ConfigError` for a rate out of range."""
     return math.ceil(check_rate("rate", rate) * 2**BITS) / 2**BITS
 
 
 def check_draws(draws: Any, x: Any) -> None:
-    """`ShapeError` unless `draws` has the axes of `x`, each of the same length or of length 1."""
+    """Raises `ShapeError` unless `draws` has the axes of `x`, each of the same length or of length 1."""
     shape, wanted = shape_of(draws), shape_of(x)
     if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
         raise ShapeError(f"draws: expected the shape of x, {wanted}, where axes may have length 1, got {shape}")

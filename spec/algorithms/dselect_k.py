@@ -18,7 +18,7 @@ DK-1: Which code does each expert have?
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.build.
     Alternative b: least significant first, which relabels the experts.
 DK-2: What happens if the number of experts is not a power of two?
-    Reading: codes without an expert keep their mass, so the gate sums to less than 1; a loss (`dselect_k_reachability`)
+    Reading: codes without an expert keep their mass, so the gate sums to less than 1. A loss (`dselect_k_reachability`)
         moves that mass to the experts.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.
@@ -64,15 +64,15 @@ ALGORITHMS = (
 
 
 def check_selectors(selectors: Any) -> int:
-    """The number of groups in a backend's selectors, 1 for a static gate. Reads only the shape."""
+    """The number of groups in a backend's selectors; 1 for a static gate. Reads only the shape."""
     static = len(selectors.shape) == 2
     check_scores("selectors", selectors, "choices experts" if static else "groups tokens choices experts")
-    groups: int = 1 if static else selectors.shape[0]  # a tracer may know it only by name
+    groups: int = 1 if static else selectors.shape[0]  # may be symbolic while tracing
     return groups
 
 
 def check_mixture(selectors: Any, logits: Any) -> None:
-    """`ShapeError` unless there is one logit for each selector. Reads only the shapes."""
+    """Raises `ShapeError` unless there is one logit for each selector. Reads only the shapes."""
     if tuple(logits.shape) != tuple(selectors.shape[:-1]):
         raise ShapeError(f"logits: expected {tuple(selectors.shape[:-1])}, one per selector, got {tuple(logits.shape)}")
 

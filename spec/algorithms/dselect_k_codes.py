@@ -15,7 +15,7 @@ __all__ = ["Codes", "dselect_k_codes"]
 
 
 def code_bits(experts: int) -> int:
-    """Binary digits M of the codes of `experts`: `ceil(log2 E)`, 0 for one expert."""
+    """The number M of binary digits in a code for one of `experts`: `ceil(log2 E)`, 0 for one expert."""
     return (check_at_least("experts", experts, 1) - 1).bit_length()
 
 
@@ -27,7 +27,7 @@ class Codes(NamedTuple):
 
 
 def check_codes(bias: Any, choices: Any, experts: int) -> int:
-    """The number of binary digits of a code; `ShapeError` unless `bias` has a column for each digit and each logit."""
+    """Returns the number of binary digits in a code. Raises `ShapeError` unless `bias` has a column for each digit and each logit."""
     bits = code_bits(experts)
     check_at_least("choices", choices, 1)
     check_scores("bias", bias, "columns")
@@ -38,7 +38,7 @@ def check_codes(bias: Any, choices: Any, experts: int) -> int:
 def dselect_k_codes(
     tokens: Leading, bias: Shared, kernel: Shared | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """Codes and logits of the selectors, per token, or shared by all tokens if there is no kernel:
+    """Codes and logits of the selectors: one set per token, or one set for all tokens if there is no kernel.
 
         z, alpha = tokens @ kernel + bias    or    z, alpha = bias
 

@@ -1,4 +1,4 @@
-"""The losses of DSelect-k, which drive each selector to a single expert and off codes without an expert.
+"""The losses of DSelect-k, which drive each selector to a single expert and away from codes without an expert.
 
 See `dselect_k` for the symbols.
 
@@ -17,7 +17,7 @@ DK-4: What are the default weights of the losses?
         DSelectKGate (entropy_reg=None).
     Alternative c: a schedule that raises the weight of the entropy in training.
 DK-5: Are the losses computed at evaluation?
-    Reading: yes, as for every router, although nothing learns from them.
+    Reading: yes, as for every router, although nothing is trained then.
     Alternative b: no, only in training.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate.call.
@@ -41,7 +41,7 @@ EPSILON = 1e-6
 
 
 def dselect_k_entropy(selectors: ArrayLike) -> Array:
-    """`-sum r log(r + 1e-6)` over selectors, experts and tokens. It is about 0 when each selector is on one expert.
+    """`-sum r log(r + 1e-6)` over selectors, experts and tokens. It is about 0 when each selector has one expert.
 
     Args:
         selectors: r, (..., choices, experts).
@@ -62,7 +62,7 @@ def dselect_k_entropy(selectors: ArrayLike) -> Array:
 
 
 def dselect_k_reachability(selectors: ArrayLike) -> Array:
-    """`sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. It keeps selectors off codes without an expert.
+    """`sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. It drives selectors away from codes without an expert.
 
     There is no gradient where the mass `sum_e r[e]` is below 1e-6.
 

@@ -3,11 +3,11 @@
 | here | GLU variants (arXiv 2002.05202) | DeepSeekMoE (arXiv 2401.06066) |
 |---|---|---|
 | `w1`, `w3`, `w2` of `expert_mlp` | W, V, W_2 of FFN_SwiGLU, FFN_GEGLU | |
-| `shared` of `moe_mlp` | | the K_s shared experts, merged into one of their joint width |
+| `shared` of `moe_mlp` | | the K_s shared experts, merged into one with their total width |
 | `params` of `moe_mlp` | | the routed experts |
 
-A routing does not depend on whether experts are plain or gated. Code bases without biases: DeepSeek-V3, torchtitan,
-megablocks' GLU; with optional biases: timm, Megatron-LM (not for shared experts).
+A routing does not depend on whether experts are plain or gated. DeepSeek-V3, torchtitan and megablocks' GLU have no
+biases. In timm and Megatron-LM they are optional, but Megatron-LM's shared experts have none.
 
 Ambiguity ledger
 
@@ -56,24 +56,24 @@ ACTIVATIONS = ("gelu", "silu", "quick_gelu")
 
 
 def silu(x: Array) -> Array:
-    """The sigmoid linear unit `x / (1 + exp(-x))`, for checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
+    """The sigmoid linear unit `x / (1 + exp(-x))` of a checked argument (Elfwing et al. 2017, arXiv 1702.03118)."""
     return x * sigmoid(x)
 
 
 def quick_gelu(x: Array) -> Array:
-    """The approximation `x sigmoid(1.702 x)` of the GELU, for checked arguments (Hendrycks and Gimpel 2016, section 2)."""
+    """The approximation `x sigmoid(1.702 x)` of the GELU for a checked argument (Hendrycks and Gimpel 2016, section 2)."""
     return x * sigmoid(1.702 * x)
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    """The parameters of one perceptron, with an experts axis of length 1."""
+    """Adds an experts axis of length 1 to the parameters of one perceptron."""
     return {name: even(name, value)[None] for name, value in params.items()}
 
 
 def expert_parameters(
     params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None, plain: bool = False
 ) -> dict[str, Array]:
-    """The checked parameters of `experts` perceptrons (any number if None), for inputs of `width`.
+    """Checks the parameters of `experts` perceptrons (any number if None) for inputs of `width`.
 
     plain: accept only two linear maps, both with a bias.
     """
@@ -87,7 +87,7 @@ def expert_parameters(
 
 
 def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> None:
-    """`ConfigError` for missing or unknown parameters of perceptrons. plain: as in `expert_parameters`."""
+    """Raises `ConfigError` for missing or unknown parameters of perceptrons. plain: as in `expert_parameters`."""
     known = ("w1", "b1", "w2", "b2") if plain else tuple(AXES)
     needed = known if plain else ("w1", "w2", *(["w3"] if "b3" in params else []))
     if missing := [name for name in needed if name not in params]:
@@ -97,7 +97,7 @@ def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> 
 
 
 def check_expert_widths(weights: Mapping[str, Any], width: int) -> None:
-    """`ShapeError` unless the widths of the parameters of perceptrons agree."""
+    """Raises `ShapeError` unless the widths of the parameters of perceptrons agree."""
     for name in weights:
         if name in ("w1", "w3"):
             check_size(name, weights[name], 1, width, "the width of inputs")

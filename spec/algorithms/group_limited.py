@@ -4,7 +4,7 @@
 |---|---|
 | `groups` of E / `groups` experts each | nodes |
 | `limit` | M |
-| K of the choice that follows | K_r |
+| `choices` of the `token_choice` that follows | K_r |
 | `scores` (T, E) | s, or s + b |
 
 Ambiguity ledger
@@ -22,7 +22,7 @@ GL-1: What is the score of a group of experts?
         bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward.
 GL-2: Which score do experts outside the chosen groups get?
-    Reading: minus infinity, so that none is chosen.
+    Reading: minus infinity, so none of them is chosen.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
@@ -39,7 +39,7 @@ GL-3: Does a selection bias count in the score of a group?
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: no, only affinity scores do.
+    Alternative b: no, only affinity scores count.
         By: the paper, section 2.1.2.
 """
 
@@ -124,7 +124,7 @@ def group_scores(by: Array, groups: int, best: int) -> Array:
 def check_groups(
     groups: Any, limit: Any, best: Any, experts: int, names: tuple[str, str, str] = ("groups", "limit", "best")
 ) -> int:
-    """The number of experts per group; `ConfigError` unless `groups` divides `experts` and is at least `limit`, and a group
+    """Returns the number of experts per group. Raises `ConfigError` unless `groups` divides `experts` and is at least `limit`, and a group
     has at least `best` experts. names: what errors call the three arguments."""
     number = check_at_least(names[0], groups, 1)
     if experts % number:

@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1; the second is kept at random, with a chance that grows with its gate.
+"""GShard's top-2: two experts with gates that sum to 1; the second is kept with a probability that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -83,7 +83,7 @@ __all__ = ["gshard_keep", "gshard_sample"]
 
 
 def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
-    """Which of its two choices each token keeps: always the first, and the second if `2 g2 > noise`.
+    """Decides which of its two choices each token keeps: always the first, and the second if `2 g2 > noise`.
 
     Here `g2` is the second-largest gate, so a second expert is kept with probability min(1, 2 g2).
 

@@ -1,4 +1,4 @@
-"""Hash layers: a fixed table maps the id of a token to its expert; routing is neither learned nor balanced.
+"""Hash layers: a fixed table maps the id of a token to its expert. Routing is neither learned nor balanced.
 
     expert[t] = table[ids[t]]
 
@@ -22,14 +22,14 @@ HL-1: Does an expert of a hash layer have a capacity?
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
 HL-2: Which hash does a bias of MultiHash belong to?
     Reading: the bias is cut into one segment per hash, like the outputs of its matrix.
-    Alternative b: none; MultiHash has no biases.
+    Alternative b: none. MultiHash has no biases.
 HL-3: Which activation does MultiHash use, and where?
     Reading: ReLU, after the segments of the first matrix are joined.
         By: the paper, the formula of MultiHash.
     Alternative b: GELU (`activation`).
 HL-4: What surrounds the perceptron of an expert?
-    Reading: nothing: the block has the residual connection and the norm, as with every router.
-    Alternative b: inside the block's residual connection and norm, a second pair that all experts share.
+    Reading: nothing: the block has the residual connection and the norm, as for every router.
+    Alternative b: a second residual connection and norm, inside the block's and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 

@@ -1,4 +1,4 @@
-"""Tables of hash layers: the expert of every token id, built once before training.
+"""Tables of hash layers, which map every token id to an expert. They are built once, before training.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
@@ -22,8 +22,8 @@ HT-3: Which of two centroids at equal distance is the nearest?
     Reading: the one with the lower index.
     Alternative b: the one with the higher index.
 HT-4: Does a dispersed table start every cluster at expert 0?
-    Reading: no, it continues where the last cluster ended, so experts are also even over all ids.
-    Alternative b: yes; experts with a low index then get more ids.
+    Reading: no, it continues where the last cluster ended, so the experts also have equal numbers of ids overall, up to one.
+    Alternative b: yes. Experts with a low index then get more ids.
 """
 
 import numpy as np

@@ -20,7 +20,7 @@ HM-1: What is the load of experts in a branch that no token chooses, where eq. (
 HM-2: What do the losses balance?
     Reading: all experts together, by the importance and load of the hierarchy.
         By: the paper, eqs. (13) and (14).
-    Alternative b: each level separately: the branches, and the experts within each branch; the losses are added.
+    Alternative b: each level separately: the branches, and the experts within each branch. The losses are added.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 HM-3: Does a branch have a capacity, beyond which tokens do not reach its experts?
@@ -37,8 +37,8 @@ HM-4: How many experts does a token choose in its second-best branch?
     Alternative b: one, with the gate of the branch: three in total with K = 2.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
-HM-5: Does the load of an expert depend on the gate of its branch beyond the tokens that reach it?
-    Reading: yes, the load within the branch is multiplied by the load of the branch over its number of tokens.
+HM-5: Does the load of an expert depend on the gate of its branch, not only on which tokens reach it?
+    Reading: yes, the load within the branch is multiplied by the branch's load and divided by the branch's token count.
         By: the paper, eq. (14).
     Alternative b: no, it is the load within the branch, without a gradient with respect to the gate of the branch.
 """
@@ -67,16 +67,16 @@ ALGORITHMS = (
 
 
 def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: int) -> Array:
-    """The gates, products of the gates of both levels:
+    """The gates: each is the gate of a branch times the gate of an expert within it.
 
         G[t, i b + j] = P[t, i] S[t, i, j]
 
-    P is the softmax over the K branches with the largest noisy logits; S[t, i] is the same over the K experts of branch i.
+    P is the softmax over the K branches with the largest noisy logits. S[t, i] is the same for the K best experts of branch i.
 
     Args:
         noisy_logits: (tokens, branches + experts): first the branches, then the experts, branch by branch.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; at a level with fewer, all are chosen.
+        choices: K at each level, at least 1; a level with fewer chooses all.
 
     Returns:
         (tokens, experts); rows sum to 1, and experts that are not chosen get 0.
@@ -104,15 +104,15 @@ def hierarchical_load_loss(
 
         load[i b + j] = branch load[i] * load[i, j] / n[i]
 
-    The branch load is the load of the branches as in `noisy_top_k_load_loss`, n[i] the number of tokens that choose branch
-    i, and load[i, j] the load of its expert j, summed over these tokens.
+    The branch load is defined as in `noisy_top_k_load_loss`. n[i] is the number of tokens that choose branch i, and
+    load[i, j] is the load of its expert j, summed over these tokens.
 
     Args:
         logits: (tokens, branches + experts), without noise; columns as in `hierarchical_affinity`.
-        noise_logits: of the same shape.
-        noisy_logits: of the same shape, used for the selection.
+        noise_logits: the same shape.
+        noisy_logits: the same shape, used for the selection.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; at a level with fewer, all are chosen.
+        choices: K at each level, at least 1; a level with fewer chooses all.
 
     Returns:
         A scalar, from 0 (balanced) to E - 1.
@@ -120,7 +120,7 @@ def hierarchical_load_loss(
     Raises:
         ContractError: all experts have load 0.
 
-    Source: Shazeer et al. 2017, eq. (14), and eq. (11) with its load.
+    Source: Shazeer et al. 2017, eq. (11), with the load of eq. (14).
 
     >>> even = np.zeros((4, 6))
     >>> float(hierarchical_load_loss(even, even, even, branches=2, choices=2))
@@ -145,13 +145,13 @@ def hierarchical_load_loss(
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
-    """The columns of the branches, (tokens, a), and of the experts, (tokens * a, b)."""
+    """Splits the columns into branches, (tokens, a), and experts, (tokens * a, b)."""
     branches, size = check_branches(branches, array.shape[1])
     return array[:, :branches], array[:, branches:].reshape(-1, size)
 
 
 def check_branches(branches: Any, columns: int) -> tuple[int, int]:
-    """`branches` and the experts per branch, from the total number of columns; `ConfigError` unless branches are equal in size."""
+    """Returns `branches` and the experts per branch, for a number of columns. Raises `ConfigError` unless branches are equal in size."""
     number = check_at_least("branches", branches, 1)
     experts = columns - number
     if experts < number or experts % number:

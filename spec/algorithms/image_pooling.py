@@ -1,4 +1,4 @@
-"""Per-image routing: pools the tokens of an image into one row, and copies its scores to all tokens of the image.
+"""Per-image routing: pools the tokens of an image into one row, and copies the scores of the row to all its tokens.
 
 Ambiguity ledger
 
@@ -28,7 +28,7 @@ POOLS = ("mean", "first")
 
 
 def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"] = "mean") -> Array:
-    """One row per image, from a group that holds the tokens image by image.
+    """Pools the tokens of each image into one row. A group holds the tokens image by image.
 
     Args:
         tokens: (tokens, width).
@@ -75,7 +75,7 @@ def spread_images(scores: ArrayLike, *, tokens: int) -> Array:
 
 
 def check_images(images: Any, tokens: Any, *, name: str = "images") -> int:
-    """The number of tokens per image; `ConfigError` unless both numbers are at least 1 and `images` divides `tokens`."""
+    """Returns the number of tokens per image. Raises `ConfigError` unless both numbers are at least 1 and `images` divides `tokens`."""
     number, total = check_at_least("images", images, 1), check_at_least("tokens", tokens, 1)
     if total % number:
         raise ConfigError(f"{name}: {plural(total, 'tokens')} cannot be split into {plural(number, 'images')}")

@@ -1,7 +1,7 @@
 """Importance-score routing: removes the least important tokens and lets the rest choose in order of importance.
 
-It is Batch Priority Routing after a hard cut, from the efficient mode of the token-mixing layer of Sparse-MLP, which routes
-channels. A removed token has a combine row of zeros, so only the residual connection carries it.
+It is Batch Priority Routing after a hard cut. Sparse-MLP uses it, for channels, in the efficient mode of its token-mixing
+layer. The combine weights of a removed token are 0, so only the residual connection carries it.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
@@ -10,14 +10,14 @@ channels. A removed token has a combine row of zeros, so only the residual conne
 | `drop` | 10 %, the fraction of removed channels |
 | survivors | the remaining channels, sorted by importance score |
 
-With `drop=0` it equals Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
+With `drop=0`, it is the same as Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
 
 Ambiguity ledger
 
 IS-1: Over which axis is the maximum of the importance score taken?
     Reading: over the experts.
         By: the paper, eq. (3).
-    Alternative b: over the channels, as in the sentence before the equation; this would give every channel the same score.
+    Alternative b: over the channels, as in the sentence before the equation. This would give every channel the same score.
 IS-2: How many tokens are removed?
     Reading: floor(drop * T), evaluated in double precision.
     Alternative b: rounded up, or to the nearest.
@@ -25,11 +25,11 @@ IS-3: Which of several equally important tokens at the cut is removed?
     Reading: the one with the higher index.
     Alternative b: whichever an unstable sort puts last.
 IS-4: From how many tokens is the capacity computed?
-    Reading: from the remaining tokens; this is where removal saves work.
+    Reading: from the remaining tokens. This is how removal saves work.
     Alternative b: from all tokens.
 IS-6: Are tokens also removed at evaluation?
     Reading: yes.
-    Alternative b: no, only in training; the paper does not specify it.
+    Alternative b: no, only in training. The paper does not specify it.
 IS-7: Which tokens enter the auxiliary losses?
     Reading: all tokens, because the gradient can make removed tokens important again.
     Alternative b: the remaining tokens.

@@ -68,7 +68,7 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
         (tokens, output).
 
     Raises:
-        ShapeError: the output of `experts` has another shape.
+        ShapeError: the output of `experts` has a different shape.
 
     Source: Routers, section 1.2.
 
@@ -106,7 +106,7 @@ def expert_mlp(
 
     Args:
         inputs: (experts, capacity, width).
-        params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), with output equal to width in the models;
+        params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), where output equals width in the models;
             for gated experts `w3`, shaped like `w1`; optional biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
             (experts, output).
         gelu: "tanh" or "erf", the form of GELU.
@@ -150,15 +150,15 @@ def moe_mlp(
     gelu: str = "tanh",
     activation: str = "gelu",
 ) -> Array:
-    """The mixture-of-experts layer with perceptrons as experts, `moe_layer` with `expert_mlp`:
+    """The mixture-of-experts layer with perceptrons as experts: `moe_layer` with `expert_mlp`.
 
         result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
 
     Empty slots do not affect the result, so a backend can skip them. If experts have a slot for every token (no capacity,
-    or an infinite `capacity_factor`), the work is proportional to the tokens, not to the slots.
+    or an infinite `capacity_factor`), the work grows with the number of tokens, not of slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
-    of their joint hidden width, whose second bias is the sum of their second biases.
+    with their total hidden width. Its second bias is the sum of their second biases.
 
     Args:
         tokens: (tokens, width).

@@ -1,4 +1,4 @@
-"""Entropy losses for experts that several modalities share: tokens should be certain, and modalities should spread out.
+"""Entropy losses for experts that several modalities share: each token should be certain, and each modality should spread over the experts.
 
 | here | LIMoE (arXiv 2206.02770) |
 |---|---|
@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 LI-1: Over which tokens is the mean of the global entropy taken?
-    Reading: over the tokens of one modality in a routing group; the loss is the mean over groups.
+    Reading: over the tokens of one modality in a routing group. The loss is the mean over groups.
     Alternative b: over the tokens of one modality in the batch.
 LI-2: What is `p log p` at p = 0?
     Reading: 0, with a derivative of 0.
@@ -21,7 +21,7 @@ LI-3: Are the probabilities computed before noise is added?
 LI-4: Does the global loss fall as tokens spread over experts?
     Reading: yes: it is minus the entropy of the mean, and with a threshold max{0, tau + Omega_global}.
         By: LIMoE (arXiv 2206.02770), the formula of the threshold.
-    Alternative b: no, it is the entropy of the mean, which falls as all tokens take one expert.
+    Alternative b: no, it is the entropy of the mean, which falls as tokens concentrate on one expert.
         By: koayon/ml-implementations, moet_experiment/hf_model.py, global_entropy_loss.
 """
 
@@ -67,7 +67,7 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
 
 
 def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) -> Array:
-    """`-H(mean_t A[t])`, small if the tokens of a modality spread over the experts; or, with a threshold,
+    """`-H(mean_t A[t])`, small if the tokens of a modality spread over the experts. With a threshold, it is
 
         max(0, threshold - H(mean_t A[t]))
 
@@ -97,7 +97,7 @@ def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) ->
 
 
 def _checked(scores: ArrayLike) -> Array:
-    """The checked scores, none of them negative."""
+    """Checks the scores, which must not be negative."""
     array = as_array("scores", scores, "tokens experts")
     if (array.real < 0).any():
         raise ContractError(f"scores: expected numbers of at least 0, got {array.real.min():g}")

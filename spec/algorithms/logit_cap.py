@@ -5,7 +5,7 @@
 | `logits` L (T, E) | logits |
 | `cap` c | soft_cap |
 
-Gemma 2 uses it in attention and after its last layer, praxis in routers (gating_logit_cap).
+Gemma 2 uses it in attention and after its last layer. praxis uses it in routers (gating_logit_cap).
 
 Ambiguity ledger
 
@@ -33,7 +33,7 @@ ALGORITHMS = (Algorithm("logit_cap", "Gemma Team 2024 (arXiv 2408.00118), sectio
 
 
 def cap_logits(logits: ArrayLike, *, cap: float) -> Array:
-    """`c tanh(L / c)`, which hardly changes small logits and keeps all of them between -c and c.
+    """`c tanh(L / c)`, which hardly changes small logits and keeps all logits between -c and c.
 
     Args:
         logits: L, (tokens, experts).

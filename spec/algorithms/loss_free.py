@@ -1,4 +1,4 @@
-"""Balance without a loss: a bias per expert enters the choice and moves against the expert's load after each step.
+"""Balance without a loss: each expert has a bias that is added to its scores and moves against its load after each step.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|
@@ -14,7 +14,7 @@ LF-1: Is the update recentred, to keep the mean of the biases?
     Reading: no.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates.
-    Alternative b: yes, its mean over the experts is subtracted (`recentre`); choices among all experts stay the same.
+    Alternative b: yes, its mean over the experts is subtracted (`recentre`). Choices among all experts stay the same.
         By: pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
 LF-2: Does the load of an expert include choices that it drops when full?
     Reading: yes, choices are counted before capacity drops any.
@@ -22,12 +22,12 @@ LF-2: Does the load of an expert include choices that it drops when full?
         torchtitan/models/common/moe.py, MoE.forward (which drops none).
     Alternative b: no, only kept choices are counted.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.routing.
-LF-3: Over which tokens is the load summed before the bias moves?
-    Reading: over all tokens of a step: accumulated parts and devices add their loads.
+LF-3: Over which tokens is the load summed before the bias is updated?
+    Reading: over all tokens of a step: micro-batches and devices add their loads.
         By: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; NVIDIA/Megatron-LM,
         megatron/core/distributed/finalize_model_grads.py, _update_router_expert_bias; pytorch/torchtitan,
         torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-    Alternative b: over the tokens of a chunk of a sequence; the updates of the chunks are averaged.
+    Alternative b: over the tokens of a chunk of a sequence. The updates of the chunks are averaged.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.sparse_matmul.
 
 Often done differently
@@ -96,13 +96,13 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
 
-    Loads of groups, accumulated parts and devices add up.
+    The loads of groups, micro-batches and devices add up.
 
     Args:
-        scores: (tokens, experts), the selection scores that `token_choice` takes.
+        scores: (tokens, experts), the selection scores, as for `token_choice`.
         choices: K, from 1 to experts.
         scope: "batch" for the sum over all groups that a device computes together, "global" for the sum over all devices of
-            a mesh. Here there is only one group.
+            a mesh. Here both are the same, because there is only one group.
 
     Returns:
         (experts,) whole numbers as floats.
@@ -120,7 +120,7 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
 
 
 def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = False) -> Array:
-    """The bias after a step: it rises where the load is below its mean, falls where it is above, and stays at the mean:
+    """The bias after a step: it rises where the load is below its mean, falls where it is above, and stays where they are equal:
 
         b[e] + rate sign(mean of load - load[e])
 
@@ -143,6 +143,6 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
     """
     bias, load = as_array("bias", bias, "experts"), as_array("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
-    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 at the mean, for whole numbers
+    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 at the mean if loads are whole numbers
     change = check_non_negative("rate", rate) * np.where(excess < 0, 1.0, np.where(excess > 0, -1.0, 0.0))
     return bias + (change - np.mean(change) if recentre else change)

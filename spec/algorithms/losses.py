@@ -13,7 +13,7 @@ AL-1: Which standard deviation does the coefficient of variation use?
     Reading: the population standard deviation, with divisor E.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._importance_auxiliary_loss;
         tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, cv_squared.
-    Alternative b: the unbiased one, with divisor E - 1.
+    Alternative b: the unbiased standard deviation, with divisor E - 1.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss; davidmrau/mixture-of-experts, moe.py,
         MoE.cv_squared.
 AL-2: Does the threshold of the load loss count the expert itself?
@@ -29,7 +29,7 @@ AL-4: Is the load summed or averaged over tokens?
     Reading: summed.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating; microsoft/Tutel,
         tutel/impls/losses.py, load_importance_loss.
-    Alternative b: averaged; the coefficient of variation is the same.
+    Alternative b: averaged. The coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
 AL-6: From which logits is the importance loss computed?
     Reading: from the clean logits.
@@ -89,8 +89,8 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
         load[e] = sum_t p[t, e],    p[t, e] = 1 - Phi((threshold[t] - L[t, e]) / noise_std)
 
-    where `threshold[t]` is the K-th largest noisy logit of the token and Phi the distribution function of the standard
-    normal: p is the probability that the expert reaches the threshold when its noise is drawn again. The gradient flows
+    where `threshold[t]` is the K-th largest noisy logit of the token and Phi is the distribution function of the
+    standard normal. p is the probability that the expert reaches the threshold if its noise is drawn again. The gradient flows
     through L and the value of the threshold. Routers that select by a plan also compute this loss from the logits.
 
     Args:

@@ -19,14 +19,14 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: Routing) -> dict[str, Array]:
-    """The load of each expert, the fraction of tokens that are processed, and the mean entropy of a token's combine weights.
+    """The load of each expert, the fraction of tokens that are processed, and the mean entropy of the combine weights of a token.
 
         load[e]   = 1 / T sum_t,c dispatch[t, e, c]       for a sparse routing: the expert's filled slots / T
         coverage  = 1 / T #{t : dispatch[t, e, c] > 0 for some e, c}
         dropped   = 1 - coverage
         entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats
 
-    where `m[t, e]` is `sum_c combine[t, e, c]` divided by its sum over experts, the fraction of the token in expert e.
+    where `m[t, e]` is `sum_c combine[t, e, c]` divided by its sum over experts: the fraction of the token's weight in expert e.
     A token without positive combine weights has entropy 0.
 
     Args:

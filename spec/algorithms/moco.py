@@ -11,11 +11,11 @@
 Ambiguity ledger
 
 MO-1: What does "dim 4096" in Sparse-MLP's table refer to?
-    Reading: the hidden layers of the projector and predictor; their outputs have width 256.
+    Reading: the hidden layers of the projector and predictor. Their outputs have width 256.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
     Alternative b: the outputs, which the loss compares.
 MO-2: What does "t 1" in Sparse-MLP's table mean?
-    Reading: temperature 1; "m 0.99" is the decay of the momentum encoder. Both are constant during training.
+    Reading: temperature 1. "m 0.99" is the decay of the momentum encoder. Both are constant during training.
         By: facebookresearch/moco-v3, main_moco.py (the defaults).
     Alternative b: the temperature is 0.2, and the decay rises from 0.99 to 1 along a half cosine.
         By: facebookresearch/moco-v3, CONFIG.md, of vision transformers.
@@ -27,7 +27,7 @@ MO-3: Is the cross-entropy multiplied by twice the temperature?
 MO-4: When is the momentum encoder updated?
     Reading: before the keys are computed, with the parameters that compute the queries.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
-    Alternative b: after the optimiser step, with the new parameters. This is equivalent because both encoders start equal.
+    Alternative b: after the optimiser step, with the new parameters. This is equivalent because both encoders start with equal values.
         By: the paper, Algorithm 1.
     Alternative c: after the keys are computed, before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?
@@ -71,7 +71,7 @@ EPSILON = 1e-12
 def moco_loss(
     first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
 ) -> Array:
-    """The symmetric contrastive loss: each query must match the key of its image's other view among the keys of all images:
+    """The symmetric contrastive loss: among the keys of all images, each query must match the key of the other view of its image:
 
         loss = ctr(first_query, second_key) + ctr(second_query, first_key)
         ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])
@@ -146,7 +146,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
     """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the population variance.
 
-    It has no scale, no bias and no running statistics: evaluation does not use the projector and predictor.
+    It has no scale and no bias. It needs no running statistics, because evaluation does not use the projector and predictor.
 
     Args:
         x: (batch, width), all images of the batch.
@@ -156,7 +156,7 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
         (batch, width).
 
     Raises:
-        ShapeError: the batch has a single image, which would become 0.
+        ShapeError: the batch has a single image, so all features would become 0.
 
     Source: Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1; facebookresearch/moco-v3, moco/builder.py,
     MoCo._build_mlp.
@@ -171,6 +171,6 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
 
 
 def check_batch(x: Any) -> None:
-    """`ShapeError` for a batch of one image."""
+    """Raises `ShapeError` for a batch of one image."""
     if x.shape[0] < 2:
         raise ShapeError(f"x: batch normalisation needs at least 2 images, got shape {tuple(x.shape)}")

@@ -32,7 +32,7 @@ NK-6: What is the load if the noise scale vanishes?
     Reading: its limit: 1 above the threshold, 0 below, 1/2 at it. If the scale is below 2^-63, the load has no gradient.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
     Alternative b: the quotient as written. In float32 its gradient is NaN for noise logits below -44.
-NK-7: What is the load if K = E, so that fewer than K other experts exist?
+NK-7: What is the load if K = E, where fewer than K other experts exist?
     Reading: the number of tokens with a gate above 0. It is T for every expert, so the load loss is 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (k == num_experts);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.

@@ -14,8 +14,8 @@ scores minus the other price. BASE solves this problem with K = 1, separately fo
 Ambiguity ledger
 
 QB-1: Over which tokens is the quantile taken?
-    Reading: over all tokens of a step; their counts are summed.
-    Alternative b: over the tokens of one device and one micro-batch; the quantiles are averaged.
+    Reading: over all tokens of a step. Their counts are summed.
+    Alternative b: over the tokens of one device and one micro-batch. The quantiles are averaged.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-2: Which required bias is the quantile?
@@ -54,9 +54,9 @@ ALGORITHMS = (
 def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
     """For each expert, a histogram of the bias that each token requires to choose it, given the token's current cutoff:
 
-        r[t, e] = (the K + 1st largest of s[t, :] + b) - s[t, e]
+        r[t, e] = (the (K + 1)-th largest of s[t, :] + b) - s[t, e]
 
-    Bins of equal width cover min(b) - 1 to max(b) + 1. Scores from 0 to 1 keep all r in this range; values outside are
+    Bins of equal width cover min(b) - 1 to max(b) + 1. Scores from 0 to 1 keep all r in this range. Values outside are
     counted in the first or last bin. Counts are summed over groups, micro-batches and devices.
 
     Args:
@@ -66,7 +66,7 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
         bins: number of bins, at least 1.
 
     Returns:
-        (experts, bins), integers as floats; for several groups, their sum.
+        (experts, bins), integers as floats; for several groups, the sum.
 
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py

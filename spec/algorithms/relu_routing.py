@@ -19,10 +19,10 @@ RE-1: How does the penalty change if exactly K T gates are above 0?
 Often done differently
 
 RE-2: How does the loss weight the gates of an expert?
-    Reading: by the expert's token count relative to the target, so that the loss balances the load.
+    Reading: by the expert's token count relative to the target, so the loss balances the load.
         By: the paper, eq. (10); thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
     Alternative b: equally, as in the L1 norm.
-        By: the paper, eq. (9), which it replaces.
+        By: the paper, eq. (9) (replaced by eq. (10)).
 RE-3: Does an expert's token count carry a gradient?
     Reading: no.
         By: the paper, section 3.4; thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
@@ -95,7 +95,7 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
     """The number of gates above 0 minus its target, `#{(t, e) : R[t, e] > 0} - K T`.
 
-    It has the sign of the target sparsity 1 - K / E minus the sparsity. It adds up over groups, micro-batches and devices.
+    It has the sign of the target sparsity 1 - K / E minus the sparsity. The numbers of groups, micro-batches and devices add up.
 
     Args:
         gates: R, (tokens, experts).
@@ -115,7 +115,7 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
 
 
 def renewed_penalty(penalty: Shared, excess: Shared, *, multiplier: float = 1.2) -> Array:
-    """The penalty after a step: multiplied by alpha if too many gates were above 0, divided if too few, `lambda alpha^sign(excess)`.
+    """The penalty after a step: multiplied by alpha if too many gates were above 0, divided by it if too few: `lambda alpha^sign(excess)`.
 
     Args:
         penalty: lambda, a scalar.

@@ -1,4 +1,4 @@
-"""Switch's jitter: in training, the router sees tokens with each entry scaled by a random factor near 1.
+"""Switch's jitter: in training, each entry of the router's input is multiplied by a random factor near 1.
 
 | here | Switch (arXiv 2101.03961) |
 |---|---|

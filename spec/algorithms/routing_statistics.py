@@ -21,7 +21,7 @@ ALGORITHMS = (
 
 
 def collapse_metrics(routing: Routing) -> dict[str, Array]:
-    """How close the softmaxes of Soft MoE are to one-hot vectors, to which they collapse as the width grows:
+    """Measures how close the softmaxes of Soft MoE are to one-hot vectors. They collapse to one-hot vectors as the width grows.
 
         dispatch_max = mean over slots of max_t dispatch[t, e, c]
         combine_max  = mean over tokens of max_e,c combine[t, e, c]
@@ -62,7 +62,7 @@ def summed_dispatch(routing: Routing) -> Array:
 
 
 def cumulative_dispatch(routing: Routing) -> Array:
-    """How many tokens dominate a slot. Entry k is the total weight of a slot's k + 1 largest tokens, averaged over slots:
+    """Measures how many tokens dominate a slot. Entry k is the total weight of a slot's k + 1 largest tokens, averaged over slots:
 
         cumulative[k] = mean over e, c of the sum of the k + 1 largest dispatch[:, e, c]
 
@@ -86,7 +86,7 @@ def cumulative_dispatch(routing: Routing) -> Array:
 
 
 def experts_per_token(routing: Routing) -> dict[str, Array]:
-    """Statistics of n[t], the number of experts that process token t. In Expert Choice, n[t] can be any number:
+    """Statistics of n[t], the number of experts that process token t, which Expert Choice does not fix:
 
         experts_min, experts_max     min_t n[t], max_t n[t]
         at_least_1, _2, _4           1 / T #{t : n[t] >= 1}, and so on

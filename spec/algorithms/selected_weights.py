@@ -7,14 +7,14 @@
 
 Ambiguity ledger
 
-TC-5: If the weights of a token are normalised, by what are they divided?
-    Reading: by their sum.
+TC-5: If the weights of a token are normalised, what are they divided by?
+    Reading: their sum.
         By: the paper, Algorithm 1; databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward
         (moe_normalize_expert_weights=1); huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py,
         MixtralTopKRouter.
-    Alternative b: by the square root of the sum of their squares (`normalize_norm="euclidean"`).
+    Alternative b: the square root of the sum of their squares (`normalize_norm="euclidean"`).
         By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
-    Alternative c: by their sum, but at least by 2^-23.
+    Alternative c: their sum, but at least 2^-23.
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.
@@ -46,7 +46,7 @@ def normalize_selected(
     norm: str = "sum",
     epsilon: float = 0.0,
 ) -> Array:
-    """Combine scores divided by their sum over the K experts that a token chooses, so that the K weights sum to 1:
+    """Combine scores divided by their sum over the K experts that a token chooses, so the K weights sum to 1:
 
         B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Weights divided by the norm of a token's kept weights, if it keeps any. Both (tokens, experts); `kept` is 1 or 0."""
+    """Divides weights by the norm of the token's kept weights, if it keeps any. Both are (tokens, experts); `kept` is 1 or 0."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

@@ -1,4 +1,4 @@
-"""Euclidean projections onto the simplex, and onto its points with at most k non-zero entries.
+"""Euclidean projections onto the simplex, and onto the points of the simplex with at most k non-zero entries.
 
 | here | Routers (arXiv 2401.15969) and SparseOT (arXiv 2209.15466) |
 |---|---|
@@ -26,7 +26,7 @@ __all__ = ["project_simplex", "project_sparse_simplex"]
 
 
 def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
-    """The closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)` where, with `u` = v in descending order,
+    """The closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)` where `u` is v in descending order and
 
         rho = max {j : u[j] - (u[1] + ... + u[j] - mass) / j > 0},    tau = (u[1] + ... + u[rho] - mass) / rho
 
@@ -72,7 +72,7 @@ def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.
 
 
 def project(values: Array, mass: float) -> Array:
-    """`project_simplex` of checked arguments. A common shift of the values does not change the result, so the largest becomes 0."""
+    """`project_simplex` of checked arguments. Adding a constant to all values does not change the result, so the largest is set to 0."""
     shifted = values - values.real.max()
     descending = shifted[stable_order(shifted)]
     thresholds = (np.cumsum(descending) - mass) / np.arange(1, len(values) + 1)

@@ -38,9 +38,9 @@ SK-4: If the plan carries a gradient, how is it differentiated?
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (use_implicit_differentiation).
 
-V-MoE's code iterates on `exp(L)` (`lse_mode=False`) instead of in the log domain; unless something overflows, the plan
-is the same. If all tokens are equal, the plan is uniform whatever their logits. Rounding then decides its largest
-entries, so a router that selects by the plan may not spread the tokens.
+V-MoE's code iterates on `exp(L)` (`lse_mode=False`) instead of in the log domain. Unless a number overflows, the plan
+is the same. If all tokens are equal, the plan is uniform, regardless of their logits. Rounding then decides which entries
+are largest, so a router that selects by the plan may not spread the tokens.
 """
 
 import numpy as np
@@ -62,12 +62,12 @@ def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: flo
         g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
         f[t] = -logsumexp_e(L[t, e] + g[e])
 
-    The log domain keeps large logits from overflowing. The plan is differentiable through the iterations.
+    In the log domain, large logits do not overflow. The plan is differentiable through the iterations.
 
     Args:
         logits: L, (tokens, experts).
         iterations: the maximum number of updates, at least 1.
-        tolerance: greater than 0; stop after the first update with `max_e |sum_t P[t, e] - T / E| <= tolerance`. None:
+        tolerance: greater than 0. Stop after the first update with `max_e |sum_t P[t, e] - T / E| <= tolerance`. None:
             no early stopping.
 
     Returns:

@@ -15,7 +15,7 @@ SM-2: Which slots belong to which expert?
     Reading: slot i of the flattened list belongs to expert `i // C`.
         By: the paper, section 2.1; google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter;
         bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
-    Alternative b: it belongs to expert `i % E`. The identity ablation (SM-7) is then the identity matrix on the list.
+    Alternative b: it belongs to expert `i % E`. The identity ablation (SM-7) then puts token i into slot i of the list.
         By: the paper, caption of Figure 2 ("round-robin").
 
 Often done differently
@@ -98,14 +98,14 @@ def soft_routing(
         dispatch: "soft"; "uniform", 1 / T everywhere; "identity", token t in slot `t // E` of expert `t % E`.
         combine: "soft"; "uniform", 1 / (E C) everywhere; "identity", the same tensor as dispatch.
 
-    "identity" must be set for both tensors or neither, and requires equally many slots and tokens.
+    "identity" must be set for both tensors or neither, and requires equal numbers of slots and tokens.
 
     Returns:
         Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens, `combine` over experts and capacity.
 
     Raises:
         ConfigError: "identity" is set for only one of the two tensors.
-        ShapeError: "identity" with different numbers of slots and tokens.
+        ShapeError: "identity" is set, but the numbers of slots and tokens differ.
 
     Source: Soft MoE, eqs. (1)-(2), Algorithms 1 and 2; section 3.6 and appendix A for the ablations.
 
@@ -137,14 +137,14 @@ def soft_routing(
 
 
 def ablated(weights: Array, kind: str, size: int) -> Array:
-    """The softmax weights over `size` numbers, or their replacement in the paper's Table 2."""
+    """The softmax weights over `size` numbers, or the weights that replace them in the paper's Table 2."""
     if kind == "identity":
         return identity(*weights.shape)
     return weights if kind == "soft" else np.full(weights.shape, 1 / size)
 
 
 def check_forms(norm_form: str, dispatch: str, combine: str) -> None:
-    """`ConfigError` for an unknown option, or for "identity" on one side only."""
+    """Raises `ConfigError` for an unknown option, or if "identity" is set for only one of the tensors."""
     check_option("norm_form", norm_form, ("paper", "rsqrt"))
     check_option("dispatch", dispatch, ("soft", "uniform", "identity"))
     check_option("combine", combine, ("soft", "uniform", "identity"))
@@ -153,7 +153,7 @@ def check_forms(norm_form: str, dispatch: str, combine: str) -> None:
 
 
 def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
-    """`ShapeError` unless the numbers of slots and tokens are equal."""
+    """Raises `ShapeError` unless the numbers of slots and tokens are equal."""
     slots = experts * capacity
     if tokens != slots:
         product = f"{experts} x {capacity} = {slots}"

@@ -1,4 +1,4 @@
-"""The softmax affinity and the gating noise of V-MoE. Sparse-MLP has the same gate.
+"""The softmax affinity and the gating noise of V-MoE. Sparse-MLP uses the same gate.
 
 Sparse-MLP (arXiv 2109.02008), eq. (2), writes TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts. 1 / N^2 is
 the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are not divided by their sum.
@@ -15,7 +15,7 @@ the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are no
 Ambiguity ledger
 
 SA-1: Which scores are noisy in training?
-    Reading: the noisy softmax selects and weights the outputs; the importance loss uses the clean softmax.
+    Reading: the noisy softmax selects and weights the outputs. The importance loss uses the clean softmax.
         By: google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
     Alternative b: the noisy softmax only selects, and the clean softmax weights the outputs.
@@ -36,7 +36,7 @@ SA-3: Are the K selected weights of a token divided by their sum?
         fmoe/gates/naive_gate.py, NaiveGate.forward (the softmax of the chosen logits); google/praxis,
         praxis/gshard_utils.py, top2_gating_on_logits.
 SA-4: From which distribution is the initial kernel of a router drawn?
-    Reading: LeCun normal: a truncated normal with variance 1 / D. Switch uses a tenth of the variance; noisy top-k starts at 0.
+    Reading: LeCun normal: a truncated normal with variance 1 / D. Switch uses a tenth of the variance. Noisy top-k starts at 0.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter (flax.linen.Dense).
     Alternative b: another distribution, such as a normal with a fixed standard deviation.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal with standard deviation

@@ -1,7 +1,7 @@
-"""Sparse-MLP: the rescale sub-layer, and readings of the paper on the network around the routers.
+"""Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
 
-A sparse block changes the numbers of tokens and channels, mixes tokens with an MoE over channels, mixes channels with
-an MoE over tokens, both with residual connections at the new sizes, and maps back. See `moespec.models.sparse_mlp`.
+A sparse block maps its input to new numbers of tokens and channels, mixes tokens with an MoE over channels, mixes channels
+with an MoE over tokens (both have residual connections at the new sizes), and maps back. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -9,9 +9,9 @@ an MoE over tokens, both with residual connections at the new sizes, and maps ba
 | `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
-With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Millions of parameters,
-without the head: 21.3, 70.0 and 130.4 for S, B and L (Tables 1 and 8: 21 or 22, 69 and 130); for the placements of Table 5,
-70.0 with the first two blocks sparse (69) and 80.8 with the last four (79, SL-9). No public implementation is known.
+With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, S, B
+and L have 21.3, 70.0 and 130.4 million parameters (Tables 1 and 8: 21 or 22, 69 and 130). In Table 5, the model with its first
+two blocks sparse has 70.0 (paper: 69), with its last four 80.8 (79, see SL-9). No public implementation is known.
 
 Ambiguity ledger
 
@@ -21,32 +21,32 @@ SL-1: Which axis does the rescale sub-layer map first?
 SL-2: Do the maps of the rescale sub-layer have biases?
     Reading: yes, both.
     Alternative b: no, neither.
-SL-3: Is an axis mapped if its size does not change, such as the channels in Sparse-S?
+SL-3: Is an axis mapped if its size does not change, like the channels in Sparse-S?
     Reading: no: only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
     Alternative b: yes, by a square map, which would add 1.1 million parameters to Sparse-S.
 SL-4: Is there a residual connection around the two rescale sub-layers?
-    Reading: no; the residual connections are inside, at the new sizes.
+    Reading: no. The residual connections are inside, at the new sizes.
     Alternative b: yes.
 SL-5: What is a routing group?
-    Reading: all channels, or all tokens, of the batch; `group_size` and `group_images` of the model split it.
+    Reading: all channels, or all tokens, of the batch. `group_size` and `group_images` of the model split it.
     Alternative b: the channels, or the tokens, of one image.
 SL-6: What is the capacity factor?
-    Reading: 1.05 in the models, rounded up; the paper does not state it. The router `importance_score` defaults to 1.
+    Reading: 1.05 in the models, rounded up. The paper does not state it. The router `importance_score` defaults to 1.
     Alternative b: 1.
     Alternative c: V-MoE's factor at evaluation.
 SL-7: Which of the two MoE layers uses importance-score routing?
     Reading: the layer over channels (token mixing).
         By: the paper, section 2.2.
     Alternative b: both (`channel_router` of the models).
-SL-8: Does stochastic depth drop an image before routing, or drop the experts' output for it?
+SL-8: Does stochastic depth drop an image before routing, or only the experts' output for it?
     Reading: the output, image by image: the image's channels and tokens still take slots and count in the losses.
     Alternative b: the image before routing, which leaves more slots for the other images of its group.
     Alternative c: neither: the branch is dropped for all images of the batch or for none.
 SL-9: How many parameters does Sparse-B have with its last four blocks sparse instead of the last two?
-    Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L, for which
-        the tables have the truncated values 59, 69 and 130.
-    Alternative b: 79 million, which is 69 + (69 - 59). It contradicts the 130 of Sparse-L, with 16 experts in six of 14 blocks, for any
-        size of the rescale sub-layers: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
+    Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L. The
+        tables give 59, 69 and 130 for these models.
+    Alternative b: 79 million, which is 69 + (69 - 59). For any size of the rescale sub-layers, this contradicts the 130 of Sparse-L,
+        which has 16 experts in six of 14 blocks: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
         By: the paper, caption of Table 5.
 """
 
@@ -83,8 +83,8 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
     Args:
         x: one image, (tokens, channels).
         params: `token_kernel` W_S (tokens, new tokens) and `token_bias` b_S (new tokens,), `channel_kernel` W_C (channels,
-            new channels) and `channel_bias` b_C (new channels,). Without the first pair the tokens are not mapped;
-            without the second pair the channels are not. At least one pair is required.
+            new channels) and `channel_bias` b_C (new channels,). Without the first pair, tokens are not mapped;
+            without the second, channels are not. At least one pair is required.
 
     Returns:
         (new tokens, new channels).
@@ -113,7 +113,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
 
 
 def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None:
-    """ConfigError, ShapeError or DtypeError unless `params` are maps for these numbers of tokens and channels."""
+    """Raises ConfigError, ShapeError or DtypeError unless `params` are maps for these numbers of tokens and channels."""
     names = list(AXES)
     if set(params) not in ({*names}, {*names[:2]}, {*names[2:]}):
         raise ConfigError(f"params: expected {', '.join(names)}, or only the first or last two, got {sorted(params)}")

@@ -23,11 +23,11 @@ ST-5: Which dual is maximised?
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         _get_sparsity_constrained_ot_algorithm.
     Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows either.
-ST-6: What is the plan if k < T / E, so that no plan has all row sums 1?
+ST-6: What is the plan if k < T / E, where no plan has all row sums 1?
     Reading: the result of the same updates: its columns sum to T / E, and at least T - k E of its rows are 0.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: none; it is an error.
+    Alternative b: there is none, and this is an error.
 
 Often done differently
 
@@ -87,12 +87,12 @@ def sparse_transport_affinity(
 ) -> Array:
     """The transport plan at the dual potentials that a solver reaches. It carries no gradient.
 
-    The plan shows how far the solver got: with the semi-dual, 1 minus the row sums is the gradient, which is 0 at the
+    The plan shows how close the solver came to the optimum: with the semi-dual, 1 minus the row sums is the gradient, which is 0 at the
     optimum. After 20 updates it is still large: for 256 tokens with standard normal logits, 32 experts and k = 8, the
     row sums range from 0 to 2, and 8 % of them are 0.
 
-    Among equal utilities, a projection keeps the lower indices. The updates then lower the potentials of these tokens,
-    so that after 20 updates the plan of equal rows has its non-zeros at the highest indices.
+    Among equal utilities, a projection keeps the lower indices. The updates then lower the potentials of these tokens.
+    If all rows are equal, the non-zeros are therefore at the highest indices after 20 updates.
 
     Args:
         utility: U, (tokens, experts), the softmax of the logits.

@@ -1,4 +1,4 @@
-"""Strictly balanced gating: experts take equally many tokens in training, and the tokens above a threshold at evaluation.
+"""Strictly balanced gating: experts take equal numbers of tokens in training, and all tokens above a threshold at evaluation.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix F, eqs. (15)-(20) |
 |---|---|
@@ -8,11 +8,11 @@
 | `thresholds` (E,) | T |
 | `masked_gates` (T, E) | G(x) |
 
-The paper's batch is a group here.
+A group here is the paper's batch.
 
 Ambiguity ledger
 
-BG-1: What are the gates of a token that no expert takes, so that its kept gates sum to 0?
+BG-1: What are the gates of a token that no expert takes, whose kept gates sum to 0?
     Reading: 0, so the layer adds nothing to the token.
     Alternative b: NaN, the quotient as written.
 BG-2: Does the threshold loss also train the gates?

@@ -6,7 +6,7 @@
 | a word | 32 bits, stored as the int32 with the same bits |
 
 The generator has no state, and its numbers do not depend on the backend, the device or the sharding of the batch. The
-seed, the step, the stream (which use of random numbers in the model), the row (the token's index in the global batch)
+seed, the step, the stream (the purpose of the numbers in the model), the row (the token's index in the global batch)
 and the column (the expert, or the token's entry) determine each number:
 
     key          = threefry((seed's low word, seed's high word), (step, stream))
@@ -14,9 +14,9 @@ and the column (the expert, or the token's entry) determine each number:
     uniform      = (24 highest bits of the word) / 2^24
     normal, normal' = r cos(a), r sin(a)     with r = sqrt(-2 log(1 - u)), a = pi (2 u' - 1) of two uniform numbers u, u'
 
-Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding. With unit
-roundoff u, pi and its product with an integer round twice, and the square root, logarithm, cosine and product round a
-few times. The error is at most `4 u r (1 + |a|)`, which is below 17 u r because |a| is at most pi. r is at most 5.77.
+Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding: pi and its product
+with an integer round twice, and the square root, logarithm, cosine and product round a few times. With unit roundoff u, the
+error is at most `4 u r (1 + |a|)`. That is below 17 u r, because |a| is at most pi, and r is at most 5.77.
 
 Ambiguity ledger
 
@@ -28,7 +28,7 @@ RN-2: How do two words become normal numbers?
     Reading: by the Box-Muller transform, with the first word for the radius.
     Alternative b: by the Box-Muller transform, with the first word for the angle and the sine first.
         By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
-    Alternative c: one for each word, by the inverse distribution function, which is not accurate everywhere in float32.
+    Alternative c: each word becomes one, by the inverse distribution function, which float32 does not compute accurately everywhere.
 """
 
 import numpy as np
@@ -55,9 +55,9 @@ ALGORITHMS = (
 Words = NDArray[np.int32]
 
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
-"""Bits by which the second word is rotated, in four rounds and in the four after them."""
+"""Bits by which the second word is rotated in four rounds, and in the next four."""
 PARITY = 0x1BD11BDA
-"""Constant xored into the third word of the key schedule."""
+"""Constant that is xored into the third word of the key schedule."""
 INJECTIONS = 5
 """Number of key injections, one after every four rounds."""
 BITS = 24
@@ -66,7 +66,7 @@ LOW = 2**32 - 1
 
 
 def threefry(key: Shared, counter: Leading) -> Words:
-    """The two random words of a counter. Words are 32-bit integers; the output is int32.
+    """The two random words of a counter. Words are 32-bit integers, returned as int32.
 
         x = counter + key,    key'' = key[0] ^ key[1] ^ 0x1BD11BDA
         x[0] <- x[0] + x[1];    x[1] <- rotate(x[1]) ^ x[0]                      20 rounds
@@ -79,7 +79,7 @@ def threefry(key: Shared, counter: Leading) -> Words:
     Returns:
         (..., 2) int32.
 
-    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R, from a macro).
+    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R, which a macro defines).
 
     >>> [f"{word & 0xFFFFFFFF:08x}" for word in threefry([0, 0], [0, 0]).tolist()]
     ['6b200159', '99ba4efe']
@@ -99,11 +99,11 @@ def threefry(key: Shared, counter: Leading) -> Words:
 
 
 def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Words:
-    """The words of one stream, by the formula of `word[r, c]` above.
+    """The words of one stream, by the formula for `word[r, c]` at the top of the module.
 
     Args:
         origin: (4,) integers: the low and high words of the seed, the step, the first row. Only the lowest 32 bits are used.
-        stream: which use of random numbers, at least 0.
+        stream: the purpose of the numbers, at least 0.
         rows: R, at least 1.
         columns: C, at least 1. The words of a column do not depend on C.
 
@@ -129,7 +129,7 @@ def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Wor
 
 
 def unit_interval(words: Leading) -> Array:
-    """Uniform numbers in [0, 1): the 24 highest bits of each word, divided by 2^24, in float32 or better.
+    """Uniform numbers in [0, 1): the 24 highest bits of each word, divided by 2^24, in float32 or float64.
 
     Args:
         words: (...) integers, of which only the lowest 32 bits are used.
@@ -170,7 +170,7 @@ def box_muller(uniform: Leading) -> Array:
 
 
 def _words(name: str, value: ArrayLike, axes: str) -> NDArray[np.int64]:
-    """The lowest 32 bits as integers of at least 0, which int64 adds and shifts without overflow."""
+    """The lowest 32 bits as non-negative int64, so additions and shifts do not overflow."""
     array = even(name, value)
     check_integers(name, array, axes)
     return array.astype(np.int64) & LOW

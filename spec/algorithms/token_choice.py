@@ -10,13 +10,13 @@
 
 Ambiguity ledger
 
-TC-1: Which expert wins among equal scores?
-    Reading: the lower index.
+TC-1: Which of several experts with equal scores wins?
+    Reading: the one with the lowest index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jax.lax.top_k).
-    Alternative b: the higher index.
+    Alternative b: the one with the highest index.
     Alternative c: whichever an unstable sort returns first.
 TC-2: In which order are choices assigned to slots?
-    Reading: the first choice of every token before the second choice of any.
+    Reading: all first choices before any second choice.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _top_2_gating; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
@@ -72,7 +72,7 @@ ALGORITHMS = (Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Alg
 
 
 def check_slot_order(slot_order: str, tries: int, choices: int) -> None:
-    """`ConfigError` for an unknown `slot_order`, or for "token" with `tries` above `choices`."""
+    """Raises `ConfigError` for an unknown `slot_order`, or for "token" with `tries` above `choices`."""
     check_option("slot_order", slot_order, ("choice", "token"))
     if slot_order == "token" and tries > choices:
         made = plural(choices, "choices")
@@ -108,7 +108,7 @@ def token_choice(
         capacity: C, slots per expert, at least 1.
         combine_scores: (tokens, experts), the weights of chosen experts; `scores` if None.
         order: (tokens,) integers, the order in which tokens are assigned; by index if None.
-        keep: (tokens, tries) booleans, whether a choice is made. If None, all are made.
+        keep: (tokens, tries) booleans: whether each choice is made. If None, all choices are made.
         hold: whether a choice that is not made still takes up a slot, which stays empty. If False, it requests no slot.
         tries: maximum number of experts that a token tries, from `choices` to experts; `choices` if None.
         slot_order: "choice": all first choices get slots before any second choice; "token": all choices of a token get
@@ -184,7 +184,7 @@ def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Arr
 def extended(
     best: Array, ordered: Array, choices: int, capacity: int, allowed: Array, *, hold: bool, slot_order: str
 ) -> Array:
-    """Algorithm 1 with its extensions: `allowed` (tokens, tries) marks the choices that are made; see `token_choice`."""
+    """Algorithm 1 with its extensions: `allowed` (tokens, tries) marks the choices that are made. See `token_choice`."""
     (tokens, experts), stages = best.shape, allowed.shape[1]
     dispatch, filled, assigned = np.zeros((tokens, experts, capacity)), [0] * experts, [0] * tokens
     requests = [(token, stage) for stage in range(stages) for token in ordered]

@@ -1,4 +1,4 @@
-"""Token ids, by which hash layers route. They are known before any layer runs.
+"""Token ids, by which hash layers route. They are computed before any layer runs.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
@@ -50,7 +50,7 @@ EPSILON = 1e-6
 
 
 def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
-    """The id of a patch by its content: the nearest codeword.
+    """The id of each patch by its content: the index of the nearest codeword.
 
         x    <- (x - mean(x)) / sqrt(variance(x) + 1e-6)      over the pixels of the patch
         id    = argmin_v |x - codebook[v]|^2                     ties go to the lower index
@@ -62,7 +62,7 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
     Returns:
         (tokens,) integers below the number of codes.
 
-    Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation. Hash routes words, which need no codebook.
+    Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation. Hash uses words, which need no codebook.
 
     >>> patch_codes([[1.0, 3.0], [9.0, 2.0], [4.0, 4.0]], [[0.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]).tolist()
     [1, 2, 0]

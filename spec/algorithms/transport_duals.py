@@ -14,8 +14,8 @@
 Ambiguity ledger
 
 TD-1: Which constant does the conjugate contain?
-    Reading: none, `conj(x) = max <x, p> - gamma / 2 |p|^2`.
-    Alternative b: a constant per column; gradients and plans are the same.
+    Reading: no constant: `conj(x) = max <x, p> - gamma / 2 |p|^2`.
+    Alternative b: a constant per column. Gradients and plans are the same.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
 """
 
@@ -60,7 +60,7 @@ def transport_semi_dual(
 
         s(alpha)        = sum_t alpha[t] - sum_e conj(alpha + U[:, e])
         conj(x)         = max <x, p> - gamma / 2 |p|^2   over p >= 0, sum(p) = T / E, at most k non-zeros
-        P[:, e]         = the maximiser, which is the sparse projection of (alpha + U[:, e]) / gamma
+        P[:, e]         = the maximiser, the sparse projection of (alpha + U[:, e]) / gamma
         gradient[t]     = 1 - sum_e P[t, e]
 
     For every alpha, columns of P sum to T / E and have at most k non-zeros. Rows sum to 1 only where the gradient is 0.
@@ -129,7 +129,7 @@ def transport_dual(
         token_gradient[t]  = 1 - sum_e P[t, e]
         expert_gradient[e] = T / E - sum_t P[t, e]
 
-    Its maximum over beta is the semi-dual.
+    The maximum over beta is the semi-dual.
 
     Args:
         token_potential: alpha, (tokens,).
@@ -180,13 +180,13 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """Returns the result of a dual after checking that it is finite."""
+    """Returns the result of a dual after a check that it is finite."""
     for part in found:
         check_overflow(part)
     return found
 
 
 def check_overflow(array: Array) -> None:
-    """`ContractError` if a number is not finite."""
+    """Raises `ContractError` if a number is not finite."""
     if not np.isfinite(array).all():
         raise ContractError("utility: too large for the regularization, the plan overflows")

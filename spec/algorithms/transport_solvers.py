@@ -9,7 +9,7 @@ from moespec.spec.numerics import Array
 
 
 class Problem(NamedTuple):
-    """The plan's columns have mass `column_mass` and at most `nonzeros` non-zero entries, its rows mass `row_mass`."""
+    """A transport problem. Columns of the plan have mass `column_mass` and at most `nonzeros` non-zeros. Rows have mass `row_mass`."""
 
     utility: Array
     row_mass: float
@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 
 def evaluate(potential: Array, problem: Problem) -> SemiDual:
-    """The objective at a potential: the row potentials and, for the dual, the column potentials after them."""
+    """Evaluates the objective at a potential: the row potentials, followed for the dual by the column potentials."""
     utility, row_mass, column_mass, nonzeros, gamma, objective = problem
     if objective == "semi_dual":
         return semi_dual(potential, utility, row_mass, column_mass, nonzeros, gamma)
@@ -62,8 +62,8 @@ def solve_lbfgs(problem: Problem) -> Array:
     """The potential that L-BFGS-B reaches from 0 on the negative objective.
 
     It stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
-    iterations. If all entries may be non-zero, the problem is convex and the final gradient has entries up to about
-    1e-6 (measured on 60 random problems). If fewer may be, the maximum can lie at a kink, where the gradient jumps and
+    iterations. If all entries may be non-zero, the problem is convex, and the final gradient has entries up to about
+    1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps and
     no potential makes it 0. The row and column sums of the plan are then off by the remaining gradient. `evaluate` at
     the potential returns this gradient.
 
@@ -75,7 +75,7 @@ def solve_lbfgs(problem: Problem) -> Array:
     (-1.403344198988, True)
     """
 
-    from scipy.optimize import minimize  # imported here because it is slow to import
+    from scipy.optimize import minimize  # here because its import is slow
 
     def negative(potential: Array) -> tuple[float, Array]:
         value, gradient, _ = evaluate(potential, problem)

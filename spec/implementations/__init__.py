@@ -1,1 +1,1 @@
-"""How implementations answer the questions of the ledger: where in their code, and what was measured."""
+"""How implementations answer the questions of the ledger: places in their code, and measurements."""

@@ -1,7 +1,7 @@
 """The ledger entries that concern a router or a function: the entries of the modules that it is composed of.
 
-The code defines these modules. Starting from a function, or from a router's `route`, initial parameters, noise and options,
-the search follows every function of the specification that the code names.
+These modules are found in the code: the search starts from a function, or from a router's `route`, initial parameters, noise
+and options, and follows every function of the specification that the code names.
 """
 
 import inspect
@@ -27,7 +27,7 @@ def spelled(name: str) -> str:
 
 
 def algorithm_of(name: str) -> str:
-    """The row of the matrix, router or public function that `name` means. Raises ConfigError if there is none."""
+    """The row of the conformance matrix, router or public function that `name` refers to. Raises ConfigError if there is none."""
     functions = [public for public in spec.__all__ if inspect.isfunction(getattr(spec, public))]
     known: str
     for known in (*ALGORITHMS, *functions):
@@ -41,7 +41,7 @@ def algorithm_of(name: str) -> str:
 
 
 def entries_of(name: str) -> list[LedgerEntry]:
-    """The entries that concern a row of the matrix or a public function: first from its own module, then from modules it calls."""
+    """The entries that concern a row of the matrix or a public function: first from its module, then from the modules it calls."""
     modules = list(_reached(_begin(name)))
     modules.sort(key=lambda module: module.rpartition(".")[2] != name)
     return [entry for module in modules for entry in LEDGER.values() if entry.module == module]
@@ -58,7 +58,7 @@ def _begin(name: str) -> list[Any]:
 
 
 def _reached(begin: Iterable[Any]) -> dict[str, None]:
-    """The modules of all functions and classes that the search reaches, in this order."""
+    """The modules of all functions and classes that the search reaches, in the order of the search."""
     waiting, seen, modules = list(begin), set[int](), dict[str, None]()
     while waiting:
         thing = inspect.unwrap(waiting.pop(0))
@@ -77,7 +77,7 @@ def _named(thing: Any) -> Iterator[Any]:
         for value in vars(thing).values():
             yield getattr(value, "fget", None) or getattr(value, "__func__", value)
     elif isinstance(thing, FunctionType):
-        public = thing.__module__.startswith(f"{SPEC}.routers.")  # there, B.softmax_affinity is a public function
+        public = thing.__module__.startswith(f"{SPEC}.routers.")  # routers write public functions as B.softmax_affinity
         for name in _names(thing.__code__):
             found = thing.__globals__.get(name)
             found = getattr(spec, name, None) if found is None and public and name in spec.__all__ else found

@@ -1,7 +1,7 @@
 """Addresses of the sources in the ledger: papers, lines of public code, and measured packages.
 
-For each repository, `places.json` has a commit and, by path, the first line of each function or class in the ledger.
-`python -m generator.find_places` (in docs/) writes it from copies of the repositories, and thereby checks it.
+For each repository, `places.json` has a commit and, by path, the first line of each function or class that the ledger names.
+`python -m generator.find_places` (in docs/) writes it from copies of the repositories and checks that each place exists.
 """
 
 import json
@@ -21,7 +21,7 @@ _CODE = re.compile(r"(?P<path>[\w./-]+\.\w+)(?:, (?P<names>[\w.]+(?: and [\w.]+)
 
 
 class Code(NamedTuple):
-    """A place in a repository as the ledger writes it: the path of a file, functions or classes in it, a remark."""
+    """A place in a repository, as written in the ledger: the path of a file, functions or classes in it, and a remark."""
 
     path: str
     names: tuple[str, ...]
@@ -29,9 +29,9 @@ class Code(NamedTuple):
 
 
 def code(where: str) -> Code:
-    """The parts of a place: for "moe.py, MoE.gate and top_k (the default)" the file, the two names and the remark.
+    """Splits a place, such as "moe.py, MoE.gate and top_k (the default)", into the file, the names and the remark.
 
-    Raises ValueError if it does not begin with the path of a file.
+    Raises ValueError unless it begins with the path of a file.
     """
     if not (match := _CODE.fullmatch(where)):
         raise ValueError(f"{where!r}: expected a file path, then the name of a function or class")
@@ -60,13 +60,13 @@ def addresses(implementation: Implementation, module: str) -> list[str]:
 
 
 def _own_paper(module: str) -> str:
-    """The text that names "the paper" of a module: the head of its table of symbols, else the citation of its first algorithm."""
+    """The text that names "the paper" of a module: the head of its table of symbols or else the citation of its first algorithm."""
     table = re.search(r"^\| here \|(.*)$", sys.modules[module].__doc__ or "", re.MULTILINE)
     return table[1] if table else str(sys.modules[module].ALGORITHMS[0].cites)
 
 
 def link(implementation: Implementation, module: str) -> str:
-    """Markdown that says who takes a reading and where, with links on the name of a paper or on path and names in code."""
+    """Who takes a reading and where, as Markdown with links on the name of a paper, or on the path and the names in code."""
     found, where = addresses(implementation, module), f", {implementation.where}" if implementation.where else ""
     if "/" not in implementation.who or not found:
         return (f"[{implementation.who}]({found[0]})" if found else implementation.who) + where
@@ -77,7 +77,7 @@ def link(implementation: Implementation, module: str) -> str:
 
 
 def link_papers(markdown: str) -> str:
-    """Markdown with a link on each arXiv number outside of code, links and lines of HTML."""
+    """Adds a link to each arXiv number outside of code, links and lines of HTML."""
     return _LINKABLE.sub(lambda match: f"[{match[0]}]({_of_paper(match[1])})" if match[1] else match[0], markdown)
 
 
@@ -86,5 +86,5 @@ def _of_paper(number: str) -> str:
 
 
 def of_package(package: str, version: str) -> str:
-    """The PyPI page of a package at a version; a build such as 2.13.0+cpu has the page of 2.13.0."""
+    """The PyPI page of a package at a version; for a build such as 2.13.0+cpu, the page of 2.13.0."""
     return f"https://pypi.org/project/{package}/{version.partition('+')[0]}/"

@@ -1,7 +1,7 @@
 """How implementations answer the questions of the ledger, according to the ledger and to measurements.
 
 An implementation in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another paper. `measured.json`
-has the results of suite runs on packages (`nox -s peers`); each package belongs to a repository.
+has the results of suite runs on packages (`nox -s peers`). Each package belongs to a repository.
 """
 
 import json
@@ -25,8 +25,8 @@ PAPER = "the paper"
 class Measured:
     """A package that the suite was run on.
 
-    package, version: what was run. repository: where its code is. readings: the code that ran, by the id of the reading
-    that it was measured to take.
+    package, version: what was run. repository: where its code is. readings: by the id of each reading that the package
+    was measured to take, the code that ran.
     """
 
     package: str
@@ -44,8 +44,8 @@ class Measured:
 class Seen:
     """Evidence that an implementation takes a reading.
 
-    reading: its id. where: the place in the code or the paper, or the package and the code that was run. measured: whether
-    the suite measured it; otherwise it was read in the code or paper. addresses: links to the place.
+    reading: the id of the reading. where: the place in the code or the paper, or the package and the code that was run. measured: whether
+    the suite measured it; if not, the ledger states it. addresses: links to the place.
     """
 
     reading: str
@@ -61,9 +61,9 @@ def measured() -> tuple[Measured, ...]:
 
 
 def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, list[Seen]]:
-    """The known answers of an implementation, by the id of the entry; name: as returned by `find`.
+    """The known answers of an implementation, by the id of the entry. name: as returned by `find`.
 
-    packages: the packages that the suite was run on, if they differ from `measured`.
+    packages: the packages that the suite was run on; None for those in `measured`.
     """
     mine = [each for each in (measured() if packages is None else packages) if is_of(each.repository, "", name)]
     by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
@@ -94,8 +94,8 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """The implementation that a name means: `vmoe` is google-research/vmoe, `lucidrains` all repositories of that owner,
-    `mixtral` (no repository) all files with it in their paths. Raises ConfigError for an unknown or ambiguous name."""
+    """The implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` all repositories of that owner,
+    `mixtral` (no repository) all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]
@@ -116,7 +116,7 @@ def _packages(name: str) -> list[str]:
 
 
 def is_of(who: str, where: str, name: str) -> bool:
-    """Whether a name means an implementation: its repository, the owner, or a word in the path of the file."""
+    """Whether a name refers to an implementation: by its repository, the owner, or a word in the path of the file."""
     if _same(who, name):
         return True
     if "/" not in who or "/" in name:

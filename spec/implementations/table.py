@@ -1,4 +1,4 @@
-"""The page of implementations: which reading each implementation takes, by part of the specification."""
+"""The page `docs/implementations.md`: which reading each implementation takes of the entries of each module."""
 
 from collections.abc import Sequence
 
@@ -11,23 +11,19 @@ __all__ = ["answered_by", "groups", "page"]
 
 HEAD = """# What implementations do
 
-<!-- Made by `python -m moespec.conformance.peers` from the ambiguity ledger and conformance/reports; not to be edited. -->
+<!-- Made by `python -m moespec.conformance.peers` from the ambiguity ledger and conformance/reports. Do not edit. -->
 
-The ambiguity ledger has the questions that implementations answer differently. Each question has an id (GS-3), each answer a
-letter: a is that of this specification, in this version. Here are the public implementations of which it is known what they
-do: a letter in plain type was read in their code, one in **bold** was measured, by a run of the suite on the package
-([peers.md](peers.md)). Two letters: it does both, in different places or by an option. An empty cell says nothing.
-
-Below each answer stand the places where it was seen, as links: code at a commit, papers, and packages at the version that was
-measured. `python -m generator.find_places` (`docs/generator`) checks that each is there. The command line has the
-same:
+Papers leave routing questions open, and implementations answer them differently. Answer a is what this version of the specification
+does. Plain letters were read in code or papers. **Bold** letters were measured by running the suite on the [package](peers.md). Two
+letters mean that the implementation does both, in different places or by an option. An empty cell means unknown. Links below each
+answer show where it was seen. The command line prints the same:
 
 ```console
 $ moespec ledger GS-3                       # one question, in full
-$ moespec ledger gshard                     # what concerns a router or a function
+$ moespec ledger gshard                     # all questions about a router or a function
 $ moespec ledger --by vmoe                  # what a code base does
-$ moespec ledger --by vmoe --by mesh        # where two of them differ
-$ moespec ledger --json                     # all of it, for programs
+$ moespec ledger --by vmoe --by mesh        # where two code bases differ
+$ moespec ledger --json                     # everything, for programs
 ```
 
 To cite an answer, name the version and the reading: "Routing as in moespec 0.2, gshard, reading GS-3a".
@@ -35,13 +31,18 @@ To cite an answer, name the version and the reading: "Routing as in moespec 0.2,
 
 
 def page(packages: Sequence[Measured]) -> str:
-    """The page as Markdown. packages: the packages that the suite was run on."""
+    """The page as Markdown. packages: those that the suite ran on."""
     known = {name: seen(name, packages) for name in implementations(packages)}
-    return "\n".join([HEAD, *(_section(title, entries, known, packages) for title, entries in groups().items())])
+    answered = {id for readings in known.values() for id in readings}
+    parts = {title: [entry for entry in entries if entry.id in answered] for title, entries in groups().items()}
+    sections = [_section(title, entries, known, packages) for title, entries in parts.items() if entries]
+    unknown = [f"| {e.id} | {_title([e])} | {e.question} |" for e in LEDGER.values() if e.id not in answered]
+    last = "## No implementation known\n\n| id | about | question |\n| --- | --- | --- |"
+    return "\n".join([HEAD, *sections, last, *unknown, ""])
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
-    """The entries of each part of the specification, by a heading that names its modules."""
+    """The entries of each part of the specification, by a heading with the names of its modules."""
     parts: dict[str, list[LedgerEntry]] = {}
     for entry in LEDGER.values():
         parts.setdefault(entry.id.partition("-")[0], []).append(entry)
@@ -61,21 +62,20 @@ def _section(
         if any(entry.id in readings for entry in entries)
     ]
     grid = [["implementation", *(entry.id for entry in entries)], ["---"] * (len(entries) + 1), *rows]
-    table = ["| " + " | ".join(row) + " |" for row in grid] if rows else ["No implementation is named here."]
-    described = (line for entry in entries for line in _described(entry, packages))
-    return "\n".join([f"## {title}", "", *table, "", *described, ""])
+    table = ["| " + " | ".join(row) + " |" for row in grid]
+    described = [line for entry in entries for line in _described(entry, packages)]
+    return "\n".join([f"## {title}", "", *([*table, ""] if min(len(entries), len(rows)) > 1 else []), *described, ""])
 
 
 def _cell(all: Sequence[Seen]) -> str:
-    """The letters of the readings, bold where one was measured."""
+    """The letters of the readings, bold if measured."""
     letters = sorted({each.reading[-1] for each in all})
     bold = {each.reading[-1] for each in all if each.measured}
     return ", ".join(f"**{letter}**" if letter in bold else letter for letter in letters)
 
 
 def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
-    settled = " *(The paper answers it in so many words.)*" if entry.pitfall else ""
-    lines = [f"- **{entry.id}** {entry.question}{settled}"]
+    lines = [f"- **{entry.id}** {entry.question}{' *(stated in the paper)*' if entry.pitfall else ''}"]
     for reading in entry.readings:
         lines.append(f"  - {reading.id[-1]}: {reading.text}")
         lines += [f"    - {each}" for each in answered_by(entry, reading, packages)]
@@ -83,12 +83,12 @@ def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
 
 
 def answered_by(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
-    """Who takes a reading and where, as Markdown with links: first papers and code, then measured packages."""
-    ran = [each for each in packages if reading.id in each.readings]
-    return [
-        *(link(each, entry.module) for each in reading.implementations),
-        *(
-            f"{run.repository}, measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"
-            for run in ran
-        ),
-    ]
+    """Who takes a reading and where, as Markdown with links: one line per implementation, code that was read first."""
+    lines = [(each.who, link(each, entry.module)) for each in reading.implementations]
+    for run in (each for each in packages if reading.id in each.readings):
+        package = f"measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"
+        lines.append((run.repository, f"{run.repository}, {package}"))
+    merged = dict[str, str]()
+    for who, line in lines:
+        merged[who] = f"{merged[who]}; {line.removeprefix(f'{who}, ')}" if who in merged else line
+    return list(merged.values())

@@ -2,16 +2,16 @@
 
     route(params, tokens, options, *, noise=None, train=False)
 
-A router calls public functions of the specification on arrays. The conformance suite checks these calls one by one.
+A router calls public functions of the specification. The conformance suite checks each of these functions separately.
 Backends do not run these files: `moespec.backends.routers` implements each router again, for arrays of groups. Tokens
-are (T, D). The router scales and uses `noise` if it is given; `Router.noise` describes it. `train` selects the capacity
-and, in BASE and S-BASE, how tokens are assigned. Each option is documented below its field or, if several routers share
+are (T, D). If `noise` is passed, the router scales and uses it. `Router.noise` describes it. `train` selects the capacity
+and, in some routers such as BASE, how tokens are assigned. Each option is documented below its field or, if several routers share
 it, in `moespec.spec.options`. `options.capacity(train=train)` is the number of slots C of an expert: `capacity_factor`
 K T / E, rounded. At evaluation, `eval_capacity_factor`, if set, replaces `capacity_factor`.
 
 `moespec list routers` shows each router's source, the models that use it, and what it balances, costs and drops.
 
-The worked example, with an identity kernel so that the tokens are the logits:
+The worked example has an identity kernel, so the tokens are the logits:
 
 >>> import numpy as np
 >>> from moespec.spec import ROUTERS, slot_tokens
@@ -74,11 +74,11 @@ from moespec.spec.routers.record import Router
 __all__ = ["ROUTERS", "Router", "RouterName", "Routers", "router_name"]
 
 
-MYPY = False  # mypy treats it as True; it does not support `LiteralString`
+MYPY = False  # mypy, which does not support `LiteralString`, treats it as True
 
 
 class NoSuchRouter:
-    """The type that type checkers give to an unknown literal name."""
+    """The type that type checkers infer for an unknown literal name."""
 
 
 class Routers(Names[Router[Any]]):
@@ -92,7 +92,7 @@ class Routers(Names[Router[Any]]):
         self._bind, self._found, self._bound = bind, dict[str, Router[Any]](), dict[str, Router[Any]]()
 
     def find(self, name: str) -> None:
-        """Finds the user router of this name. torch.compile calls this while tracing, and traces only the dict lookup."""
+        """Looks up the user router of this name. torch.compile calls this while tracing, and traces only the dict lookup."""
         if not is_own(name):
             self.__missing__(name)
         found = find_own("router", name, Router)
@@ -167,11 +167,11 @@ class Routers(Names[Router[Any]]):
 
 
 ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)}, lambda _, router: router)
-"""The routers by name. `ROUTERS` of a backend has the routers that it computes."""
+"""The routers by name. The `ROUTERS` of a backend has the routers that the backend implements."""
 
 
 def router_name(router: object) -> str:
-    """The name of a router, given a key of `ROUTERS`, `package.module:object`, or a built-in or user `Router`.
+    """Returns the name of a router, from a key of `ROUTERS`, `package.module:object`, or a built-in or user `Router`.
 
     Raises ConfigError for anything else, or if the module is not imported.
     """

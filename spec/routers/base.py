@@ -54,9 +54,9 @@ def route(
 ) -> RouterOutput:
     """With `train`, an optimal balanced assignment, with its gap among the metrics; otherwise the greedy assignment.
 
-    params: `kernel` (width, experts). noise: (tokens,), uniform, only with several shards: tokens are dealt to the
-    shards by descending noise, or by index if it is None. The group should be the whole batch. There are no auxiliary
-    losses.
+    params: `kernel` (width, experts). noise: (tokens,), uniform, only with several shards: tokens are sorted
+    into the shards by descending noise, or by index if it is None. A group should be the entire batch. There are no
+    auxiliary losses.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

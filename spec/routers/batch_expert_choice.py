@@ -14,14 +14,14 @@ BE-1: Among which tokens does an expert choose in training?
     Reading: among the tokens of several images, ideally of the batch.
         By: the paper, caption of Figure 2; KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train;
         theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_training.
-    Alternative b: among the tokens of one image, also at evaluation: `softmax_expert_choice`.
+    Alternative b: among the tokens of one image, in training and at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: the n tokens with the largest scores, where n tokens of the group have a predicted probability above its threshold.
+    Reading: the n tokens with the largest scores, where n is the number of tokens with a predicted probability above the threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
-    Alternative b: each token with a predicted probability above its threshold (`eval_take="above"`).
+    Alternative b: each token with a predicted probability above the expert's threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
-    Alternative c: each token with a score above a threshold for scores, without a predictor (`predictor=False`).
+    Alternative c: without a predictor, each token with a score above a threshold for scores (`predictor=False`).
 BE-3: What are the scores?
     Reading: the softmax over the experts.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train.
@@ -67,7 +67,7 @@ class Options(RouterOptions):
     eval_capacity_factor: Factor | None = None
     """capacity factor at evaluation; None for no limit, so that all tokens above a threshold have a slot"""
     eval_take: Literal["largest", "above"] = "largest"
-    """choice at evaluation: as many tokens as are above the expert's threshold, by largest score, or exactly those above it"""
+    """tokens that an expert takes at evaluation: the n with the largest scores, if n are above its threshold, or those above it"""
     predictor: bool = True
     """use a learned predictor for the choice at evaluation instead of the scores"""
     predictor_weight: Weight = 1.0
@@ -107,7 +107,7 @@ def route(
 
     There is no noise.
 
-    state: `thresholds` (experts,). `statistics["reached"]`: `capacity_thresholds`.
+    state: `thresholds` (experts,). `statistics["reached"]`: the result of `capacity_thresholds`.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -127,7 +127,7 @@ def route(
     check_logits(logits, options)
     scores = softmax_affinity(logits)
 
-    # The prediction, or else the scores, decide which tokens an expert takes at evaluation.
+    # The prediction or, without a predictor, the scores decide which tokens an expert takes at evaluation.
     by = scores
     if options.predictor:
         predicted = capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])

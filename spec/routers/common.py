@@ -33,7 +33,7 @@ def init_kernel(generator: np.random.Generator, options: Any) -> Params:
 
 
 def init_bias(options: Any) -> Params:
-    """`bias` (experts,), all 0, if the logits have one."""
+    """`bias` (experts,), all 0, if the logits have a bias."""
     return {"bias": np.zeros(options.experts, np.float32)} if getattr(options, "bias", False) else {}
 
 
@@ -48,13 +48,13 @@ def gating_noise(options: Any) -> Noise | None:
 
 
 def check_logits(logits: Array, options: Any) -> None:
-    """ShapeError unless the logits have the options' numbers of tokens and experts."""
+    """Raises ShapeError unless the logits have the options' numbers of tokens and experts."""
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("kernel", logits, -1, options.experts, "options.experts")
 
 
 def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:
-    """The balance loss with the load over a scope. The load counts the first choice of each token or, if set, `choices` of them."""
+    """The balance loss with the load over a scope. The load counts the first choice of each token or, if set, the first `choices`."""
     load = None if scope == "group" else expert_load(scores, choices=choices or 1, scope=scope)
     return balance_loss(scores, load) if choices is None else balance_loss(scores, load, choices=choices)
 
@@ -70,7 +70,7 @@ def auxiliary_losses(
 ) -> dict[str, Array]:
     """The auxiliary losses with non-zero weights.
 
-    `importance_loss` uses the softmax of the logits. `load_loss` needs noise; it uses the noisy logits and `choices`.
+    `importance_loss` uses the softmax of the logits. `load_loss` needs noise, and uses the noisy logits and `choices`.
     `balance_loss` uses the softmax of the noisy or clean logits (`balance_logits`) and counts `counted` choices.
     `z_loss` uses the clean or noisy logits (`z_logits`).
     """
@@ -90,7 +90,7 @@ def auxiliary_losses(
 
 
 def output(options: Any, routing: Routing, losses: Mapping[str, Any] | None = None) -> RouterOutput:
-    """The routing with its losses, weighted by the options `<name>_weight`. The metrics include the unweighted losses."""
+    """The routing with its losses, each weighted by the option `<name>_weight`. The metrics include the unweighted losses."""
     losses = losses or {}
     weighted = {name: getattr(options, f"{name}_weight") * loss for name, loss in losses.items()}
     reported = {f"{name}_loss": loss for name, loss in losses.items()}

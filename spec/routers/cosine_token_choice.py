@@ -6,7 +6,7 @@
 | `dimensions` P | d_e, E / 2 |
 | `temperature` | tau |
 
-Tutel uses `temperature_form="log_scale"` with a projection bias; X-MoE uses "divide" without one.
+Tutel uses `temperature_form="log_scale"` with a projection bias. X-MoE uses "divide" without one.
 """
 
 import math
@@ -66,7 +66,7 @@ class Options(RouterOptions):
 
 def init(generator: np.random.Generator, options: Options) -> Params:
     """`projection` (width, dimensions), `embeddings` (dimensions, experts), small as in Tutel, a scalar
-    `temperature` and, if there is one, `projection_bias` (dimensions,), all 0."""
+    `temperature` and, if the option is set, `projection_bias` (dimensions,), all 0."""
     projection = lecun_normal(generator, (options.width, options.dimensions), options.width)
     embeddings = generator.normal(0.0, 0.01, (options.dimensions, options.experts)).astype(np.float32)
     start = options.initial_temperature

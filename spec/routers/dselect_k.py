@@ -40,7 +40,7 @@ class Options(RouterOptions):
     selector_entropy_weight: Weight = 1e-6
     """weight of the entropy loss of the selectors"""
     reachability_weight: Weight = 1e-4
-    """weight of the loss of selectors on codes without an expert; no loss if every code has an expert"""
+    """weight of the loss for selectors on codes without an expert; no loss if every code has an expert"""
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:

@@ -5,7 +5,7 @@
 | `ids` (T,) | the token x_t; see `token_ids` |
 | `tables` (N, V) | hash(.), N of them for MultiHash |
 
-The tables are integers in a floating array, so that every backend and checkpoint treats them as parameters. They get no
+The tables are integers in a floating array, so every backend and checkpoint treats them as parameters. They get no
 gradient, and the optimiser does not change them.
 
 >>> from moespec.spec import ROUTERS, slot_tokens

@@ -43,7 +43,7 @@ class Options(RouterOptions):
     branches: Count | None = None
     """number of groups of experts of equal size; None for the largest divisor of experts up to its square root"""
     choices_per_level: Count = 2
-    """branches that a token chooses, and experts in each branch; all, if there are fewer"""
+    """branches that a token chooses, and experts in each branch; all if there are fewer"""
     importance_weight: Weight = 0.1
     load_weight: Weight = 0.1
 
@@ -77,9 +77,9 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates. A gate is the product of the gates of both levels and also the combine weight.
+    """Token Choice by the gates. Each gate is the product of the gates of both levels, and is also the combine weight.
 
-    If a gate underflows to 0, the choice may be any expert; its weight is 0 in any case.
+    If a gate underflows to 0, the choice may be any expert. Its weight is 0 in any case.
 
     params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), standard
     normal, or None (evaluation) for no noise and no load loss. train: whether to use the training capacity.
@@ -90,7 +90,7 @@ def route(
     >>> from moespec.spec.examples import LOGITS
     >>> router = ROUTERS["hierarchical_top_k"]
     >>> options = router.options(width=3, experts=4, tokens=6, choices_per_level=1)
-    >>> kernel = np.array([[1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0.0]])  # of 2 branches and 2 + 2 experts
+    >>> kernel = np.array([[1, 0, 1, 0, 0, 1], [0, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0.0]])  # columns of 2 branches, then of 2 + 2 experts
     >>> routing = router.route({"kernel": kernel, "noise_kernel": 0 * kernel}, LOGITS, options).routing
     >>> slot_tokens(routing).tolist(), routing.combine.sum(axis=(0, 2)).tolist()
     ([[0, 1, 3, 4, 6, 6], [6, 6, 6, 6, 6, 6], [6, 6, 6, 6, 6, 6], [2, 5, 6, 6, 6, 6]], [4.0, 0.0, 0.0, 2.0])

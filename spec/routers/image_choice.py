@@ -58,7 +58,7 @@ class Options(RouterOptions):
     choices: Count = 1
     """experts K per token, the same for all tokens of an image"""
     images: Count = 1
-    """images per group, with equally many tokens each, one image after another"""
+    """images per group, all with the same number of tokens, one image after another"""
     pool: Literal["mean", "first"] = "mean"
     """input of the router: the mean of the image's tokens, or its first token, a class token"""
 

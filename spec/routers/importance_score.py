@@ -48,7 +48,7 @@ class Options(RouterOptions):
 
     @property
     def requests(self) -> tuple[int, int]:
-        """The tokens that are not removed request slots, one for each of their choices."""
+        """Tokens that are not removed request slots, one for each choice."""
         return surviving_tokens(self.tokens, self.drop), self.choices
 
 
@@ -57,7 +57,7 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the noisy softmax among the most important tokens.
 
-    noise: (tokens, experts), standard normal. The losses also count the removed tokens.
+    noise: (tokens, experts), standard normal. The losses include the removed tokens.
 
     >>> import numpy as np
     >>> from moespec.spec import ROUTERS, slot_tokens

@@ -1,4 +1,4 @@
-"""Mixture-of-Depths: a block processes only its best tokens, by router weight, and the others bypass it.
+"""Mixture-of-Depths: a block processes only the tokens with the largest router weights, and the others bypass it.
 
 | here | Mixture-of-Depths (arXiv 2404.02258), section 3.4 |
 |---|---|
@@ -7,8 +7,8 @@
 | capacity | C, from a fraction of the tokens |
 | expert | the block f |
 
-The paper has one expert: `experts=1` with `capacity_factor` as the fraction. The residual connection around the layer carries the
-tokens that are not chosen. Here the expert is the MLP of a block; the paper's f also includes the attention.
+The paper has one expert: set `experts=1`, and `capacity_factor` to the fraction. The residual connection around the layer
+carries the tokens that are not chosen. Here the expert is the MLP of a block. The paper's f also includes the attention.
 
 Ambiguity ledger
 

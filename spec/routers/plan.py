@@ -38,7 +38,7 @@ RT-2: Which weights do plan-based routers combine with?
     Reading: the softmax. The plan selects and carries no gradient.
         By: the paper, sections 2.2 and 3.4;
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py, _replace_combine_weights.
-    Alternative b: the plan (`combine_with="plan"`); a Sinkhorn plan is then differentiated through its iterations.
+    Alternative b: the plan (`combine_with="plan"`). A Sinkhorn plan is then differentiated through its iterations.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py,
         BaseOTNoisyTopExpertsPerItemRouter (use_softmax_combine_weights=False).
 """

@@ -42,30 +42,27 @@ def _fields(options: Any) -> set[str]:
 class Router(Generic[OptionsOf]):
     """One router.
 
-    name: the last part of its module's name. source: where the literature defines it. Options: the class of its options.
+    name: the last part of its module's name. source: the publications that define it. Options: the class of its options.
     init: `init(generator, options)` returns NumPy parameters (float32).
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its
         metrics, and the statistics for `update`. It also takes `state` if the router has one, and the input that
         `requires` names. tokens: (tokens, width), in a backend (groups, tokens, width). params: as returned by `init`.
-        options: of the class `Options`, or of another class with the same fields. noise: with the shape of
-        `noise(options)`, or None for no noise. train: whether it is training. It raises ConfigError for the options of
-        another router, a missing parameter, or a state with other names. Like the public functions that it calls, it
-        raises ShapeError, DtypeError or ContractError for invalid arrays.
+        options: an instance of `Options`, or of another class with the same fields. noise: with the shape of
+        `noise(options)`, or None for no noise. train: whether this is a training step. `route` raises ConfigError for the options
+        of another router, a missing parameter, or a state with other names. Like the public functions that it calls, it raises
+        ShapeError, DtypeError or ContractError for invalid arrays.
     noise: `noise(options)` describes the noise that the router takes in training; None for no noise.
-    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it; no optimiser changes it.
-    update: `update(options, state, statistics)` returns the state after a step, given the state before it and the
-        statistics summed over all tokens of the step. It raises ConfigError for a router without state, and for a state
-        with other names.
+    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it. No optimiser changes it.
+    update: `update(options, state, statistics)` returns the state after a step, from the state before it and the statistics
+        summed over all tokens of the step. It raises ConfigError for a router without state or a state with other names.
     requires: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
     decays, frozen: names of parameters: `decays` get weight decay; `frozen` are not trained and get no gradient.
     models: published models that use this router, some with non-default options.
-    balances, cost, drops: in words, what it balances and how; the cost of routing a group, in multiply-adds unless
-        stated otherwise; which tokens may get no expert.
-    compose, compose_update: for a user router, `route` and `update` for JAX and torch: `compose(B, params, tokens,
-        options, ...)` takes a backend `B` first, and arrays with a leading axis of groups. Built-in routers have theirs
-        in `moespec.backends.routers`.
-    revision, functions: of its row in the conformance matrix. `functions` lists public functions in this row besides
-        the router.
+    balances, drops: texts that say what the router balances and how, and which tokens may get no expert.
+    cost: the cost of routing a group, as a text, in multiply-adds unless stated otherwise.
+    compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
+        takes a backend `B` and arrays with a leading axis of groups. Built-in routers have both in `moespec.backends.routers`.
+    revision, functions: its revision, and the public functions in its row of the conformance matrix besides the router.
     """
 
     name: str
@@ -100,12 +97,12 @@ class Router(Generic[OptionsOf]):
 
     @property
     def needs(self) -> str:
-        """The old name of `requires`."""
+        """The deprecated name of `requires`."""
         warn_renamed("Router.needs", "requires")
         return self.requires
 
     def _check_functions(self) -> None:
-        """ConfigError unless `Options` is a class of options and each function accepts the arguments that it will get."""
+        """Raises ConfigError unless `Options` is a class of options and each function accepts the arguments that it will get."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
         counts = {"init": 2, "noise": 1, "state": 1, "route": 3, "update": 3, "compose": 4, "compose_update": 4}
@@ -121,7 +118,7 @@ class Router(Generic[OptionsOf]):
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:
-        """The output of `route`. Raises ConfigError unless it is a RouterOutput with scalar losses, which are means over the groups."""
+        """Returns the output of `route`. Raises ConfigError unless it is a RouterOutput whose losses are scalars, as means over groups."""
         if not isinstance(output, RouterOutput):
             raise ConfigError(f"router {self.name!r}: route: expected a RouterOutput, got {type(output).__name__}")
         for name, loss in output.losses.items():
@@ -131,7 +128,7 @@ class Router(Generic[OptionsOf]):
 
     @property
     def options(self) -> type[OptionsOf]:
-        """Creates its options, like the class `Options`: `router.options(width=384, experts=8, tokens=196)`.
+        """Creates options of this router, like the class `Options`: `router.options(width=384, experts=8, tokens=196)`.
 
         Raises ConfigError for an unknown option or an invalid value.
         """
@@ -194,10 +191,10 @@ class Router(Generic[OptionsOf]):
 
     @property
     def stateful(self) -> bool:
-        """Whether it keeps a state from step to step."""
+        """Whether the router keeps a state from step to step."""
         return self.state is not _stateless
 
     @property
     def algorithm(self) -> Algorithm:
-        """Its row in the conformance matrix."""
+        """The row of the router in the conformance matrix."""
         return Algorithm(self.name, self.source, self.revision, ("ROUTERS", *self.functions))

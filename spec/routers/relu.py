@@ -7,13 +7,13 @@
 | `penalty`, a state | lambda, from `initial_penalty` |
 | `penalty_multiplier` | alpha |
 
-The paper drops no token: `capacity_factor` is infinite by default. If it is set, an expert keeps the tokens with its largest gates.
+The paper drops no token, so `capacity_factor` is infinite by default. If it is finite, an expert keeps the tokens with its largest gates.
 
 Ambiguity ledger
 
 RE-4: Do the layers of a model share one penalty?
-    Reading: no, each layer has its own, updated by its own sparsity.
-    Alternative b: yes, updated by the mean sparsity of all layers.
+    Reading: no, each layer has a separate penalty, updated by the layer's sparsity.
+    Alternative b: yes, a penalty updated by the mean sparsity of all layers.
         By: the paper, eqs. (6)-(8); thu-ml/ReMoE, megatron/training/training.py, train.
 
 Often done differently
@@ -52,7 +52,7 @@ class Options(RouterOptions):
     slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     choices: Count = 1
-    """experts K per token, the mean over all tokens that the penalty aims for"""
+    """experts K per token, averaged over all tokens; the penalty aims for this mean"""
     initial_penalty: Positive = 1e-8
     """initial weight of the loss that drives gates to 0"""
     penalty_multiplier: Positive = 1.2
@@ -79,7 +79,7 @@ def route(
 ) -> RouterOutput:
     """Experts take the tokens with a gate above 0, weighted by the gate. The loss uses the penalty. There is no noise.
 
-    state: `penalty`, a scalar. `statistics["excess"]`: `excess_gates`.
+    state: `penalty`, a scalar. `statistics["excess"]`: the result of `excess_gates`.
 
     Source: ReMoE, section 3.
 

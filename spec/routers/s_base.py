@@ -7,7 +7,7 @@
 | selection at evaluation | argmax of the logits |
 | gate | softmax (or sigmoid) of the logits at the chosen expert |
 
-Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax need not be: if all
+Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may not be: if all
 tokens are equal and prefer one expert, the plan is uniform, rounding decides, and all tokens may go to the same expert.
 
 Ambiguity ledger
@@ -80,7 +80,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert, by the Sinkhorn plan with `train`, otherwise by the softmax. The plan carries no gradient.
+    """Token Choice of one expert, by the Sinkhorn plan if `train` is set and otherwise by the softmax. The plan carries no gradient.
 
     noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
     `jitter`: (tokens, width), uniform on [-1, 1]; it scales the tokens instead.

@@ -23,7 +23,7 @@ SG-2: Is the gate of a single choice also divided, so that it is 1 and trains no
     Reading: yes, if gates are divided at all (`normalize_selected`).
         By: the paper, eq. (13); AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights;
         pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward.
-    Alternative b: no, gates are divided only if there are several.
+    Alternative b: no, gates are divided only if a token has several.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
 SG-3: Which scores does the balance loss use?
     Reading: the scores without the bias, divided by their sum over all experts.
@@ -138,8 +138,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the biased scores among the experts of the best groups, combined with the unbiased scores.
 
-    `batch_priority` uses the biased scores. `statistics`: `expert_load` or `required_biases`.
-    state: `bias` (experts,). noise: none. train: whether to use the training capacity.
+    `batch_priority` uses the biased scores. `statistics`: the result of `expert_load` or `required_biases`.
+    state: `bias` (experts,). There is no noise. train: whether to use the training capacity.
 
     Source: DeepSeek-V3, section 2.1.2.
 

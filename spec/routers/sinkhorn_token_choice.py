@@ -1,4 +1,4 @@
-"""Token Choice by the Sinkhorn plan: the plan selects, the softmax combines.
+"""Token Choice by the Sinkhorn plan: the plan selects, and the softmax combines.
 
 | here | Routers (arXiv 2401.15969), section 2.2 |
 |---|---|

@@ -10,7 +10,7 @@ Ambiguity ledger
 
 RT-3: What is the fan-in of the initial slots of Soft MoE?
     Reading: width times experts, as flax's initialiser computes for an array (D, E, C). With normalised slots, this
-        does not change the logits, only how fast the slots turn. With `normalize=False`, the initial logits of
+        does not change the logits, only how fast training rotates the slots. With `normalize=False`, the initial logits of
         unit-variance tokens have standard deviation 1 / sqrt(E).
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
     Alternative b: the width, over which the logits sum.
@@ -36,7 +36,7 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `soft_moe`. Its slots are parameters, so evaluation has as many as training."""
+    """Options of `soft_moe`. Slots are parameters, so training and evaluation have the same number of slots."""
 
     capacity_factor: Factor = 1.0
     rounding: Literal["ceil", "round"] = "round"

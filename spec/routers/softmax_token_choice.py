@@ -11,7 +11,7 @@ Ambiguity ledger
 
 RT-5: What are the capacity and its rounding in the study?
     Reading: the router's factor, rounded up.
-    Alternative b: unknown; the paper states only the factor.
+    Alternative b: unknown. The paper states only the factor.
 """
 
 from dataclasses import dataclass

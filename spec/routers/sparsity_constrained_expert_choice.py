@@ -54,7 +54,7 @@ class Options(RouterOptions):
     transport_objective: Literal["semi_dual", "dual"] = "semi_dual"
     transport_steps: Count = 20
     drop_zero_plan: bool = False
-    """leave slots empty if the plan of their token is 0"""
+    """leave a slot empty if the plan entry of its token is 0"""
 
 
 def route(

@@ -7,18 +7,18 @@
 | `choices` | k in both sections |
 | `transport_steps` | iterations of the solver |
 
-The paper defines this plan only for Expert Choice; the form for tokens follows google-research/vmoe. Every token
+The paper defines this plan only for Expert Choice. The form for tokens follows google-research/vmoe. Every token
 chooses K experts, even if the plan assigns it to fewer.
 
 Ambiguity ledger
 
 RT-6: What happens to a choice whose plan entry is 0?
-    Reading: the same as to any other choice: among experts with plan entry 0, the lowest index is chosen, the token
-        requests a slot, and the softmax weights the output (or the plan, with weight 0).
+    Reading: the same as to any other choice: the token chooses the expert with the lowest index among those with plan
+        entry 0 and requests a slot. The softmax weights the output or, if the plan combines, the weight is 0.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common and
         _get_top_experts_per_item_einsum_dispatcher.
     Alternative b: it is not made and requests no slot.
-    Alternative c: it is made, but its weight is 0 even if the softmax combines.
+    Alternative c: it is made, but with weight 0 even if the softmax combines.
 
 The module `plan` has the code and the ledger that all plan-based routers share.
 """
@@ -86,7 +86,7 @@ def route(
 
     The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. Rows of the
     semi-dual's plan sum to 1. Batch priority by the sum of the choices therefore orders tokens only by rounding. So
-    does priority by the largest entry for tokens that the plan assigns to one expert.
+    does priority by the largest entry, for tokens that the plan assigns to a single expert.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

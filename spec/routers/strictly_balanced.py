@@ -1,4 +1,4 @@
-"""Strictly balanced gating: experts choose equally many tokens in training, and the tokens above a threshold at evaluation.
+"""Strictly balanced gating: experts choose equal numbers of tokens in training, and all tokens above a threshold at evaluation.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix F |
 |---|---|
@@ -8,7 +8,7 @@
 | capacity in training | m = k \\|X\\| / n |
 | group | the batch X |
 
-The paper states no weight for the threshold loss. It has no noise in these gates, so there is no load loss.
+The paper states no weight for the threshold loss. The gates have no noise, so there is no load loss.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax in training, all gates above the thresholds at evaluation. A token's gates are divided by
+    """Expert Choice by the softmax in training; at evaluation, all gates above the thresholds are chosen. A token's gates are divided by
     their sum. With a capacity at evaluation, an expert keeps the tokens with the largest gates after this division.
 
     params: `kernel` (width, experts) and `thresholds` (experts,). train: whether to use the training mask. There is no

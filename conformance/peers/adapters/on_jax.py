@@ -1,4 +1,4 @@
-"""What adapters of JAX packages share, taken from the JAX backend, which is loaded by name. None of it is compared."""
+"""Functions shared by adapters of JAX packages, from the JAX backend, which is loaded by name. None is compared."""
 
 import importlib
 from typing import Any
@@ -9,7 +9,7 @@ SHARED = ("cast", "from_numpy", "sum", "to_numpy", "value_and_grad", "with_dtype
 
 
 def shared(name: str) -> Any:
-    """The `__getattr__` of an adapter: what a target needs, and the adapter does not define."""
+    """The `__getattr__` of an adapter: functions that a target needs and the adapter does not define."""
     if name not in SHARED:
         raise AttributeError(name)
     return getattr(_backend, name)

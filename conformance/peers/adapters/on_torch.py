@@ -1,4 +1,4 @@
-"""What adapters of torch packages share, taken from the torch backend, which is loaded by name. None of it is compared."""
+"""Functions shared by adapters of torch packages, from the torch backend, which is loaded by name. None is compared."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ SHARED = ("cast", "expert_mlp", "from_numpy", "moe_layer", "sum", "to_numpy", "v
 
 
 def shared(name: str) -> Any:
-    """The `__getattr__` of an adapter: what a target needs, and the adapter does not define."""
+    """The `__getattr__` of an adapter: functions that a target needs and the adapter does not define."""
     if name not in SHARED:
         raise AttributeError(name)
     return getattr(_backend, name)
@@ -29,9 +29,9 @@ Experts = Callable[[Tensor], Tensor]
 
 
 class Routed(NamedTuple):
-    """A routing that a package computed, (groups, tokens, experts, capacity), and the layer that it belongs to.
+    """A routing that a package computed, (groups, tokens, experts, capacity), and its layer.
 
-    `layer(tokens, experts)`, if there is one, runs the package's whole layer with the experts of the suite.
+    `layer(tokens, experts)`, if set, runs the package's complete layer with the experts of the suite.
     """
 
     dispatch: Tensor
@@ -39,38 +39,38 @@ class Routed(NamedTuple):
     layer: Callable[[Tensor, Experts], Tensor] | None = None
 
     def whole(self, tokens: Tensor, experts: Experts) -> Tensor:
-        """The package's whole layer."""
+        """Run the package's complete layer."""
         return present("layer", self.layer)(tokens, experts)
 
 
 class SuiteExperts(nn.Module):
-    """The experts of a case, in place of those of a package: (groups, experts, capacity, width) to the same."""
+    """The experts of a case, replacing a package's experts: (groups, experts, capacity, width) to the same shape."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
         self.experts = experts
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """All experts on their slots."""
+        """Apply all experts to their slots."""
         return self.experts(inputs)
 
 
 class SuiteExpert(nn.Module):
-    """One expert of a case, in place of one of a package: (groups, capacity, width) to the same, or without groups."""
+    """One expert of a case, replacing a package's expert: (groups, capacity, width) to the same, or without groups."""
 
     def __init__(self, experts: Experts, index: int, count: int) -> None:
         super().__init__()
         self.experts, self.index, self.count = experts, index, count
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The expert on its slots. The experts of a case are a function of the slots of all, so all are computed."""
+        """Apply the expert to its slots. Computes all experts, as a case's experts are one function of all slots."""
         grouped = inputs.reshape(-1, *inputs.shape[-2:])
         outputs = self.experts(grouped[:, None].expand(-1, self.count, -1, -1))[:, self.index]
         return outputs.reshape(*inputs.shape[:-1], -1)
 
 
 class Recorded(TorchFunctionMode):
-    """While it is active: the last operand of every `torch.einsum`, which is how the Soft MoE packages mix with weights."""
+    """Record the last operand of every `torch.einsum`: the weights with which the Soft MoE packages mix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ class Recorded(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Note the operand, and make the call."""
+        """Record the operand, then make the call."""
         if func is torch.einsum:
             self.weights.append(args[-1])
         return func(*args, **(kwargs or {}))
 
 
 def soft_moe_router(soft_routing: Callable[..., Routed], runs: str) -> SimpleNamespace:
-    """The router `soft_moe` made of a package's soft routing; `runs` is the docstring of its `route`."""
+    """Make a router `soft_moe` from a package's soft routing. `runs` becomes the docstring of `route`."""
 
     def route(params: Mapping[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
         forms = {name: getattr(options, name) for name in ("normalize", "norm_form", "dispatch", "combine")}
@@ -97,33 +97,33 @@ def soft_moe_router(soft_routing: Callable[..., Routed], runs: str) -> SimpleNam
 
 
 def float32_at_most(array: Tensor) -> None:
-    """Reject float64, for a router that computes in float32 then, too."""
+    """Reject float64 for routers that always compute in float32."""
     if array.dtype == torch.float64:
         raise NotImplementedError("the router computes in float32 at most")
 
 
 def dense(experts: int, chosen: Tensor, gates: Tensor) -> Tensor:
-    """Gates of all experts (n, E), 0 for those not chosen, of the chosen (n, K) and their gates (n, K)."""
+    """Gates of all experts (n, E), 0 unless chosen, from the chosen experts (n, K) and their gates (n, K)."""
     return gates.new_zeros(len(gates), experts).scatter(1, chosen, gates)
 
 
 def log_of(scores: Tensor) -> Tensor:
-    """The logits whose softmax scores are."""
+    """The logits whose softmax equals the scores."""
     if (scores <= 0).any() or (scores.sum(dim=-1) != 1).any():
         raise NotImplementedError("the package takes a softmax, so scores are positive and sum to 1")
     return scores.log()
 
 
 SIGMOID = {"affinity": "sigmoid", "epsilon": 1e-20, "group_score": "top_2", "group_bias": True, "outside": "excluded"}
-"""Options of `sigmoid_token_choice` that packages do not have."""
+"""Options of `sigmoid_token_choice` that packages lack."""
 PAPER = {"norm_form": "paper", "dispatch": "soft", "combine": "soft"}
-"""The forms of Soft MoE that packages have."""
+"""The forms of Soft MoE that packages implement."""
 ONE_FACTOR = {"batch_priority": "none", "multiple_of": 1, "slots_per_expert": None, "eval_capacity_factor": None}
-"""Options of a router whose capacity is that of one factor, and that takes tokens in their order."""
+"""Options of a router with one capacity factor that takes tokens in order."""
 
 
 def only(options: Any, **values: Any) -> None:
-    """Reject options, a record or a mapping, with other values than these, which are those of the package."""
+    """Reject options (a record or mapping) whose values differ from these, which the package fixes."""
     for name, value in values.items():
         if (options[name] if isinstance(options, Mapping) else getattr(options, name)) != value:
             raise NotImplementedError(f"{name} is {value!r}, and cannot be chosen")
@@ -138,7 +138,7 @@ def transformers_gates(
     parameters: Mapping[str, Tensor] | None = None,
     **settings: Any,
 ) -> Tensor:
-    """The gates (n, E) of tokens (n, D) by a router of transformers, which returns logits, gates and experts."""
+    """The gates (n, E) of tokens (n, D) from a transformers router, which returns logits, gates and experts."""
     experts, width = kernel.shape
     sizes = {"num_experts_per_tok": choices, "num_local_experts": experts, "num_experts": experts, "hidden_size": width}
     peer = router(SimpleNamespace(**sizes, **settings))
@@ -147,9 +147,9 @@ def transformers_gates(
 
 
 def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
-    """The routing of gates (G, T, E), 0 where an expert is not chosen, of a package that drops no token.
+    """The routing of gates (G, T, E), 0 unless the expert is chosen, for a package that drops no token.
 
-    It has no slots: their order is that of the suite, by these scores. Cases in which tokens are dropped are not offered.
+    The package has no slots: the suite orders them by these scores. Cases that drop tokens are not offered.
     """
     chosen = gates > 0
     if (chosen.sum(dim=1) > capacity).any():
@@ -159,7 +159,7 @@ def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
 
 
 def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Tensor | None = None) -> Any:
-    """The routing of gates (G, T, E), 0 where an expert is not among the best by scores, or has no room for a token."""
+    """The routing of gates (G, T, E), 0 if an expert is not among the best by scores or has no room for the token."""
     best = scores.argsort(dim=2, descending=True, stable=True)[..., :choices]
     keep = (gates > 0).gather(2, best)
     return _backend.token_choice(
@@ -168,10 +168,10 @@ def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Te
 
 
 def top_k_router(choose: Callable[..., Tensor], *, double: bool = False) -> SimpleNamespace:
-    """A router made of a package's choice without capacity, whose docstring says what runs.
+    """Make a router from a package's choice without capacity, whose docstring says which code runs.
 
-    `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) by a kernel (E, D), 0 where an
-    expert is not chosen. double: whether it computes in float64, too.
+    `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) for a kernel (E, D), 0 unless the
+    expert is chosen. double: whether it computes in float64.
     """
 
     def route(

@@ -116,7 +116,7 @@ def test_a_damaged_record_is_named(text, root, capsys):
     path = root / "conformance/reports/peer-pot.json"
     path.write_text(text)
     assert main(["--root", str(root)]) == 1
-    assert f"{path}: no record of a peer" in capsys.readouterr().err
+    assert f"{path}: not a peer record" in capsys.readouterr().err
     assert written(root) == [path]
 
 

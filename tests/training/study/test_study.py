@@ -173,10 +173,10 @@ def test_the_sweep_of_the_documentation() -> None:
     assert f"```toml\n{grid.read_text()}```" in page
     (line,) = re.findall(r"\$ moespec (study --grid .*)", page.replace("\\\n", ""))
     words = parse("study", command.StudyArguments, line.split()[1:], settings=Config())
-    swept = combinations(grid, words.settings)
-    found = entries([*words.routers, *swept], words.settings, swept)
-    assert (list(found), words.seeds) == (list(record["entries"]), len(record["seeds"]))
-    assert "\n".join([aligned(results.rows(record)), *record["sentences"]]) in page
+    seeds, swept = len(record["seeds"]), combinations(grid, words.settings)
+    assert ([*entries([*words.routers, *swept], words.settings, swept)], words.seeds) == ([*record["entries"]], seeds)
+    pairs = [statistics.Difference(*list(one.values())[:5]) for one in record["differences"]]
+    assert "\n".join([aligned(results.rows(record)), *sentences(pairs, seeds=seeds, images=record["images"])]) in page
 
 
 def test_a_table_of_latex_escapes() -> None:

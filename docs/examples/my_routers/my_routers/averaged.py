@@ -32,7 +32,7 @@ def offset(load, strength):
 
 
 def compose(B, params, tokens, options, *, state, noise=None, train=False):
-    """Written once for all: `B` is a backend, or the specification, which has no groups axis."""
+    """Written once: `B` is any backend, or the specification, which has no groups axis."""
     scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     selection = B.biased_scores(scores, offset(state["load"], options.strength))
     capacity = options.capacity(train=train)

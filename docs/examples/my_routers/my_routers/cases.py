@@ -7,7 +7,7 @@ def squares(tokens, centres):  # these terms cancel in the distance, so its roun
     return (tokens**2).sum(1)[:, None] + (centres**2).sum(0)
 
 
-FUNCTIONS = (  # the package's building blocks: their results with axes
+FUNCTIONS = (  # the package's building blocks, and the axes of their results
     Function("my_routers.tempered:temper", {"logits": Output("groups tokens experts")}),
     Function("my_routers.averaged:offset", {"offset": Output("experts")}),
     Function("my_routers.nearest:nearness", {"scores": Output("groups tokens experts", written=squares)}),

@@ -32,7 +32,7 @@ def nearness(B, tokens, centres):
 
 
 def compose(B, params, tokens, options, *, noise=None, train=False):
-    """Written once for all: `B` is a backend, or the specification, which has no groups axis."""
+    """Written once: `B` is any backend, or the specification, which has no groups axis."""
     scores = nearness(B, tokens, params["centres"])
     routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     return spec.RouterOutput(routing, {}, B.routing_metrics(routing))
@@ -44,6 +44,6 @@ ROUTER = Router(
     Options,
     init,
     partial(compose, spec),
-    decays=(),  # weight decay would move the centres to 0
+    decays=(),  # weight decay would pull the centres towards 0
     compose=compose,
 )
