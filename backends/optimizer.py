@@ -112,11 +112,11 @@ class OptimizerConfig:
     """adamw, adam, lamb: added to the square root of the bias-corrected second moment (1e-8; lamb 1e-6); adafactor:
     added to the squared gradient (1e-30)"""
     momentum: float | None = None
-    """sgd, adafactor: decay of the momentum, 0 for none (0.9)"""
+    """sgd, adafactor: decay of the momentum (0.9); 0 for no momentum"""
     nesterov: bool | None = None
     """sgd: Nesterov's momentum (False)"""
     momentum_dtype: Literal["bfloat16", "float32"] | None = None
-    """adafactor (bfloat16), adamw, adam, lamb (float32): dtype of the stored momentum, or first moment"""
+    """dtype of the stored momentum or first moment; adafactor: bfloat16; adamw, adam, lamb: float32"""
     decay_rate: float | None = None
     """adafactor: exponent of the second moment's decay, 1 - n^-decay_rate at step n (0.8)"""
     decay_cap: float | None = None
@@ -132,11 +132,11 @@ class OptimizerConfig:
     rates: str = ""
     """learning-rate multipliers of selected parameters, as pattern=rate, ..., 0 to freeze, such as "head/=1, .*=0" """
     clip: float | None = None
-    """largest global norm of the gradient, or None"""
+    """maximum global norm of the gradient, or None for no clipping"""
     ema: float | None = None
     """decay of the exponential moving average of the parameters, such as 0.9999, or None for no average"""
     ema_steps: int | None = None
-    """steps over which that decay rises to 1 along half a cosine, or None for a constant decay"""
+    """steps over which optimizer.ema rises to 1 along half a cosine, or None for a constant decay"""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

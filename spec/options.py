@@ -20,7 +20,7 @@ TEXTS = {
     "eval_capacity_factor": "capacity factor at evaluation; None for the factor of training",
     "rounding": "rounding of the capacity to an integer",
     "multiple_of": "round the capacity up to a multiple of this",
-    "slots_per_expert": "the capacity itself, instead of the factor",
+    "slots_per_expert": "slots per expert, instead of capacity_factor",
     "choices": "experts K that a token chooses",
     "batch_priority": "order in which tokens get slots: by position, by highest score, or by the sum over their choices",
     "slot_order": "give slots to all first choices before all second choices, or to all choices of a token before the next token",

@@ -109,7 +109,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def seeded(added: argparse.ArgumentParser) -> None:
         text = "generate cases from an integer seed instead of using the vectors: values, ties, overflow, gradients; "
-        text += "no error cases, training, whole models or cases with fixed inputs"
+        text += "without error cases, training, complete models and cases with fixed inputs"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
         text = "size of the --fresh cases: small, the shapes of the vectors; large, layers of 64 to 264 tokens, "
         text += "width 64 to 384 and 8 to 264 experts, and their gradients (default: small)"
@@ -152,18 +152,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     golden = command("golden", "Generate the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
-    golden.add_argument("--cases", metavar="MODULE", help="module whose routers get vectors instead; it is imported")
+    golden.add_argument("--cases", metavar="MODULE", help="module with routers to generate vectors for; it is imported")
     text = "folder for the vectors and page of --cases; the installed backends are checked on them (default: vectors)"
     golden.add_argument("--out", metavar="FOLDER", type=Path, default=Path("vectors"), help=text)
     algorithms(golden)
     text = "Run the suite on the known variants; each must fail."
     algorithms(command("variants", text))
-    text = "Print how many vectors of each rule every function has; fail if one is missing."
+    text = "Print the number of vectors per function and rule; fail if a required vector is missing."
     algorithms(command("coverage", text))
 
     text = "Run a model and record the logits, choices and weights of its gates."
     record = commands.add_parser("record", help=text, description=text)
-    text = "package:name of a torch module, a function, a factory of either, or a function that runs everything"
+    text = "package:name of a torch module or function, of a function that creates one, or of one that runs everything"
     record.add_argument("model", help=text)
     text = "record the torch modules or taps whose names match (default: all taps)"
     record.add_argument("--module", metavar="PATTERN", help=text)
@@ -183,7 +183,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="language or framework of the target; dropless is a torch layer behind an adapter",
     )
     new.add_argument("name", help="name of the module or program; the files are written to the current folder")
-    show = command("show", "Print a case and, for a target, an adapter or files, its results.")
+    show = command("show", "Print a case and its results for a target, an adapter or files.")
     interfaces(show, required=False, files=True)
     show.add_argument("case", help="case id, such as token_choice/tied")
     called(show)

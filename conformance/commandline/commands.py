@@ -226,7 +226,7 @@ def _golden_of_own(options: argparse.Namespace) -> int:
     TRUSTED[:] = routers.values()
     for backend in ("numpy", "jax", "torch"):
         if find_spec(backend) is None:
-            print(f"{backend} is not installed; its backend is not checked", end="\n\n")
+            print(f"{backend} is not installed, so its backend is not checked", end="\n\n")
             continue
         report = Report(Target.kind, f"moespec.backends.{backend}", suite.digest(vectors), [])
         plan = Plan(report, sorted(definitions), [*DTYPES], ["eager"], vectors=vectors)
@@ -354,7 +354,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 def main(arguments: list[str]) -> int:
     """Run a command and return its exit status."""
-    parsing = parser("Check a target, an adapter or files; reports; the vectors and their cases.")
+    parsing = parser("Check a target, an adapter or files, render reports, inspect cases, and generate vectors.")
     options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")

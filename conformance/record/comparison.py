@@ -178,7 +178,7 @@ def _how(one: Parting) -> str:
         unknown = " and the ".join(word for word, side in sides.items() if not getattr(side, rule))
         said += [f"they differ in {kind}, and no known rule explains the {kind} of the {unknown}"] if unknown else []
         known += [] if unknown else [kind]
-    said += [f"each follows its logits, by a different rule of {' and of '.join(known)}"] if known else []
+    said += [f"each follows its logits by a different rule of {' and of '.join(known)}"] if known else []
     return "; ".join(said)
 
 
@@ -189,7 +189,7 @@ def _of_gate(one: Parting) -> Iterator[str]:
         yield "  logits   not in both recordings, so they cannot be compared"
     else:
         most = float(np.abs(a.logits).max()) if a.logits is not None else 0.0
-        how = f"differ by up to {one.logits:.2g} of {most:.2g}, {'within' if one.rounds else 'more than'} rounding"
+        how = f"differ by up to {one.logits:.2g} (largest {most:.2g}), {'within' if one.rounds else 'beyond'} rounding"
         text = f"  logits   {how if one.logits else 'equal'}"
         if _half(a) != _half(b):
             text += f"; the {'first' if _half(a) else 'second'} recording's logits all fit bfloat16"
@@ -199,7 +199,7 @@ def _of_gate(one: Parting) -> Iterator[str]:
         counts = (
             (one.near, "near ties, within rounding"),
             (one.follows, "follow from the differing logits by the same rule"),
-            (rest & one.coarse, "near ties only in bfloat16: one of the two computes scores in it"),
+            (rest & one.coarse, "near ties only in bfloat16, the dtype of one recording's scores"),
             (rest & ~one.coarse, "neither near ties nor explained by the logits"),
         )
         words = "; ".join(f"{int(tokens.sum())} {text}" for tokens, text in counts if tokens.any())

@@ -1,11 +1,11 @@
 """Find the router that explains a recording: rules of choice and of weights, and the number of tokens on which they hold.
 
-A rule of choice gives scores (tokens, experts), of which the K largest are chosen. A rule of weights gives the scores
-that weight the chosen experts. Each rule is applied separately to a recording's logits, which shows which of the two
+A rule of choice computes scores (tokens, experts) and chooses the K largest per token. A rule of weights computes the
+scores that weight the chosen experts. Both rules are applied separately to a recording's logits, to show which of the two
 deviates. Option names are fields of the routers' options in `moespec.spec.ROUTERS`.
 
-The margin distinguishes tokens that choose differently under another rule from rounding: if the scores of the chosen
-and the expected experts differ by no more than a few roundings, it is a near tie.
+A margin separates rounding from a different rule: if the scores of the chosen and the expected experts differ by no more
+than a few roundings, the choice is a near tie.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ __all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explain
 
 Array = NDArray[Any]
 SAMPLE = 64
-"""Number of tokens on which the many rules with expert groups are tried first."""
+"""Number of tokens on which the rules with expert groups, which are many, are tried first."""
 
 
 AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
@@ -100,9 +100,9 @@ def choice_rules(gate: Gate) -> Iterator[Rule]:
 
 
 GROUP_SCORES = {
-    "top_2": ("GL-1", "the sum of their best 2"),
-    "top_k_over_m": ("GL-1b", "the sum of their best K / M"),
-    "max": ("GL-1c", "their best"),
+    "top_2": ("GL-1", "the sum of their best 2 scores"),
+    "top_k_over_m": ("GL-1b", "the sum of their best K / M scores"),
+    "max": ("GL-1c", "their best score"),
 }
 
 
@@ -182,7 +182,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The best explanation of one gate, and rules that choose almost alike."""
+    """The best explanation of one gate, and other rules that explain many of its choices."""
 
     gate: Gate
     choice: Choice | None = None
@@ -193,7 +193,7 @@ class Explanation:
 
     @property
     def whole(self) -> bool:
-        """Whether everything recorded is explained."""
+        """Whether the recorded choices and weights are both explained."""
         return (self.chooses or self.gate.choices is None) and (self.weighs or self.gate.weights is None)
 
     @property
@@ -258,9 +258,9 @@ def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weigh
 
 
 def explained(gate: Gate) -> Explanation:
-    """The rules of choice and weights that hold for most tokens; among equals, the simplest.
+    """Find the rules of choice and weights that hold for the most tokens; of equally good rules, the simplest.
 
-    If none holds for all tokens, rules that hold for all up to bfloat16 rounding, if any.
+    If no rule holds for all tokens, prefer rules that hold for all tokens up to bfloat16 rounding, if there are any.
     """
     if gate.logits is None or gate.choices is None:
         return Explanation(gate)
@@ -273,7 +273,7 @@ def explained(gate: Gate) -> Explanation:
 
 
 def in_bfloat16(gate: Gate) -> Gate:
-    """The gate, to be compared as if it had computed in bfloat16."""
+    """A copy of the gate that is compared as if its logits were computed in bfloat16."""
     return replace(gate, dtypes={**gate.dtypes, "logits": "bfloat16"})
 
 

@@ -28,9 +28,9 @@ class CountArguments:
     config: Path | None = None
     """TOML file, or a built-in recipe (moespec list recipes)"""
     images: Number | None = None
-    """images per batch, for models that route a batch as one group (default: the fewest that fill a group)"""
+    """images per batch, for models that route several images together (default: the fewest that fill a group)"""
     examples: Number | None = None
-    """training images of a run, with repetitions, for its operations (default: from the configuration)"""
+    """training images of a run, counting repetitions, to count the run's operations (default: from the configuration)"""
     model: ModelConfig = field(default_factory=ModelConfig)
 
 

@@ -47,17 +47,17 @@ class EvaluateArguments(OfRun):
     fewshot: tuple[int, ...] = ()
     """few-shot linear evaluation with this many training images per class (10: 10-shot)"""
     l2: tuple[float, ...] = (1024.0,)
-    """--fewshot: L2 regularisation; of several values, the one with the best mean rank over the seeds is used"""
+    """--fewshot: L2 regularisation; several values: use the value with the best mean rank over the seeds"""
     seeds: int = 3
     """--fewshot: number of random draws of the training images"""
     knn: tuple[int, ...] = ()
     """nearest-neighbour evaluation with this many neighbours among the training images"""
     data: str | None = option(None, flags=("--data", "--data.name"))
-    """data set of other images (moespec list datasets) (default: the run's)"""
+    """data set to evaluate on (moespec list datasets) (default: the run's data set)"""
     path: str = option("", flags=("--data.path",))
-    """file or folder of other images"""
+    """file or folder of the other data set"""
     broken: Literal["error", "skip"] = option("error", flags=("--data.broken",))
-    """unreadable files of other images; error: stop at the first; skip: check all first, then drop and count them"""
+    """unreadable images; error: stop at the first; skip: check all images first, then count and leave out the unreadable ones"""
     csv: Path | None = None
     """write a table with a row per image and its true class, in the format of `moespec predict`"""
     html: Path | None = None

@@ -20,10 +20,10 @@ class FinetuneArguments(Configured):
     """Fine-tune from a run or a weight file, on the same or other data, at another resolution, or with experts.
 
     moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
-    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model comes from the source. If the source is a run, so
-    do the backend (if installed) and, without --data, the data section, image size and evaluations; with --data, only mean and standard
-    deviation. A file or hub folder has no data and needs --data. Options given here override all of these; everything else is as in train.
-    `moespec train --init SOURCE` takes only the weights.
+    every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model comes from the source. A run also
+    provides the backend (if installed) and its data section, image size and evaluations; with --data, it provides only the mean and
+    standard deviation. A file or hub folder provides no data, so --data is required. Options of this command override all of these;
+    other options are as in train. `moespec train --init SOURCE` takes only the weights.
     """
 
     source: Path = option(positional=True)

@@ -35,13 +35,13 @@ class InspectArguments(OfRun):
     """
 
     image: Path | None = None
-    """image file, or folder of a few images, which get one picture each; images are cropped to a square and resized to the model's size"""
+    """image file, or a folder of a few images, drawn in one picture each; images are cropped to a square and resized to the model's size"""
     analysis: bool = False
-    """draw the figures of the Soft MoE paper over validation images, and write the numbers to a .json file of the same name"""
+    """draw the figures of the Soft MoE paper from validation images, and write the numbers to a .json file of the same name"""
     out: Path | None = None
     """picture to write (default: routing.png, or analysis.png with --analysis); for a folder routing-1.png and so on"""
     panels: tuple[str, ...] = ()
-    """experts to draw, such as 0 5; for Soft MoE, slots such as 0.0 5.1; 5 stands for all slots of expert 5 (default: eight panels)"""
+    """experts to draw, such as 0 5; with Soft MoE, slots such as 0.0 5.1, or 5 for all slots of expert 5 (default: eight panels)"""
 
 
 def main(words: list[str]) -> None:

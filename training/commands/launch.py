@@ -46,14 +46,14 @@ class LaunchArguments:
     """Run train or finetune in several processes on this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
 
     With torch, each process uses one device; with JAX, each uses the devices that it sees. Options after the command belong to
-    the command. If a process fails, the others are ended; with --restarts, all restart from the last checkpoint. `torchrun
+    the command. If a process fails, the others are stopped; with --restarts, all restart from the last checkpoint. `torchrun
     --nproc-per-node 4 --no-python -- moespec train ...` and srun can also start the processes.
     """
 
     processes: Number = option(flags=("-n", "--processes"))
     """number of processes to start"""
     restarts: Natural = 0
-    """number of restarts after a process failed"""
+    """maximum number of restarts after a process fails"""
 
 
 def main(words: list[str]) -> None:

@@ -108,7 +108,7 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
     same = [entry for entry in known if _letters(found[entry.id]) == "a"]
     differing = [entry for entry in known if entry not in same]
     lines = _wrapped(
-        f"{name}: the ledger knows its answers to {len(known)} of {_questions(len(entries))}: {len(same)} as in this "
+        f"{name}: the ledger lists its answers to {len(known)} of {_questions(len(entries))}: {len(same)} as in this "
         f"specification, {len(differing)} with another answer or several.",
         0,
     )
@@ -128,7 +128,7 @@ def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]
     differing = [entry for entry in shared if len({_letters(all) for all in known[entry.id].values()}) > 1]
     lines = _wrapped(
-        f"{' and '.join(names)}: the ledger knows the answers of {'both' if len(names) == 2 else 'all'} to "
+        f"{' and '.join(names)}: the ledger lists the answers of {'both' if len(names) == 2 else 'all'} to "
         f"{_questions(len(shared))}; {len(differing)} differ.",
         0,
     )

@@ -34,7 +34,7 @@ class PlanArguments(Configured):
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Prints the memory,
     operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh of --mesh.
-    It accepts all options of train; the options of model, optimiser, batch and computation affect the estimate.
+    All options of train are accepted; only options of the model, optimiser, batch and computation affect the estimate.
     """
 
     devices: Number
@@ -44,7 +44,7 @@ class PlanArguments(Configured):
     flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9: bfloat16 operations per second, bytes of memory, bytes per second of the
     memory, and of all links in one direction; optional: float32=156e12 (float32 operations per second), torus=3 (torus dimensions)"""
     utilisation: Annotated[float, Range(0, 1, above=True, below=False)] | None = None
-    """assumed fraction of the chip's peak, for the device-days of the run"""
+    """assumed fraction of the chip's peak rate, to estimate the device-days of the run"""
     sharding: bool = False
     """print the sharding of each parameter, on the mesh of --mesh or the best mesh"""
     json: bool = False
@@ -87,9 +87,9 @@ def main(words: list[str]) -> None:
         return
     print(f"{config.model.name}: {described(model)}")
     if seen is not None:
-        at = f"; at {utilisation:.0%} of the peak {days:.4g} device-days" if days else ""
+        at = f"; {days:.4g} device-days at {utilisation:.0%} of the peak" if days else ""
         print(of_run(config, model, seen, batch=batch) + at)
-    parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
+    parts = f" in {training.accumulate} micro-batches" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
     where = f"per device, at {peak / 1e12:g} TFLOP/s in {model.dtype}"
     print(f"{training.batch} images per step{parts} on {devices} {given.chip}{again}; {where}:\n")
@@ -98,7 +98,7 @@ def main(words: list[str]) -> None:
         print(f"and {len(ranked) - SHOWN} other meshes (list them with --json)")
     print(f"\n{COLUMNS}")
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
-        print(f"Do not fit: {'; '.join(too_large)}")
+        print(f"Meshes that do not fit: {'; '.join(too_large)}")
     has = f"{_gib(chip.memory)} GiB"
     if fitting:
         print(f"\nBest mesh that fits into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")

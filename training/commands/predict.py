@@ -54,7 +54,7 @@ class PredictArguments(OfRun):
     csv: Path | None = None
     """write a table with a row per image"""
     html: Path | None = None
-    """write a page with a gallery"""
+    """write a page with a gallery of the images"""
     top: Number = TOP
     """number of classes to list for each image, the most probable first"""
 

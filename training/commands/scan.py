@@ -21,14 +21,14 @@ __all__ = ["main"]
 
 @dataclass(frozen=True)
 class ScanArguments:
-    """Decode every image of a data set and list unreadable images; if there are any, the exit status is 2."""
+    """Decode every image of a data set and list unreadable images; exit with status 2 if there are any."""
 
     path: Path = option(positional=True)
     """folder of the data set"""
     data: Literal["folder", "webdataset", "huggingface", "pairs"] = "folder"
     """kind of data set"""
     workers: Annotated[int, Range(0, 1024, below=False)] = 0
-    """worker processes; 0 decodes in a thread of this process"""
+    """worker processes that decode images; 0 for a thread of this process"""
 
 
 def main(words: list[str]) -> None:

@@ -49,17 +49,17 @@ class ScheduleConfig:
     """The learning rate at each step (moespec.training.configuration.schedules). None: the schedule's default."""
 
     name: Literal["cosine", "rsqrt", "linear"] | OwnName = "cosine"
-    """decay of the rate after the warm-up, or your own schedule as package.module:function (docs/own-objects.md)"""
+    """decay of the learning rate after the warm-up, or your own schedule as package.module:function (docs/own-objects.md)"""
     peak: float = 1e-3
     """peak learning rate"""
     warmup: int = 0
-    """steps of linear increase from 0; half of the run if it has no more steps than this"""
+    """warm-up steps, during which the learning rate rises linearly from 0; half of the run if it is not longer"""
     cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
-    """rsqrt: steps after the warm-up in which the rate falls to peak / sqrt(2)"""
+    """rsqrt: steps after the warm-up in which the learning rate falls to peak / sqrt(2)"""
     end: float | None = option(None, only=Only("name", ("linear", "cosine")))
-    """linear, cosine: rate at the end"""
+    """linear, cosine: final learning rate"""
 
 
 LENGTHS = ("steps", "epochs", "examples")
@@ -109,13 +109,13 @@ class TrainingConfig:
     epochs: Annotated[float, Range(0, 10**9, above=True, below=False)] | None = None
     """length of the run in passes over the training images, instead of steps"""
     examples: Number | None = None
-    """length of the run in training images, with repetitions, instead of steps"""
+    """length of the run in training images, counting repetitions, instead of steps"""
     batch: Number = 64
     """images per parameter update"""
     accumulate: Number = 1
     """micro-batches per batch, to save memory"""
     recompute: bool = False
-    """recompute the activations of each block in the backward pass: less memory, a third more work"""
+    """recompute the activations of each block in the backward pass: less memory, a third more operations"""
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] | OwnName = option("softmax", only=TARGETS)
@@ -133,8 +133,8 @@ class TrainingConfig:
     keep: Number = option(2, rare=True)
     """checkpoints to keep"""
     keep_best: str = ""
-    """also keep the checkpoint with the best value of this metric: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of an
-    [evaluation.NAME]"""
+    """also keep the checkpoint with the best value of this metric: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of a
+    table [evaluation.NAME]"""
     patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
     """end the run after this many evaluations without an improvement of keep_best; 0 for never"""
     log_every: Number = 10
@@ -247,7 +247,7 @@ class Config:
     init: str | None = None
     """initial weights: a run, a file of moespec convert, or a Hugging Face hub folder"""
     init_skip: str | None = option(None, only=Only("init", why="there is no init"))
-    """parameters to initialise anew instead: a regular expression of their names, such as ^head/"""
+    """parameters to initialise instead of loading: a regular expression of their names, such as ^head/"""
     log: str = ""
     """additional loggers, comma-separated: tensorboard, wandb, or your own function as
     package.module:function (docs/training.md)"""

@@ -38,11 +38,11 @@ class DataConfig:
     background: str = option("white", only=FILES)
     """image files: colour behind transparent pixels, as a name or #rrggbb"""
     broken: Literal["error", "skip"] = option("error", only=FILES)
-    """unreadable image files; error: stop at the first; skip: check all first, then drop and count them"""
+    """unreadable images; error: stop at the first; skip: check all images first, then count and leave out the unreadable ones"""
     mean: str = "0.5"
-    """mean to subtract from the channels (white is 1): one number, or one per channel, such as 0.485,0.456,0.406"""
+    """mean subtracted from the channels (white is 1): one number, or one per channel, such as 0.485,0.456,0.406"""
     std: str = "0.5"
-    """standard deviation to divide the channels by: one number, or one per channel"""
+    """standard deviation that divides the channels: one number, or one per channel"""
     crop: Literal["middle", "inception", "torchvision"] = "middle"
     """crop of training images: the centre square, or a random crop as in big_vision or torchvision's RandomResizedCrop"""
     crop_area: Annotated[float, Range(0, 1, above=True, below=False)] = option(0.05, only=Only("crop", unless="middle"))
@@ -66,7 +66,7 @@ class DataConfig:
     blur: Share = option(0.0, rare=True)
     """probability of a Gaussian blur of 0.1 to 2 pixels"""
     solarise: Share = option(0.0, rare=True)
-    """probability of inverting values of 128 and above"""
+    """probability of inverting pixel values of 128 and above"""
     randaugment: Annotated[int, Range(0, 100, below=False)] = 0
     """RandAugment operations per image; 0 for none"""
     magnitude: Annotated[float, Range(0, 100, below=False)] = option(10.0, only=Only("randaugment"))
@@ -78,9 +78,9 @@ class DataConfig:
     mixup: Scalar = option(0.0, only=TARGETS)
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
     cutmix: Scalar = option(0.0, only=TARGETS)
-    """paste a rectangle of one image into another, its area from Beta(cutmix, cutmix); 0 for none; alternates with mixup"""
+    """paste a rectangle of one image into another, with an area drawn from Beta(cutmix, cutmix); 0 for none; alternates with mixup"""
     balance: Share = option(0.0, only=TARGETS)
-    """sample an image of a class of n images in proportion to n^-balance: 0: once per epoch; 1: all classes equally often"""
+    """sample each image with weight n^-balance, for n images in its class; 0: once per epoch; 1: all classes equally often"""
     label_smoothing: Annotated[float, Range(0, 1)] = option(0.0, only=TARGETS)
     """fraction of each label spread evenly over all classes"""
     workers: Annotated[int, Range(0, 1024, below=False)] = option(0, only=DECODED)

@@ -32,7 +32,7 @@ class EvaluationConfig:
     shots: tuple[int, ...] = (10,)
     """few_shot: training images per class"""
     l2: tuple[float, ...] = (1024.0,)
-    """few_shot: L2 regularisation; of several values, the one with the best mean rank over the seeds is used"""
+    """few_shot: L2 regularisation; several values: use the value with the best mean rank over the seeds"""
     seeds: int = 3
     """few_shot: number of random draws of the training images"""
     neighbours: tuple[int, ...] = (20,)

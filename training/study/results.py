@@ -177,7 +177,7 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
-    """The smallest first and the largest third quartile of the runs; for a run of version 0.2 both are the median."""
+    """The smallest first and the largest third quartile of the runs; for runs stored without quartiles, both are the median."""
     pairs = [run.get("quartiles", {}).get(cost, [run[cost]] * 2) for run in runs]
     return [min(low for low, _ in pairs), max(high for _, high in pairs)]
 

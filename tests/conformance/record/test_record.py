@@ -68,9 +68,9 @@ def recorded(path, logits, mistake="", gate="softmax", layers=2):
 @pytest.mark.parametrize(
     ("gate", "mistake", "words"),
     [
-        ("softmax", "not divided", ["weights: softmax (100%)", "follows its logits, by a different rule of weights."]),
+        ("softmax", "not divided", ["weights: softmax (100%)", "follows its logits by a different rule of weights."]),
         ("softmax", "scores in bfloat16", ["near ties only in bfloat16", "scores, rounded to bfloat16"]),
-        ("sigmoid", "group by its best", ["neither near ties nor", "groups ranked by their best, ", "rule of choice."]),
+        ("sigmoid", "group by its best", ["neither near ties nor", "ranked by their best score, ", "rule of choice."]),
         ("sigmoid", "bias in the weights", ["for equal choices differ", "sigmoid + bias (the weights include the"]),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
 @pytest.mark.parametrize(
     ("scores", "count", "changed", "divide", "words"),
     [  # choices that no rule explains, weights that none explains, and one choice, which two rules explain
-        (softmax_affinity, 4, 3, np.sum, "each follows its logits, by a different rule of weights."),
+        (softmax_affinity, 4, 3, np.sum, "each follows its logits by a different rule of weights."),
         (
             softmax_affinity,
             4,
@@ -98,7 +98,7 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
             "they differ in weights, and no known rule explains the weights of the second.",
         ),
         (lambda x: softmax_affinity(1.7 * x), 4, 0, np.sum, "explains the weights of the first and the second."),
-        (sigmoid_affinity, 1, 0, np.sum, "each follows its logits, by a different rule of weights."),
+        (sigmoid_affinity, 1, 0, np.sum, "each follows its logits by a different rule of weights."),
     ],
 )
 def test_the_last_line_is_true_where_only_the_division_of_weights_differs(
@@ -301,14 +301,14 @@ def changed(path, change):
         (lambda arrays, record: record.update(gates=[]), "no gates"),
         (lambda arrays, record: record["gates"][1].update(name="gate.0"), "duplicate gate names"),
         (lambda arrays, record: record["gates"][0].update(name="\x1b[2J"), "printable"),
-        (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected (255 tokens"),
+        (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected shape (255 tokens"),
         (lambda arrays, record: arrays["0/choices"].__setitem__((0, 0), 16), "integers from -1 to 15"),
         (lambda arrays, record: record["gates"][0].pop("dtypes"), "damaged (KeyError"),
         (forged(np.full((1, 1), 2**31 - 1, np.int32)), "2147483648 experts of 1 tokens, expected at most 65536"),
         (forged(np.full((2**13, 1), 2**16 - 1)), "and 268435456 pairs"),
         (forged(np.full((9, 1), 0.5)), "choices: expected integers"),
-        (forged(np.zeros((9, 2**40, 0), np.int32)), "expected (9 tokens"),
-        (lambda arrays, record: arrays.update({"0/bias": np.ones(2**20, np.float32)}), "expected (16 experts,)"),
+        (forged(np.zeros((9, 2**40, 0), np.int32)), "expected shape (9 tokens"),
+        (lambda arrays, record: arrays.update({"0/bias": np.ones(2**20, np.float32)}), "expected shape (16 experts,)"),
         (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "expected finite numbers, got others"),
         (lambda arrays, record: arrays["0/choices"].__setitem__(0, 1), "chooses an expert twice"),
         (lambda arrays, record: arrays.update({"0/other": np.ones(1)}), "is not an array name of a recording"),

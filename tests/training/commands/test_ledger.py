@@ -89,7 +89,7 @@ def test_an_entry_in_full(said, few):
 
 def test_what_one_implementation_does(said, few):
     shown, same = said(["ledger", "--by", "vmoe"]).split("\nAs in this specification:\n")
-    counts = "the ledger knows its answers to 3 of 3 questions: 1 as in this specification, 2 with\n    another answer or several."
+    counts = "the ledger lists its answers to 3 of 3 questions: 1 as in this specification, 2 with\n    another answer or several."
     assert shown.startswith(
         f"google-research/vmoe: {counts}\n\nDifferent, or several answers:\n\nXX-2: Is it green?\n    moespec: yes.\n"
     )
@@ -99,7 +99,7 @@ def test_what_one_implementation_does(said, few):
 
 def test_where_two_implementations_differ(said, few):
     assert said(["ledger", "--by", "the paper", "--by", "mesh"]) == textwrap.dedent("""\
-        the paper and tensorflow/mesh: the ledger knows the answers of both to 2 questions; 1 differ.
+        the paper and tensorflow/mesh: the ledger lists the answers of both to 2 questions; 1 differ.
 
         XX-1: Is it round?
             the paper, XX-1a: yes.

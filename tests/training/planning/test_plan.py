@@ -235,7 +235,7 @@ def test_the_command_says_what_the_whole_run_takes(said: Any) -> None:
     assert run["images"] == 512_000
     assert run["flops"] == pytest.approx(3 * 512_000 * forward)
     assert run["device_days"] == pytest.approx(run["flops"] / 197e12 / 0.5 / 86_400)
-    assert f"; at 50% of the peak {run['device_days']:.4g} device-days\n" in said(of_run)
+    assert f"; {run['device_days']:.4g} device-days at 50% of the peak\n" in said(of_run)
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -266,7 +266,7 @@ def test_a_chip_is_given_by_its_figures(said: Any, dtype: str, own: str, rate: i
 def test_the_command_says_that_none_fits(said: Any) -> None:
     huge = [*RUN, "--mesh.data", "16", "--experts", "128"]
     *_, mesh, _, last = said(huge).splitlines()
-    assert mesh == "Do not fit: data 16"
+    assert mesh == "Meshes that do not fit: data 16"
     assert last.startswith("No mesh fits into 15.75 GiB.")
 
 
