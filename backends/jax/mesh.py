@@ -83,7 +83,7 @@ def devices() -> int:
     try:
         return int(jax.device_count())
     except (RuntimeError, AssertionError) as error:  # JAX raises the second if a platform has no device
-        said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device of this platform, or no plugin for it"
+        said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device or plugin for this platform"
         asked = untyped.config.jax_platforms
         raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or unset to use any device") from error
 

@@ -104,7 +104,7 @@ class Process:
         except (EOFError, ConnectionError):
             reason = self._status()
         except Exception as error:  # any exception means an invalid answer
-            reason = f"an answer that cannot be read: {type(error).__name__}: {error}"
+            reason = f"unreadable answer: {type(error).__name__}: {error}"
         end()
         raise EndedError(Failure(reason))
 

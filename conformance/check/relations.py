@@ -164,7 +164,7 @@ LISTED = 6
 """Maximum places along an axis that are listed."""
 MOST = 64
 """Maximum places along an axis that are compared with each other."""
-MEASURES = ((Wrong.factor, "it is {} times what is expected"), (Wrong.summand, "it is what is expected plus {}"))
+MEASURES = ((Wrong.factor, "it is {} times the expected value"), (Wrong.summand, "it is the expected value plus {}"))
 
 
 def shared(wrongs: Sequence[Wrong]) -> list[str]:

@@ -40,7 +40,7 @@ STATES = {
 FAILED = ("fail", "error", "reordered")
 """The states that count as failures. Every other state except `pass` is a skip."""
 ORDER = tuple(STATES)
-EAGER = {"strided": "right on contiguous arrays, wrong on strided ones", "compiled": "right as called, wrong compiled"}
+EAGER = {"strided": "correct on contiguous arrays, wrong on strided ones", "compiled": "correct eager, wrong compiled"}
 """Explanation by mode of a case that fails in this mode but passes eagerly."""
 FINER = {"float64": (), "float32": ("float64",)} | dict.fromkeys(("bfloat16", "float16"), ("float32", "float64"))
 """The finer dtypes of each dtype, nearest first."""

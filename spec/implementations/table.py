@@ -21,7 +21,7 @@ answer show where it was seen. The command line prints the same:
 ```console
 $ moespec ledger GS-3                       # one question, in full
 $ moespec ledger gshard                     # all questions about a router or a function
-$ moespec ledger --by vmoe                  # what a code base does
+$ moespec ledger --by vmoe                  # answers of a code base
 $ moespec ledger --by vmoe --by mesh        # where two code bases differ
 $ moespec ledger --json                     # everything, for programs
 ```

@@ -128,6 +128,6 @@ ROUTER = Router(
     models=("ReMoE",),
     balances="the load of the experts, by a loss whose weight controls the mean number of experts per token",
     cost="T D E; an expert may get every token",
-    drops="tokens without a gate above 0; with a capacity, those beyond it",
+    drops="tokens without a positive gate; with a capacity, also tokens beyond it",
     revision=2,
 )

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"moespec: interrupted{way_on * (name != 'conformance')}", file=sys.stderr)
         status = 130
     if output is not None and output.failed is not None:
-        print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
+        print(f"moespec: standard output: {output.failed.strerror}; the rest of the output is lost", file=sys.stderr)
         status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run writes a folder
     if watchdog := sys.modules.get("moespec.training.loop.watchdog"):
         return int(watchdog.ended(status or 0))

@@ -71,8 +71,8 @@ def main(words: list[str]) -> None:
         if failed is None:
             return
         index, status = failed
-        ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        ended = "no longer answered" if status == LOST else ended
+        ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        ended = "stopped responding" if status == LOST else ended
         told = f"process {index} of {processes} {ended}; the other processes were stopped"
         if attempt == restarts or status == USAGE:
             raise RunError(told)

@@ -135,7 +135,7 @@ class TrainingConfig:
     keep_best: str = ""
     """also keep the checkpoint with the best value of this metric: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of a
     table [evaluation.NAME]"""
-    patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
+    patience: Natural = option(0, only=Only("keep_best", why="training.keep_best is not set"))
     """end the run after this many evaluations without an improvement of keep_best; 0 for never"""
     log_every: Number = 10
     """steps between lines of metrics.jsonl"""
@@ -197,7 +197,7 @@ class LitConfig:
     """sigmoid: initial value of the learned bias of the cosine similarities"""
     tokenizer: str = ""
     """tokenizer.json of Hugging Face tokenizers; without it, tokens are bytes"""
-    end: str = option("", only=Only("tokenizer", why="there is no lit.tokenizer"))
+    end: str = option("", only=Only("tokenizer", why="lit.tokenizer is not set"))
     """end-of-text token of that file; without it, one of the usual names is used"""
     long: Literal["error", "cut"] = "error"
     """handling of captions longer than text.length tokens"""
@@ -246,7 +246,7 @@ class Config:
     lit: LitConfig = option(factory=LitConfig, only=LIT)
     init: str | None = None
     """initial weights: a run, a file of moespec convert, or a Hugging Face hub folder"""
-    init_skip: str | None = option(None, only=Only("init", why="there is no init"))
+    init_skip: str | None = option(None, only=Only("init", why="init is not set"))
     """parameters to initialise instead of loading: a regular expression of their names, such as ^head/"""
     log: str = ""
     """additional loggers, comma-separated: tensorboard, wandb, or your own function as

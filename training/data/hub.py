@@ -78,7 +78,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
     except DataError:
         raise
     except Exception as error:  # the library raises all kinds of exceptions, including pyarrow's
-        raise DataError(f"{folder}: datasets cannot load it ({error})") from error
+        raise DataError(f"{folder}: datasets failed to load it ({error})") from error
     if not hasattr(tables, "keys"):
         tables = {"train": tables}
     if "train" not in tables:
@@ -129,7 +129,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
 
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
-        raise DataError(f"{wrong[0]}: '::' in the name, which datasets reads as a file inside another")
+        raise DataError(f"{wrong[0]}: expected a name without '::', which datasets reads as a file inside another")
     tests: dict[str, Callable[[Path], bool]] = {  # keys: the library's builders
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,

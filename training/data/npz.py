@@ -90,11 +90,11 @@ def read_arrays(
                     place = f"{name!r}: "
                     with archive.open(info) as content:
                         if _size(cast(BinaryIO, content)) > info.file_size:  # checked before allocating memory for it
-                            raise ValueError("fewer bytes than its header says")
+                            raise ValueError("fewer bytes than its header declares")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
                         if content.read(1):  # reading to the end also verifies the checksum
-                            raise ValueError("more bytes than its header says")
+                            raise ValueError("more bytes than its header declares")
         except DataError:
             raise
         except Exception as error:  # damaged files raise many exception types

@@ -26,7 +26,7 @@ __all__ = ["SKIP", "First", "Part", "broken", "load_pictures"]
 
 SHOWN = 5
 """Number of files that a note lists."""
-SKIP = "--data.broken skip leaves such pictures out"
+SKIP = "--data.broken skip skips such images"
 """Advice for pictures that cannot be decoded."""
 CHUNK = 64
 """Number of pictures that a worker decodes at a time."""

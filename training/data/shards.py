@@ -191,7 +191,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
                 if member.issparse():  # its claimed size may far exceed the shard's
-                    raise DataError(f"{name}: a sparse file; pack it without --sparse")
+                    raise DataError(f"{name}: sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:
                         left.add("images whose name a later image has", f"{path.name}:{pictures[key].name}")

@@ -105,7 +105,7 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
             try:
                 _remove(folder / f"{old:08d}")
             except OSError as error:  # the new one is complete
-                warnings.warn(f"{folder}: the old checkpoint {old} cannot be removed ({error.strerror})", stacklevel=1)
+                warnings.warn(f"{folder}: cannot remove the old checkpoint {old} ({error.strerror})", stacklevel=1)
     return final
 
 
@@ -189,7 +189,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
         by = record.get("version", "0.1")  # version 0.1 did not record it
-        raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
+        raise CheckpointError(f"{path}: format {record.get('format')!r} of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
         if key not in record:

@@ -158,7 +158,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: an impossible file name
-            raise RunError(f"{where}: the folder cannot be created ({error})") from error
+            raise RunError(f"{where}: cannot create this folder ({error})") from error
         rest = OWN if self.checkpoints.is_dir() else ()
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if others := [name for name in others if name not in rest and not self.begun()]:

@@ -96,7 +96,7 @@ class RunLog:
 
 def _fewer(there: int, logged: int, step: int) -> str:
     """The error for a log that had `logged` lines at a step and now has fewer; empty if no line is missing."""
-    return f"has {there} of the {logged} lines that it had at step {step}" if there < logged else ""
+    return f"has {there} of the {logged} lines written up to step {step}" if there < logged else ""
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:

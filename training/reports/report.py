@@ -85,7 +85,7 @@ def write_report(
         spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # the first includes compilation
-    facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
+    facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
     if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
         facts["best checkpoint"] = "; ".join(found)
     facts |= _machine(B.name)

@@ -52,7 +52,7 @@ def replace_mlps(
     if isinstance(blocks, str) or any(type(number) is not int for number in chosen):
         raise ConfigError(f"blocks={blocks!r}: expected block numbers, such as [-2, -1]")
     if wrong := [number for number in chosen if not -count <= number < count]:
-        raise ConfigError(f"blocks={chosen}: the model has {count} blocks, and no block {wrong[0]}")
+        raise ConfigError(f"blocks={chosen}: there is no block {wrong[0]}; the model has {count} blocks")
     # Create all layers before inserting any, so that an error leaves the model unchanged.
     replaced = [places[number] for number in sorted({n % count for n in chosen})]
     copies = [_copied(place, experts, tokens, options) for place in replaced]

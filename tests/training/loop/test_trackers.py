@@ -45,7 +45,7 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, wandb, tmp_path: Path, said, 
     out = said(["train", "--run", str(run), "--resume", "--log", "wandb,own_hooks:make"])
     assert f"{run}: finished, 12 steps" in out
     assert out.count("warning: log='own_hooks:make': OSError: no room left; the run continues") == 1
-    assert ("log='wandb': RuntimeError: there is no such run; it cannot go on with its run gone" in out) == gone
+    assert ("log='wandb': RuntimeError: there is no such run; cannot resume the wandb run gone" in out) == gone
     assert read_record(run / "trackers.json")["wandb"] == "run-1"
     asked = [(call.kwargs["id"], call.kwargs["resume"]) for call in wandb.init.call_args_list]
     assert asked == ([("gone", "allow"), (None, None)] if gone else [("run-1", "allow")])
