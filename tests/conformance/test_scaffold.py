@@ -47,8 +47,8 @@ def test_a_new_target_passes_and_can_fail(run, kind, tmp_path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("a-b", "name='a-b': expected a module name: letters, digits and underscores, but no keyword"),
-        ("../x", "name='../x': expected a module name: letters, digits and underscores, but no keyword"),
+        ("a-b", "name='a-b': expected a module name of letters, digits and underscores, not a keyword"),
+        ("../x", "name='../x': expected a module name of letters, digits and underscores, not a keyword"),
         ("json", "name='json': the file would hide an existing module; choose another name"),
         ("there", "name='there': test_there.py already exists; choose another name"),
     ],

@@ -112,7 +112,7 @@ def test_a_module_of_equinox():
     found = moe(X, state=state)
     bias = moe.update(state, found.statistics)["bias"]
     np.testing.assert_array_equal(bias, expected(moe.router["kernel"]))
-    with pytest.raises(ConfigError, match="state: sigmoid_token_choice keeps"):
+    with pytest.raises(ConfigError, match="state: sigmoid_token_choice expects"):
         moe(X)
 
 
@@ -120,9 +120,9 @@ def test_a_module_of_equinox():
     ("router", "state", "error", "message"),
     [
         (ROUTER, None, ConfigError, r"state: sigmoid_token_choice expects \['bias'\], as from .*, got \[\]"),
-        (ROUTER, {"bias": np.zeros(3)}, ShapeError, r"state.bias: expected the shape \(4,\), got \(3,\)"),
+        (ROUTER, {"bias": np.zeros(3)}, ShapeError, r"state.bias: expected shape \(4,\), got \(3,\)"),
         (ROUTER, {"bais": np.zeros(4)}, ConfigError, r"got \['bais'\]"),
-        ("switch", {"bias": np.zeros(4)}, ConfigError, r"state: switch keeps none, got \['bias'\]"),
+        ("switch", {"bias": np.zeros(4)}, ConfigError, r"state: switch expects no state, got \['bias'\]"),
     ],
 )
 def test_a_state_that_is_not_the_router_s(router, state, error, message):

@@ -95,7 +95,7 @@ def test_sizes_and_counts():
 def test_texts_that_do_not_fit():
     config = tiny(**MOE, group_texts=2)
     params = params_of(config)
-    with pytest.raises(ShapeError, match=r"ids has shape \(2, 3\): expected \(N, 4\)"):
+    with pytest.raises(ShapeError, match=r"ids: expected shape \(N, 4\), got \(2, 3\)"):
         text.forward(B, config, params, IDS[:, :3])
     with pytest.raises(ShapeError, match="ids: 1 texts cannot be split into groups of group_texts=2"):
         text.forward(B, config, params, IDS[:1])

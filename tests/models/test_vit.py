@@ -80,7 +80,7 @@ MOE = {"moe": "last_1", "experts": 2}
         *(({"dropout": rate}, "^dropout(='much')?: expected ") for rate in (-0.1, 1.0, math.nan, "much")),
         *(({"stochastic_depth": rate}, "^stochastic_depth(='much')?: expected ") for rate in (-0.1, 1.0, math.nan, "much")),
         ({"stem": 3}, r"stem=3: 2\^stem must divide patch_size=4"),
-        ({"stem_depth": 2}, "stem_depth=2 without stem"),
+        ({"stem_depth": 2}, "stem_depth=2 has no effect without stem"),
         ({"stem": 1, "patch_size": 1}, r"stem=1: 2\^stem must divide patch_size=1"),
         ({"stem": 2, "width": 9, "heads": 1, "positions": "learned"}, r"stem=2: 2\^\(stem - 1\) must divide width=9"),
     ],
@@ -142,7 +142,7 @@ def test_images_and_noise_that_do_not_fit():
     config = tiny(**MOE, group_images=4)
     params = B.from_numpy(drawn(vit.init(config)))
     for shape in ((2, 8, 8), (2, 8, 8, 3), (2, 4, 8, 1)):
-        with pytest.raises(ShapeError, match=r"images has shape .* expected \(N, 8, 8, 1\)"):
+        with pytest.raises(ShapeError, match=r"images: expected shape \(N, 8, 8, 1\), got"):
             vit.forward(B, config, params, np.zeros(shape))
     with pytest.raises(ShapeError, match="6 images cannot be split into groups of group_images=4"):
         vit.forward(B, config, params, images_for(config, 6))

@@ -317,8 +317,8 @@ WRONG = {
     "{'z_loss/*': ''}": "expected patterns of ids or options of calls, with reasons",
     "{'z_los/*': 'x'}": "no case matches 'z_los/*'; `list` prints all cases; did you mean z_loss/",
     "{'token_choices(tries=)': 'x'}": "unknown function or router 'token_choices'; expected one of router_logits, ",
-    "{'token_choice(scores=)': 'x'}": "token_choice has no option 'scores'; expected combine_scores, order, keep, hold, tries",
-    "{'switch(tri=)': 'x'}": "switch has no option 'tri'; expected noise, train, ",
+    "{'token_choice(scores=)': 'x'}": "token_choice has no option 'scores'; expected one of combine_scores, order, keep, hold, tries",
+    "{'switch(tri=)': 'x'}": "switch has no option 'tri'; expected one of noise, train, ",
 }
 
 

@@ -245,7 +245,7 @@ def test_two_reports_of_one_thing(run, tmp_path):
     report.write(of(result(dtype="float32"), result(mode="compiled")), third)
     status, _, said = run("report", one, other)
     assert status == 2
-    assert said == f"{other}: my.router: z_loss/values float64 eager is in {one} too\n"
+    assert said == f"{other}: my.router: z_loss/values float64 eager is also in {one}\n"
     status, printed, _ = run("report", one, third)
     assert status == 0
     assert printed.splitlines()[-1] == "3 passed, 0 failed, 0 skipped; 1 of 1 cases passed"

@@ -178,7 +178,7 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
         ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
         ({"val_images": 0, "validation_images": 0}, "several validation splits, 'val' and 'validation'"),
-        ({"labels": np.full(10, -1)}, "labels has the label -1"),
+        ({"labels": np.full(10, -1)}, "labels has label -1, expected 0 or more"),
         ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
         ({"labels": None}, "no array 'labels'"),
         ({"maximum": 16, "images": np.full((10, 4, 4), 17, np.uint8)}, "maximum=16, but pixels reach 17"),

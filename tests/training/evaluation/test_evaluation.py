@@ -214,7 +214,7 @@ WRONG = [
     ('labels = "short.json"', r"short\.json: expected 355 lists of labels, one for each image, got a list of 1"),
     ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),
     ("capacity_factor = 2.0", r"evaluation\.one\.capacity_factor=2\.0: .*soft_moe does not have this option"),
-    ('data = "npz"\npath = "colour.npz"', r"evaluation\.one: images of \(8, 8, 3\).*the model's are \(8, 8, 1\)"),
+    ('data = "npz"\npath = "colour.npz"', r"evaluation\.one: images of \(8, 8, 3\).*the model takes \(8, 8, 1\)"),
 ]
 
 

@@ -106,7 +106,7 @@ def test_the_picture_shows_the_statistics() -> None:
 
 
 def test_other_models_are_errors() -> None:
-    with pytest.raises(ConfigError, match=r"analysis: .* has 'softmax_token"):
+    with pytest.raises(ConfigError, match=r"analysis: expected the router 'soft_moe', got 'softmax_token"):
         slot_statistics(resolve.load_backend("numpy"), model(router="softmax_token_choice"), {}, IMAGES)
 
 

@@ -28,7 +28,7 @@ def test_recall_is_that_of_a_sort_of_all_cosines(monkeypatch):
             assert [found[way][f"recall_{k}"] for way in ("image_to_text", "text_to_image")] == [*map(np.mean, right)]
     equal = np.ones((3, 2)), np.arange(3)
     assert retrieval(equal, equal)["image_to_text"]["recall_1"] == 1 / 3, "the lower index comes first"
-    with pytest.raises(ConfigError, match="labels: 29 is that of a text alone"):
+    with pytest.raises(ConfigError, match="labels: 29 occurs only in the texts"):
         retrieval((images[:29], of_images[:29]), (texts, labels))
 
 
@@ -40,7 +40,7 @@ def test_zero_shot_averages_the_directions_of_prompts():
     np.testing.assert_allclose(embeddings, [(ONE[0] + ONE[1]) / np.sqrt(2), ONE[2]], atol=1e-12)
     images = np.array([[0, 1, 0.9, 0], [0, 1, 0.6, 0], [0, 0.1, 5, 9.0]])
     assert zero_shot((images, np.array([1, 0, 0])), 9 * embeddings) == {"accuracy": pytest.approx(2 / 3)}
-    with pytest.raises(ConfigError, match="labels: 2, but there are 2 classes"):
+    with pytest.raises(ConfigError, match="labels: expected labels below 2, the number of classes, got 2"):
         zero_shot((images, np.array([1, 0, 2])), embeddings)
     with pytest.raises(ConfigError, match="expected the images' width 3, got 4"):
         zero_shot((images[:, :3], np.array([1, 0, 1])), embeddings)

@@ -374,7 +374,7 @@ def as_begun(run: Path) -> None:
 
 
 SEVEN = json.dumps([*"0123456", "seven", *"89"])
-OTHER_CLASS = "class 7 is '7' in the data, 'seven' in classes.json"
+OTHER_CLASS = "class 7 is '7' in the data, but 'seven' in classes.json"
 RESUME = "train --run {} --resume"
 OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
     (edited("peak = 0.01", "peak = 0.02"), RESUME, r"schedule\.peak is 0\.01 there, 0\.02 here"),

@@ -81,7 +81,7 @@ def test_the_others_are_told_of_an_error(index):
     port = _free_port()
     processes = [start(each, port, fails=30 * (each == index)) for each in range(2)]
     errors = ended(processes[1 - index], 2)
-    assert f"process {index} of 2 on {socket.gethostname()} ended with an error: a fault of its own; --resume" in errors
+    assert f"process {index} of 2 on {socket.gethostname()} failed: a fault of its own; --resume" in errors
     assert ended(processes[index], 4) == ""
 
 

@@ -139,13 +139,13 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
 @pytest.mark.parametrize(
     ("of_source", "fields", "message"),
     [
-        ({}, {"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), the model \(2, 2, 1, 16\)"),
-        ({}, {"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), the model \(8, 24\)"),
+        ({}, {"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), but \(2, 2, 1, 16\) in the model"),
+        ({}, {"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), but \(8, 24\) in the model"),
         ({}, {"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale initializes it"),
         ({}, {"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is unexpected"),
         ({}, {"positions": "sincos2d"}, r"positions \(1, 16, 8\) is unexpected"),
         (SOFT, {"moe": "none"}, r"blocks/1/mlp/w1 \(8, 12\) is missing"),
-        (SOFT, {"image_size": 16}, r".*slots has shape \(8, 4, 4\), the model \(8, 4, 16\); --model\.router-options"),
+        (SOFT, {"image_size": 16}, r".*slots has shape \(8, 4, 4\), but \(8, 4, 16\) in the model; --model\.router-options"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(of_source, fields, message):
@@ -229,11 +229,11 @@ def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys, said):
     assert (kept.data.mixup, kept.model.image_size, list(kept.evaluation)) == (0.25, 8, ["near"])
     assert (kept.backend, other.backend) == ("torch", "torch")
     assert (other.data, other.model.image_size, other.evaluation) == (DataConfig(), None, {})
-    for given, message in (((), "data: digits, evaluation near (of the run)\n"), (("--data", "digits"), "")):
+    for given, message in (((), "data: digits, evaluation near (from the run)\n"), (("--data", "digits"), "")):
         capsys.readouterr()
         wrong = ("--model.patch-size", "3", "--backend", "torch", "--run", str(tmp_path / "new"))
         assert cli.main(["finetune", str(run), *given, *wrong]) == 2
-        assert capsys.readouterr().out == (message or "data: digits (of the run)\n")
+        assert capsys.readouterr().out == (message or "data: digits (from the run)\n")
     write(tmp_path / "x.safetensors", weights(), "moespec")
     wrong = said(["finetune", str(tmp_path / "x.safetensors"), "--run", str(tmp_path / "new")], 2)
     assert "x.safetensors: not a run, so its data is unknown; set --data and --data.path" in wrong
