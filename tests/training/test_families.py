@@ -72,7 +72,7 @@ def test_names() -> None:
         with pytest.raises(ConfigError, match=f"name='{name}'"):
             models.create(name)
     assert families.of_name("vit_ti28").named("vit_ti28", image_size=56).sequence == 2 * 2
-    with pytest.raises(ConfigError, match="no such field; MixerConfig has: "):
+    with pytest.raises(ConfigError, match="experts=2: the model 'mixer_b16' has no such field"):
         models.create("mixer_b16", experts=2)
 
 
