@@ -97,7 +97,8 @@ def test_the_kernels_of_a_tpu_are_the_loops(width: int, hidden: int, dtype: str)
     assert not np.any([each[ends[-1] :].any() for each in made])
     got = *(each[: ends[-1]] for each in made), megablox.sums_of_products(rows, gradient, ends, interpret=True)
     for a, b in zip(*(jax.tree.leaves(B["jax"].to_numpy(each)) for each in (got, want)), strict=True):
-        np.testing.assert_allclose(a, b, atol=(1e-6 if dtype == "float32" else 2**-8) * np.abs(b).max())
+        # Float32 sums in another order differ by about the square root of their number of terms, in roundoffs.
+        np.testing.assert_allclose(a, b, atol=(width**0.5 * 2**-24 if dtype == "float32" else 2**-8) * np.abs(b).max())
 
 
 def test_torch_autocast() -> None:
