@@ -74,7 +74,9 @@ def check_selectors(selectors: Any) -> int:
 def check_mixture(selectors: Any, logits: Any) -> None:
     """Raises `ShapeError` unless there is one logit for each selector. Reads only the shapes."""
     if tuple(logits.shape) != tuple(selectors.shape[:-1]):
-        raise ShapeError(f"logits: expected {tuple(selectors.shape[:-1])}, the axes of selectors, got {tuple(logits.shape)}")
+        raise ShapeError(
+            f"logits: expected {tuple(selectors.shape[:-1])}, the axes of selectors, got {tuple(logits.shape)}"
+        )
 
 
 def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> Array:

@@ -179,7 +179,9 @@ def test_a_label_is_short(tmp_path: Path, ending: str, size: int) -> None:
 def test_arrays_larger_than_the_memory_are_not_unpacked(tmp_path: Path, monkeypatch: Any, read: Any) -> None:
     np.savez_compressed(tmp_path / "x.npz", images=np.zeros((100, 9, 9), np.uint8), labels=np.arange(100) % 2)
     monkeypatch.setattr(memory, "of_machine", lambda: 8000)
-    with pytest.raises(SpecError, match=r"x\.npz: .*its arrays need 9,\d+ bytes, but this machine has 8,000 bytes of memory"):
+    with pytest.raises(
+        SpecError, match=r"x\.npz: .*its arrays need 9,\d+ bytes, but this machine has 8,000 bytes of memory"
+    ):
         read(tmp_path / "x.npz")
 
 

@@ -161,7 +161,10 @@ def test_wrong_arguments_are_told_before_anything_is_read(tmp_path, monkeypatch)
     nothing = tmp_path / "nothing"
     with pytest.raises(RunError, match="expected a file, got a folder"):
         export(nothing, "pt2", tmp_path)
-    for out, message in (("x.jpg", r"name ending in \.pt2"), ("nothing.pt2", "is an input and would be overwritten; choose")):
+    for out, message in (
+        ("x.jpg", r"name ending in \.pt2"),
+        ("nothing.pt2", "is an input and would be overwritten; choose"),
+    ):
         with pytest.raises(RunError, match=message):
             export(tmp_path / "nothing.pt2", "pt2", tmp_path / out)
     find = importlib.util.find_spec

@@ -129,7 +129,10 @@ def test_folders_that_lack_something(folder: Path) -> None:
         ("a.csv", "image,caption\n", "no rows"),
         ("a.csv", "picture,caption\nx,y\n", r"row 1: no column of the image \(image, .*\) among picture, caption"),
         ("a.csv", "image,caption\n0/0.png,a\n0/none.png,b\n", r"row 2: '0/none\.png' is not a file below"),
-        *(("a.csv", f"image,caption\n{name},b\n", f"row 1: {name!r} is not a file below") for name in ("../out.png", "out.png")),
+        *(
+            ("a.csv", f"image,caption\n{name},b\n", f"row 1: {name!r} is not a file below")
+            for name in ("../out.png", "out.png")
+        ),
         ("a.csv", "image,caption\n0/0.png,a cat, asleep\n", "row 1: more values than columns"),
         ("a.csv", "image,caption\n0/0.png\n", r"row 1, 0/0\.png: expected a caption \(text\), got None"),
         ("a.csv", f"image,caption\n0/0.png,{'x' * 140_000}\n", r"row 1 cannot be read \(field larger than field limit"),
