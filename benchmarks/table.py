@@ -26,11 +26,11 @@ def table(results: dict[str, Any]) -> str:
     lines = page.table(["entry", *head], [[f"`{name}`", *cells] for name, *cells in body])
     first = next(iter(next(iter(results["runs"].values())).values()))
     note = (
-        f"Mean and standard deviation (in points) over {len(results['seeds'])} seeds, on {results['images']} validation "
-        f"images, after {first['step']} steps. Operations and times are of one image, times from the least to the most over seeds; "
-        "training: of the whole run. Dropped: the fraction of the "
-        "tokens without an expert. Imbalance: the load of the busiest expert over the mean. Both are of the validation "
-        f"images, where BASE and S-BASE do not balance. Backend {first['backend']}."
+        f"Accuracy and spread are the mean and the standard deviation (in points) over {len(results['seeds'])} seeds, on "
+        f"{results['images']} validation images, after {first['step']} steps. Operations and times are per image, except that the "
+        "column training counts the whole run. Times range from the least to the most over seeds. Dropped is the fraction of "
+        "tokens without an expert, and imbalance is the load of the busiest expert divided by the mean load. Both are measured on "
+        f"the validation images, where BASE and S-BASE do not balance. The backend is {first['backend']}."
     )
     return "\n".join([lines, "", note, "", *results["sentences"]])
 
