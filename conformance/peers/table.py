@@ -60,7 +60,7 @@ VERDICTS = {
 
 READ = {
     "AI-Hypercomputer/maxtext": "needs Python 3.12 or later",
-    "databricks/megablocks": "supports only torch 2.7.0",
+    "databricks/megablocks": "its package is built only for torch 2.7.0",
     "deepseek-ai/DeepSeek-V3": "no package",
     "facebookresearch/fairseq": "package lacks `modules/moe`",
     "google/flaxformer": "no package",
