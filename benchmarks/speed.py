@@ -107,7 +107,7 @@ def of_tpu_steps(steps: Any) -> str:
             f"{row[name] / beside[name]:.2f}" if name in row and name in beside else ""
             for name in ("gigabytes_accessed", "temporary_mib", "compile_seconds")
         ]
-        flops = str(row.get("flops_over_count", "more than a core has"))
+        flops = str(row.get("flops_over_count", "exceeds a core's memory"))
         model = f"`{of['model']}`, {of['images']} images, {of['topology'].partition(':')[0]}"
         held = f"{row['arguments_mib'] / 1024:.1f}" if "arguments_mib" in row else ""
         rows.append([model, of["case"], str(of.get("experts", "")), flops, *ratios, held])
@@ -149,7 +149,7 @@ def of_recipes(recipes: Any) -> str:
     rows = []
     for row in recipes["rows"]:
         figures = [str(row.get(key, "")) for key in ("flops_over_count", "gigabytes_accessed")]
-        needed = str(row.get("temporary_mib", "more than a core has"))
+        needed = str(row.get("temporary_mib", "exceeds a core's memory"))
         rows.append([f"`{row['recipe']}`", row["topology"], f"{row['parameters'] / 1e6:,.0f} M", *figures, needed])
     return "\n\n".join([page.table(head, rows), f"{versions(recipes['versions'])}."])
 

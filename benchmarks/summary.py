@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-HEAD = ["on one core of a CPU", "ours", "others", "goal", "why not"]
-HEAD_TPU = ["by the TPU's compiler", "ours", "others", "goal", "why not"]
+HEAD = ["on one core of a CPU", "ours", "others", "goal", "why missed"]
+HEAD_TPU = ["according to the TPU's compiler", "ours", "others", "goal", "why missed"]
 
-FAST = "no slower than a peer (to 3 %)"
+FAST = "at most 3 % slower than a peer"
 BLOCKS = "XLA on a CPU multiplies blocks of 256 rows more slowly than all rows at once"
 
 
@@ -25,7 +25,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
 
     sizes = (("8 experts", layers), ("32 experts", larger))
     for backend, what, router, others in (
-        ("jax", "layer k = 1", "softmax_token_choice", {"vmoe's indices": "vmoe indices, k = 1", "its einsum": "vmoe einsum, k = 1"}),
+        ("jax", "layer k = 1", "softmax_token_choice", {"vmoe's indices": "vmoe indices, k = 1", "vmoe's einsum": "vmoe einsum, k = 1"}),
         ("torch", "layer k = 1", "softmax_token_choice", {"st-moe-pytorch": "st-moe-pytorch"}),
         ("jax", "Soft MoE layer", "soft_moe", {"vmoe": "vmoe soft"}),
         ("torch", "Soft MoE layer", "soft_moe", {"soft-moe-pytorch": "soft-moe-pytorch"}),
@@ -37,7 +37,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
     for backend in layers:
         for size, results in sizes:
             ours, fixed = times(results[backend], "hash"), times(results[backend], "softmax_token_choice")
-            floor = f"rows there and back cost what they do at k = 1 ({fixed:.2f})"
+            floor = f"moving rows to experts and back costs as much as at k = 1 ({fixed:.2f})"
             why = floor if backend == "torch" or ours <= fixed + 0.05 else f"{floor}, and {BLOCKS}"
             yield row(f"{backend}, layer without a capacity (hash), {size}", ours, {}, "1.15", ours <= 1.15, why)
     for backend, name, other in (
@@ -45,7 +45,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
         ("torch", "torch.nn.TransformerEncoder", "torch.nn"),
     ):
         value, what = times(steps[backend], name, "steps"), f"{backend}, loss and gradients of a dense ViT-S/16"
-        yield row(what, 1.0, {other: value}, "1.05 of it", value >= 1 / 1.05, "unknown")
+        yield row(what, 1.0, {other: value}, "1.05 times the other", value >= 1 / 1.05, "unknown")
 
 
 def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
@@ -55,11 +55,11 @@ def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str
     for row in of_model[2:]:
         if "recomputed" not in row["of"]["case"]:
             ratio, flops = row["gigabytes_accessed"] / dense["gigabytes_accessed"], row["flops_over_count"]
-            told = f"bytes {ratio:.2f} of dense, FLOPs {flops:.2f} of the count"
-            why = "" if flops <= 1.05 else "products with one-hot rows, for fewer bytes"
-            yield [f"step of ViT-S/16, 32 images, `{row['of']['case']}`", told, "", "FLOPs 1.05", why]
+            told = f"{ratio:.2f} times the dense bytes, {flops:.2f} times the counted FLOPs"
+            why = "" if flops <= 1.05 else "products with one-hot rows add FLOPs but save bytes"
+            yield [f"step of ViT-S/16, 32 images, `{row['of']['case']}`", told, "", "1.05 times the counted FLOPs", why]
     of = layers["rows"]
-    tiles = "slots of several experts and images are moved into one another's order, and back"
+    tiles = "slots are reordered from images to experts, and back"
     for ours, others in {
         "softmax_token_choice": ("vmoe indices, k = 1", "vmoe einsum, k = 1"),
         "softmax_token_choice, k = 2": ("vmoe indices, k = 2", "vmoe einsum, k = 2"),
@@ -70,4 +70,4 @@ def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str
         values = {name: of[name]["gigabytes_accessed"] for name in others}
         told = ", ".join(f"{name} {value:.2f} GB" for name, value in values.items())
         reached = own <= 1.3 * min(values.values())
-        yield [f"layer, `{ours}`", f"{own:.2f} GB", told, "1.3 of vmoe's", "" if reached else tiles]
+        yield [f"layer, `{ours}`", f"{own:.2f} GB", told, "1.3 times vmoe's", "" if reached else tiles]

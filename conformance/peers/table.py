@@ -22,12 +22,12 @@ HEAD = """# What other packages compute
 
 <!-- Made by `python -m moespec.conformance.peers` from the records in conformance/reports. Do not edit. -->
 
-Look up a package to see which of its functions compute what moespec specifies, where results differ, and why. To measure a
-package again, or to list the answers that it was measured to give:
+Look up a package to see which of its functions compute what moespec specifies, where results differ, and why. These commands
+measure a package again, and list its answers to the questions of the ambiguity ledger:
 
 ```console
 $ nox -s "peers(peer='pot')"        # install the package, run the suite on it, write this page
-$ moespec ledger --by torchtitan    # which answers of the ambiguity ledger the package gives
+$ moespec ledger --by torchtitan    # list the answers of torchtitan
 ```
 
 The suite ran in eager mode on a CPU with Python {python} and NumPy {numpy}. Each package had its own environment. A small adapter
@@ -40,18 +40,18 @@ the package's default where a case sets no value. To add a package, [send a repo
 | failed | the error exceeds the suite's [tolerance](conformance.md), or the package raised an exception |
 | SM-3b | answer b to question SM-3 of [the ambiguity ledger](implementations.md), which cites papers and other code |
 | cases | failing cases by algorithm, in float64 and float32 unless a dtype is named |
-| equals | [known variant](#known-variants) with the same results in n of the m stages where the package or the variant differs |
+| equals | [known variant](#known-variants) that gives the same results in n of the m stages where the package or the variant fails |
 | first failure | in the first case listed: stage, wrong entries, and the error of the worst entry |
 | not compared | error messages, losses and metrics inside routers, bfloat16, compiled code |
 
-A failure is not necessarily a bug. `conformance/peers/peers.toml` gives each a verdict and a reason:
+A failure is not necessarily a bug. `conformance/peers/peers.toml` gives each failing case a verdict and a reason:
 """
 
 VERDICTS = {
     "another default": "the package's default differs where the case sets no value",
     "another reading": "the package answers a question of the ambiguity ledger differently",
     "another method": "the package deliberately computes something else, and the ledger has no question about it",
-    "lower precision": "same formula, but rounded more than the tolerance allows",
+    "lower precision": "the formula is the same, but its rounding exceeds the tolerance",
     "not supported": "the package raises an exception",
     "bug": "the package contradicts its own documentation",
     "unexplained": "cause unknown",
@@ -60,11 +60,11 @@ VERDICTS = {
 
 READ = {
     "AI-Hypercomputer/maxtext": "needs Python 3.12 or later",
-    "databricks/megablocks": "built only for torch 2.7.0",
+    "databricks/megablocks": "its package is built only for torch 2.7.0",
     "deepseek-ai/DeepSeek-V3": "no package",
     "facebookresearch/fairseq": "package lacks `modules/moe`",
     "google/flaxformer": "no package",
-    "google/praxis": "needs TensorFlow 2.9, which is older than the suite's Python",
+    "google/praxis": "needs TensorFlow 2.9, which does not support the suite's Python version",
     "laekov/fastmoe": "no package",
     "microsoft/Tutel": "no package",
     "stanford-crfm/levanter": "package has no mixture of experts",
@@ -75,7 +75,7 @@ TAIL = """
 ## Read, not run
 
 The ambiguity ledger also cites these repositories. Their code was read, but the suite does not run on them.
-`moespec ledger --by google/praxis` lists the answers of one, with links to the lines.
+For example, `moespec ledger --by google/praxis` lists the answers of praxis, with links to the source lines.
 """
 
 
