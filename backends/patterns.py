@@ -22,7 +22,7 @@ def parsed(option: str, text: str) -> Iterator[Pattern]:
             rate = math.nan
         if not equals or not pattern or not 0.0 <= rate <= LARGEST:
             raise ConfigError(
-                f"{option}={text!r}: expected pattern=rate, ... with regular expressions and numbers >= 0, finite "
+                f"{option}={text!r}: expected pattern=rate, ...: regular expressions with rates >= 0, finite "
                 f"in float32, got {part.strip()!r}"
             )
         yield compiled, rate
