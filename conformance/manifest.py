@@ -136,7 +136,7 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
         return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])  # NumPy parses "nan" and "inf"
     array = large[entry["tensor"]]
     if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise ValueError(f"{entry['tensor']}: has {array.dtype}{array.shape} in the safetensors file")
+        raise ValueError(f"{entry['tensor']}: is {array.dtype}{[*array.shape]}, not {entry['dtype']}{entry['shape']}")
     return array
 
 

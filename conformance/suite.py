@@ -108,7 +108,7 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
                 raise VectorError(f"{paths[case]}: not listed in {path.name}")
             if only(f"{name}/{case}"):
                 if digests[case] != sha256(paths[case]):
-                    raise VectorError(f"{paths[case]}: modified: its sha256 differs from {path.name}")
+                    raise VectorError(f"{paths[case]}: modified: its sha256 differs from the one in {path.name}")
                 chosen.append(paths[case])
         if count != len(digests):
             raise VectorError(f"{path}: expected {count} cases of {name}, but {len(digests)} are listed")

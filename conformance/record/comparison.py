@@ -82,7 +82,7 @@ def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
     if not by_name and len(first) != len(second):
         missing = sorted({gate.name for gate in first} ^ set(names))
         raise ShapeError(
-            f"the recordings have {len(first)} and {len(second)} gates; in only one of them: {', '.join(missing[:MOST])}"
+            f"the recordings have {len(first)} and {len(second)} gates; only one of them has {', '.join(missing[:MOST])}"
         )
     pairs = [(a, second[names.index(a.name)] if by_name else b) for a, b in zip(first, second, strict=True)]
     partings = [_parting(a, b) for a, b in pairs]

@@ -345,7 +345,7 @@ def test_recordings_of_other_shapes(tmp_path):
     first = recorded(tmp_path / "a", logits_of())
     with pytest.raises(ShapeError, match=r"gate.0: has 256 tokens in the first recording, but 128 in the second"):
         part(first, recorded(tmp_path / "b", logits_of(tokens=128)))
-    with pytest.raises(ShapeError, match=r"the recordings have 2 and 1 gates; in only one of them: gate.1"):
+    with pytest.raises(ShapeError, match=r"the recordings have 2 and 1 gates; only one of them has gate.1"):
         part(first, first[:1])
 
 
