@@ -97,7 +97,7 @@ class Layer:
         """Raises ShapeError if an image has more token positions, the default ids, than there are ids."""
         ids: int = self.options.ids  # type: ignore[attr-defined]
         if tokens > ids:
-            raise ShapeError(f"x: {tokens} tokens, but the hash tables have only {ids} ids")
+            raise ShapeError(f"x: has {tokens} tokens, but the hash tables have only {ids} ids")
 
 
 def layer_of(

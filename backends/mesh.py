@@ -109,7 +109,7 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
     sizes = MeshSizes(data, fsdp, expert)
     if sizes.devices != devices:
         raise ConfigError(
-            f"mesh.data={data!r}, mesh.fsdp={fsdp!r}, mesh.expert={expert!r}: a mesh of {sizes.devices} devices, but there are {devices}"
+            f"mesh.data={data!r}, mesh.fsdp={fsdp!r}, mesh.expert={expert!r} need {sizes.devices} devices, but there are {devices}"
         )
     return sizes
 

@@ -64,12 +64,12 @@ def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[st
     """
     params: Any = router.init(generator, options)
     if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
-        raise ConfigError(f"router {router.name!r}: init: expected NumPy arrays by name, got {params!r}")
+        raise ConfigError(f"router {router.name!r}: init: expected a dict of NumPy arrays, got {params!r}")
     for name in params:
         kinds = name in router.decays, name in router.frozen
         if kinds != (others := _KINDS.setdefault(name, kinds)):
-            clash = f"(decays, frozen) is {kinds}, but {others} for another router's parameter of this name"
-            raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; rename it")
+            clash = f"has (decays, frozen)={kinds}, but another router's parameter with this name has {others}"
+            raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; rename one of them")
     return params
 
 
@@ -211,7 +211,7 @@ class OptimizerConfig:
         patterns.check_found("rates", self.rates, names)
         slots_of(self.name, vars(self.own), ())  # raises for an optimiser that has not been imported
         if not any(map(self.rate_of, names)):
-            raise ConfigError(f"rates={self.rates!r}: all parameters are frozen; expected one to train")
+            raise ConfigError(f"rates={self.rates!r}: all parameters are frozen; leave at least one to train")
 
     def slots(self, path: Sequence[str], shape: Shape) -> dict[str, Shape]:
         """The arrays kept for the parameter at `path` from step to step: name of the slot (`SLOTS`) and shape."""

@@ -67,7 +67,7 @@ class Optimizer:
         u, kept = self.update(namespace, tried, tried, dict.fromkeys(self.slots, tried), 1)
         made = {name: np.shape(each) for name, each in {"u": u, **kept}.items()}
         if made != shapes or not set(self.slots) <= set(OWN_SLOTS):
-            raise ConfigError(f"slots={self.slots!r}: shape (2, 3) gives {made}; expected {shapes}, slots {OWN_SLOTS}")
+            raise ConfigError(f"slots={self.slots!r}: expected slots from {OWN_SLOTS} and shapes {shapes}, got {made}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
         """The update including the decay `d`, with the signature of `moespec.backends.numpy.optimizers`."""
@@ -107,7 +107,7 @@ def _check(options: Mapping[str, Any]) -> None:
     if nesterov and not options["momentum"]:
         raise ConfigError(f"nesterov={nesterov!r}: needs momentum, got momentum={options['momentum']!r}")
     if type(size := options.get("factored_from", 1)) is not int or size < 1:
-        raise ConfigError(f"factored_from={size!r}: expected an integer of at least 1")
+        raise ConfigError(f"factored_from={size!r}: expected an integer >= 1")
 
 
 def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, Shape]:

@@ -22,8 +22,8 @@ def parsed(option: str, text: str) -> Iterator[Pattern]:
             rate = math.nan
         if not equals or not pattern or not 0.0 <= rate <= LARGEST:
             raise ConfigError(
-                f"{option}={text!r}: expected pattern=rate, ... with regular expressions and numbers >= 0, finite "
-                f"in float32, got {part.strip()!r}"
+                f"{option}={text!r}: expected pattern=rate pairs, separated by commas, with regular "
+                f"expressions as patterns and finite float32 rates >= 0, got {part.strip()!r}"
             )
         yield compiled, rate
 

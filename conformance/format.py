@@ -188,7 +188,7 @@ def finish(results: Mapping[str, Any]) -> dict[str, Any]:
         for part, dense in (("token", slots), ("weight", weights)):
             record = finished.pop(f"{prefix}routing.{part}", None)
             if record is not None and not np.array_equal(record, dense):
-                raise ValueError("the slot record (token, weight) differs from its dense form")
+                raise ValueError(f"{prefix}routing.{part} differs from routing.dispatch and routing.combine")
         finished |= {f"{prefix}slots": slots, f"{prefix}weights": weights}
     return finished
 
@@ -197,7 +197,7 @@ def _slots(dispatch: Any, combine: Any) -> tuple[Any, Any]:
     """Convert `(..., T, E, C)` tensors of a sparse routing to `(..., E, C)` slots and weights."""
     filled = dispatch != 0
     if dispatch.shape != combine.shape or not (dispatch.real[filled] == 1).all():
-        raise ValueError("sparse routing: expected dispatch of 0 or 1, and combine of the same shape")
+        raise ValueError("sparse routing: dispatch must contain only 0 and 1, and combine must have the same shape")
     if (filled.sum(axis=-3) > 1).any() or (combine[~filled] != 0).any():
         raise ValueError("a slot holds two tokens, or a token has a combine weight in a slot it does not occupy")
     slots = np.where(filled.any(axis=-3), filled.argmax(axis=-3), dispatch.shape[-3]).astype(np.int32)

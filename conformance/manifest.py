@@ -136,7 +136,7 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
         return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])  # NumPy parses "nan" and "inf"
     array = large[entry["tensor"]]
     if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise ValueError(f"{entry['tensor']}: got {array.dtype}{array.shape} in the safetensors file")
+        raise ValueError(f"{entry['tensor']}: is {array.dtype}{[*array.shape]}, not {entry['dtype']}{entry['shape']}")
     return array
 
 
@@ -177,7 +177,7 @@ def read(path: Path) -> Case:
         manifest = parse(read_file(path).decode())
         if manifest["schema"] != SCHEMA:
             raise VectorError(
-                f"{path}: schema {manifest['schema']!r}, but this version of moespec reads schema {SCHEMA}"
+                f"{path}: has schema {manifest['schema']!r}, but this version of moespec reads schema {SCHEMA}"
             )
         if VECTORS not in path.parents:  # unresolved: an editable installation may link to them
             check(manifest, "schema.json")
@@ -195,7 +195,7 @@ def read(path: Path) -> Case:
             raise
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
     if path.parent.name + "/" + path.stem != case.id or case.id.split("/")[0] != case.algorithm:
-        raise VectorError(f"{path}: its content is the case {case.id!r} of {case.algorithm!r}")
+        raise VectorError(f"{path}: the file name does not match its case {case.id!r} of {case.algorithm!r}")
     return case
 
 
@@ -237,7 +237,7 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
         raise VectorError(f"{path}: expected its tensors in {beside.name}, got {entry['file']!r}")
     data = read_file(beside)
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise VectorError(f"{beside}: the sha256 differs from {path.name}")
+        raise VectorError(f"{beside}: its sha256 differs from the one in {path.name}")
     try:
         return {name: tensor.array for name, tensor in tensors.decoded(data).items()}
     except ValueError as error:

@@ -131,7 +131,7 @@ class _Suite:
             said = re.search(r" error: (.*)", str(error))
             raise ConfigError(said[1] if said else str(error)) from error
         if config.option.file_or_dir:
-            raise ConfigError(f"unrecognized arguments: {' '.join(config.option.file_or_dir)}; use --case for cases")
+            raise ConfigError(f"unrecognized arguments: {' '.join(config.option.file_or_dir)}; use --case to name them")
         if config.option.xmlpath:
             check_output("--junit-xml", Path(config.option.xmlpath))
         return config

@@ -48,7 +48,7 @@ def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
             continue
         beside = path.suffix == ".safetensors" and path.with_suffix(".json").exists()
         if path.parent.parent != folder or not (beside or path.suffix == ".json"):
-            raise VectorError(f"{path}: expected a vector or its arrays")
+            raise VectorError(f"{path}: expected a vector (.json) or its arrays (.safetensors)")
         if not beside:
             paths.setdefault(path.parent.name, []).append(path)
     return paths
@@ -108,7 +108,7 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
                 raise VectorError(f"{paths[case]}: not listed in {path.name}")
             if only(f"{name}/{case}"):
                 if digests[case] != sha256(paths[case]):
-                    raise VectorError(f"{paths[case]}: modified, the sha256 differs from {path.name}")
+                    raise VectorError(f"{paths[case]}: modified: its sha256 differs from the one in {path.name}")
                 chosen.append(paths[case])
         if count != len(digests):
             raise VectorError(f"{path}: expected {count} cases of {name}, but {len(digests)} are listed")

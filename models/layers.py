@@ -216,7 +216,7 @@ def placed(moe: str, depth: int) -> tuple[int, ...]:
         raise ConfigError(f"moe={moe!r}: expected {PLACEMENTS}")
     candidates, count = odd if match[1] == "every_2_last" else every, int(match[2])
     if count > len(candidates):
-        raise ConfigError(f"moe={moe!r}: depth={depth} has only {len(candidates)} such blocks")
+        raise ConfigError(f"moe={moe!r}: a model with depth={depth} has only {len(candidates)} such blocks")
     return tuple(candidates[:count] if match[1] == "first" else candidates[len(candidates) - count :])
 
 
@@ -225,7 +225,7 @@ def _listed(moe: str, depth: int) -> tuple[int, ...]:
     if list(blocks) != sorted(set(blocks)):
         raise ConfigError(f"moe={moe!r}: expected each block once, in ascending order")
     if blocks[-1] >= depth:
-        raise ConfigError(f"moe={moe!r}: depth={depth} has no block {blocks[-1]}; blocks count from 0")
+        raise ConfigError(f"moe={moe!r}: depth={depth} has no block {blocks[-1]}; block numbers start at 0")
     return blocks
 
 

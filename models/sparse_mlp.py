@@ -100,9 +100,9 @@ class SparseMlpConfig(layers.CommonConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.token_choices > self.token_experts:
-            raise ConfigError(f"token_choices={self.token_choices!r}: more than token_experts={self.token_experts!r}")
+            raise ConfigError(f"token_choices={self.token_choices!r} exceeds token_experts={self.token_experts!r}")
         if self.experts and self.choices > self.experts:
-            raise ConfigError(f"choices={self.choices!r}: more than experts={self.experts!r}")
+            raise ConfigError(f"choices={self.choices!r} exceeds experts={self.experts!r}")
         moe_blocks(self)
         # Created here for the smallest groups, because options are not checked when a model is compiled.
         object.__setattr__(self, "_options", _settings(self))

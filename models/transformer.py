@@ -103,7 +103,7 @@ class TransformerConfig(layers.BlocksConfig):
             raise ConfigError(f"block.{number}: expected one of the MoE blocks, {expected} (moe={self.moe!r})")
         options = own.get("router_options", {}) if isinstance(own, Mapping) else None
         if not isinstance(options, Mapping):
-            raise ConfigError(f"block.{number}={own!r}: expected a table, in which router_options, if set, is a table")
+            raise ConfigError(f"block.{number}={own!r}: expected a table whose router_options, if set, are a table")
         check_names(f"block.{number}.", own, "a block", OF_BLOCK)
         router = own.get("router", self.router)
         if router == self.router:
@@ -124,7 +124,7 @@ class TransformerConfig(layers.BlocksConfig):
         images, rest = divmod(self.group_size, self.sequence)
         if rest and "images" in options_of(self.router):
             raise ConfigError(
-                f"group_tokens={self.group_size}: {self.router} needs whole images: expected a multiple of {self.sequence} tokens"
+                f"group_tokens={self.group_size}: {self.router} needs whole images; expected a multiple of {self.sequence} tokens"
             )
         decided = {"width": self.width, "experts": self.experts, "tokens": self.group_size, "ids": self.id_count}
         options = settings(self.router, self.router_options, **decided, images=images)

@@ -117,12 +117,12 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
                 f"group_images={self.group_images!r} with group_tokens={self.group_tokens!r}: set only one of them"
             )
         if self.positions.startswith("sincos2d") and (self.width % 4 or self.width < 8):
-            raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, at least 8")
+            raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, minimum 8")
 
     def _check_routing(self) -> RouterOptions:
         options = super()._check_routing()
         if self.round_experts and multi_hash.chosen(options):
-            raise ConfigError("round_experts=True: has no effect with MultiHash, which mixes the experts; leave it out")
+            raise ConfigError("round_experts=True: expected False with MultiHash, because it mixes the experts")
         return options
 
     @property

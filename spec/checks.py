@@ -130,7 +130,7 @@ def check_choices(choices: Any, experts: int) -> int:
 
 def check_rivals(choices: int, experts: int) -> int:
     """Returns `choices` as an int. Raises `ConfigError` unless it is less than the number of experts."""
-    return check_capacity(choices, experts - 1, name="choices", of="experts less one")
+    return check_capacity(choices, experts - 1, name="choices", of="other experts")
 
 
 def check_tries(tries: Any, choices: int, experts: int) -> int:

@@ -74,7 +74,7 @@ class RouterOptions:
         jitter, multiplier = getattr(self, "jitter", 0), getattr(self, "noise_multiplier", 0)
         if jitter and multiplier:
             raise ConfigError(
-                f"jitter={jitter!r}: a router has one kind of noise; set noise_multiplier=0, got {multiplier!r}"
+                f"jitter={jitter!r}: cannot be combined with noise_multiplier={multiplier!r}; set one of them to 0"
             )
 
     @classmethod

@@ -65,7 +65,7 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
     if module.split(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"{argument}={name!r}: expected your own module, not one of Python's standard library")
     if module == "__main__" and not hasattr(imported, attribute):
-        raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; move it into a module")
+        raise ConfigError(f"{argument}={name!r}: is defined in another notebook or script; move it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise ConfigError(f"{argument}={name!r}: expected the name of {article} {kind.__name__}, got {shown(found)}")

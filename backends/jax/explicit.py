@@ -99,7 +99,7 @@ def _check_whole_groups(tokens: Any) -> None:
     """Raises ShapeError if the tokens of a group, (G, T, ...), are split."""
     if axes := _axes(tokens).get(1):
         raise ShapeError(
-            f"tokens: the {tokens.shape[1]} tokens of a group are split over {', '.join(axes)} of the mesh; expected them all on one device"
+            f"tokens: the {tokens.shape[1]} tokens of a group are split over {', '.join(axes)} of the mesh; they must be on one device"
         )
 
 

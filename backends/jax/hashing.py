@@ -53,7 +53,7 @@ def multi_hash_mlp(
     over a mesh, because this layer mixes all of them.
     """
     if is_split(params):
-        raise ConfigError("params: experts split over a mesh; MultiHash needs all of them on each device")
+        raise ConfigError("params: the experts are split over a mesh; MultiHash needs all experts on each device")
     w1, b1, w2, b2 = multi_hash_weights(xp, tokens, ids, tables, params, activation)  # type: ignore[misc]
     hashes = tables.shape[0]
     routings = [hash_routing(ids, tables[m], experts=w1.shape[0]) for m in range(hashes)]

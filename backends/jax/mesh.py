@@ -83,9 +83,9 @@ def devices() -> int:
     try:
         return int(jax.device_count())
     except (RuntimeError, AssertionError) as error:  # JAX raises the second if a platform has no device
-        said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device or plugin for this platform"
+        said = str(error).partition(". (set JAX_PLATFORMS")[0] or "this platform has no device or no plugin"
         asked = untyped.config.jax_platforms
-        raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or unset to use any device") from error
+        raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; set it to cpu, or unset it to use any device") from error
 
 
 def leave() -> None:
@@ -109,7 +109,7 @@ class OnMesh(SplitExperts):
         transport: see `SplitExperts`."""
         there = jax.device_count() if devices is None else len(devices)
         if sizes.devices != there:
-            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}), but JAX has {there}")
+            raise ConfigError(f"the mesh ({sizes}) needs {sizes.devices} devices, but JAX has {there}")
         self.sizes, self.transport = sizes, transport
         # A mesh axis may be part of an axis of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)

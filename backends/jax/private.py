@@ -17,7 +17,7 @@ def reach_at(address: str) -> None:
         state: Any = import_module("jax._src.distributed").global_state
     except (ImportError, AttributeError) as error:
         wanted = "install a supported version: pip install 'jax>=0.10,<0.13,!=0.10.2'"
-        raise ConfigError(f"jax {jax.__version__}: {error}, which moespec needs; {wanted}") from None
+        raise ConfigError(f"jax {jax.__version__} lacks an API that moespec needs ({error}); {wanted}") from None
 
     def client() -> Any:
         return make(gloo(distributed_client=state.client, hostname=address))

@@ -86,10 +86,10 @@ def groups(**arrays: Any) -> list[dict[str, Any]]:
     rows = {name: _rows(name, array) for name, array in arrays.items() if array is not None}
     first = next(iter(rows))
     if not len(rows[first]):
-        raise ShapeError(f"{first}: expected a leading axis of at least one group, got shape {rows[first].shape}")
+        raise ShapeError(f"{first}: expected at least one group along the leading axis, got shape {rows[first].shape}")
     for name, array in rows.items():
         if len(array) != len(rows[first]):
-            raise ShapeError(f"{name}: {len(array)} groups, but {first} has {len(rows[first])}")
+            raise ShapeError(f"{name}: has {len(array)} groups, but {first} has {len(rows[first])}")
     return [{name: rows[name][g] if name in rows else None for name in arrays} for g in range(len(rows[first]))]
 
 

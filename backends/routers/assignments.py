@@ -41,7 +41,7 @@ def hash(
     """Each token goes to the expert of its id. The default id of a token is its position."""
     if options.hashes != 1:
         raise ConfigError(
-            f"hashes: expected 1, got {options.hashes}; several hashes mix experts inside the MLP, see multi_hash_mlp"
+            f"hashes: expected 1, got {options.hashes}; several hashes mix experts inside the MLP (see multi_hash_mlp)"
         )
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     ids = B.position_ids(tokens) if ids is None else ids

@@ -80,7 +80,7 @@ def export_onnx(
     tensors = [*module.parameters(), *module.buffers()]
     if halves := [tensor.dtype for tensor in tensors if tensor.dtype in HALVES]:
         raise ConfigError(
-            f"module: parameters in {str(halves[0])[6:]}, which ONNX runtimes do not support on a CPU; convert it with module.float()"
+            f"module: has {str(halves[0])[6:]} parameters, which ONNX runtimes do not support on a CPU; convert them with module.float()"
         )
     if (size := sum(tensor.nbytes for tensor in tensors)) > LARGEST:
         raise ConfigError(f"module: {size:,} bytes of parameters exceed the 2 GB limit of ONNX files; use export_pt2")
@@ -109,7 +109,7 @@ def _check_module(module: Any) -> None:
         raise ConfigError(f"module: expected a torch.nn.Module, got {module!r}")
     if training := [name for name, child in module.named_modules() if child.training]:
         where = f" ({training[0]})" if training[0] else ""
-        raise ConfigError(f"module: in training mode{where}, which draws noise and dropout; call module.eval() first")
+        raise ConfigError(f"module: is in training mode{where}; call module.eval() to turn off noise and dropout")
 
 
 def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:

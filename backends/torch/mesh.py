@@ -96,7 +96,7 @@ class OnMesh(SplitOverGroup):
     def __init__(self, sizes: MeshSizes, *, transport: Transport = "model") -> None:
         """transport: see `SplitExperts`."""
         if sizes.devices != self.processes:
-            raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}), but {self.processes} processes")
+            raise ConfigError(f"the mesh ({sizes}) needs {sizes.devices} processes, but there are {self.processes}")
         self.devices = Devices(sizes)
         super().__init__(self.devices.groups.get(("expert",), ALONE), sizes)
         self.transport = transport

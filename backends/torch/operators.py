@@ -91,6 +91,6 @@ def _kernels_run(device: torch.device) -> bool:
         tokens = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
         kernels.split_product(tokens, tokens[:, None].expand(16, 5, 16).contiguous(), 16)
     except Exception as error:
-        warnings.warn(f"no Triton kernels on {device}; using slower plain operations: {error}", stacklevel=2)
+        warnings.warn(f"Triton kernels cannot run on {device}; using slower operations: {error}", stacklevel=2)
         return False
     return True

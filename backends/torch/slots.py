@@ -85,7 +85,7 @@ def check_slots(tokens: Tensor, routing: SlotRouting) -> None:
     check_same_shape("routing.weight", routing.weight, "routing.token", routing.token)
     check_size("routing.token", routing.token, 0, tokens.shape[0], "the groups of tokens")
     if routing.tokens != tokens.shape[1]:
-        raise ShapeError(f"routing.tokens: {routing.tokens} tokens were routed, got {tokens.shape[1]} tokens")
+        raise ShapeError(f"routing.tokens: the routing is for {routing.tokens} tokens, got {tokens.shape[1]} tokens")
     if routing.slot is not None:
         check_rank("routing.slot", routing.slot, "groups tokens choices")
 

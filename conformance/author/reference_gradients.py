@@ -119,7 +119,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
             if abs(exact - central) <= allowed * (1 + abs(exact)):
                 break
         else:
-            raise GoldenError(f"{stage.name}: d/d{name} is {exact} by the complex step, but {central} by differences")
+            raise GoldenError(f"{stage.name}: d/d{name} is {exact} by complex step, but {central} by differences")
 
 
 @contextmanager

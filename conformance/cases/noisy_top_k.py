@@ -200,7 +200,7 @@ def noisy_load_of_some_alone(
 ) -> Array:
     """The load loss of noisy top-k raises an error if every expert is chosen."""
     if choices == logits.shape[2]:
-        raise ConfigError(f"choices: expected less than the number of experts, got {choices}")
+        raise ConfigError(f"choices: expected fewer choices than experts, got {choices}")
     return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
 
 

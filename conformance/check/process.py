@@ -90,7 +90,7 @@ class Process:
             self.socket.sendall(request)
             length = int.from_bytes(self._read(8, deadline), "little")
             if length > size:
-                raise ValueError(f"{length} bytes, expected at most {size}")
+                raise ValueError(f"the answer has {length} bytes, expected at most {size}")
             answer, arrays = unpack(self._read(length, deadline))
             if "failure" not in answer:
                 if "last" in answer:

@@ -104,7 +104,7 @@ class Target:
             isinstance(word, str) and word for pair in declared.items() for word in pair
         )
         if not right:
-            raise ConfigError(f"not_offered={declared!r}: expected patterns of ids or options of calls, with reasons")
+            raise ConfigError(f"not_offered={declared!r}: expected a dict that maps case or option patterns to reasons")
         for wrong in filter(None, map(problem, declared)):
             raise ConfigError(f"not_offered: {wrong}")
 

@@ -70,7 +70,7 @@ def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waive
             same = all(not a or not b or a == b for a, b in ((other.dtype, waiver.dtype), (other.mode, waiver.mode)))
             twice = [id for id in sorted(ids) if same and other.matches(id) and waiver.matches(id)]
             if twice:
-                name = "" if waiver.case == twice[0] else f", as {twice[0]}"
+                name = "" if waiver.case == twice[0] else f" (both match {twice[0]})"
                 raise WaiverError(f"{place}: duplicate waiver for {waiver}{name}")
         waivers.append(waiver)
     return waivers

@@ -299,7 +299,7 @@ def _show(options: argparse.Namespace) -> int:
 
         cases = fresh.fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
-        raise ConfigError("--fresh: cannot be combined with --files, which are computed from the committed vectors")
+        raise ConfigError("--fresh: cannot be combined with --files, which needs the committed vectors")
     if not cases:
         fresh_ones = "" if options.fresh is None else f"; --fresh --size {options.size} omits some of them"
         near = near_it(options.case, _ids(options))

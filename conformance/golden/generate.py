@@ -123,7 +123,7 @@ def _check_folder(folder: Path, compared: Sequence[str]) -> None:
     elif folder.exists() and not folder.is_dir():
         raise ConfigError(f"{name}: not a folder")
     elif others := [entry.name for entry in folder.glob("*") if not any(entry.glob("*.json"))]:
-        raise ConfigError(f"{name}: contains {min(others)!r}; choose another folder")
+        raise ConfigError(f"{name}: contains {min(others)!r}, which has no vectors; choose another folder")
     elif suite.exists() and b'"provenance"' not in suite.read_bytes():
         raise ConfigError(f"{name}: {suite} is not a suite of vectors and would be overwritten; choose another folder")
 
@@ -172,7 +172,7 @@ def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
 def _build(id: str, own: Mapping[str, Definition] | None = None) -> Case:
     case = build((own or all_definitions())[id])
     if own and (difference := differences(case, build(own[id]))):
-        raise GoldenError(f"a second computation differs: {difference}")
+        raise GoldenError(f"computing the case twice gave different results: {difference}")
     for problem in problems(case):
         raise GoldenError(problem)
     return case

@@ -140,7 +140,7 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(read_file(path))
         if record["schema"] != SCHEMA:
-            raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
+            raise ValueError(f"expected schema {SCHEMA}, got {record['schema']}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a peer record: {type(error).__name__}: {error}") from error
     return dict(record)

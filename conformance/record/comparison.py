@@ -82,7 +82,7 @@ def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
     if not by_name and len(first) != len(second):
         missing = sorted({gate.name for gate in first} ^ set(names))
         raise ShapeError(
-            f"the first has {plural(len(first), 'gates')}, the second {len(second)}; only in one: {', '.join(missing[:MOST])}"
+            f"the recordings have {len(first)} and {len(second)} gates; only one of them has {', '.join(missing[:MOST])}"
         )
     pairs = [(a, second[names.index(a.name)] if by_name else b) for a, b in zip(first, second, strict=True)]
     partings = [_parting(a, b) for a, b in pairs]
@@ -94,7 +94,7 @@ def _parting(a: Gate, b: Gate) -> Parting:
     of = (("tokens", a.tokens, b.tokens), ("experts", a.experts, b.experts))
     for what, one, other in of[: 2 if a.logits is not None and b.logits is not None else 1]:
         if one != other:
-            raise ShapeError(f"{a.name}: {plural(one, what)} in the first recording, {other} in the second")
+            raise ShapeError(f"{a.name}: has {plural(one, what)} in the first recording, but {other} in the second")
     first, second = explained(a), explained(b)
     logits = None if a.logits is None or b.logits is None else float(np.abs(a.logits - b.logits).max())
     rounding = max(a.rounding("logits"), b.rounding("logits"))

@@ -69,13 +69,13 @@ class Gate:
         if self.choices is not None and self.choices.dtype.kind != "i":
             raise ValueError(f"{self.name}: choices: expected integers")
         if self.experts > MOST or (self.logits is None and rows * self.experts > LARGEST):
-            most = f"expected at most {MOST}, and {LARGEST} pairs"
-            raise ValueError(f"{self.name}: {self.experts} experts of {rows} tokens, {most}")
+            most = f"expected at most {MOST} experts and {LARGEST} pairs of a token and an expert"
+            raise ValueError(f"{self.name}: has {self.experts} experts and {rows} tokens, {most}")
         for part in ("logits", "weights", "bias"):
             array = getattr(self, part)
             if array is not None and (array.dtype.kind != "f" or not np.isfinite(array).all()):
-                where = "numbers" if array.dtype.kind != "f" else np.argwhere(~np.isfinite(array))[0].tolist()
-                raise ValueError(f"{self.name}: {part}: expected finite numbers, got others, first at {where}")
+                got = f"NaN or inf at {np.argwhere(~np.isfinite(array))[0]}" if array.dtype.kind == "f" else array.dtype
+                raise ValueError(f"{self.name}: {part}: expected finite floats, got {got}")
         if self.bias is not None and self.bias.shape != (self.experts,):
             raise ValueError(f"{self.name}: bias: expected shape ({self.experts} experts,), got {self.bias.shape}")
         if self.choices is not None:
@@ -151,7 +151,7 @@ def _gates(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
     for i, entry in enumerate(record["gates"]):
         calls, dtypes = tuple(entry["calls"]), {str(part): str(dtype) for part, dtype in entry["dtypes"].items()}
         if any(type(call) is not int or call < 1 for call in calls):
-            raise ValueError(f"{entry['name']!r}: calls={entry['calls']!r}: expected numbers of tokens")
+            raise ValueError(f"{entry['name']!r}: calls={entry['calls']!r}: expected positive token counts")
         gates.append(Gate(entry["name"], calls, dtypes, *(arrays.get(f"{i}/{part}") for part in PARTS)))
     if not gates or len({gate.name for gate in gates}) < len(gates):
         raise ValueError("no gates" if not gates else "duplicate gate names")

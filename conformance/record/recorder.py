@@ -63,7 +63,7 @@ class Recorder:
             kinds = {name: f"{name} {type(module).__name__}" for name, module in modules.items()}
             gates = [name for name, kind in kinds.items() if re.search("gate|router", kind, re.IGNORECASE)]
             shown = dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in gates or kinds)
-            which = "modules with gate or router in the name" if gates else "no name has gate or router; modules"
+            which = "modules with gate or router in the name" if gates else "no module name has gate or router; modules"
             names = ", ".join([*shown][:MOST]) or "none"
             raise ConfigError(f"module={self.pattern!r}: matches no module; {which}: {names}")
         self.hooks += [modules[name].register_forward_hook(partial(self._heard, name)) for name in matching]
@@ -89,7 +89,7 @@ class Recorder:
     def gates(self) -> list[Gate]:
         """Everything recorded. Raises RunError if nothing was recorded, or for values that no gate computes."""
         if not self.calls:
-            reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "the model called no tap"
+            reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "the model never called tap"
             raise RunError(f"nothing was recorded: {reason}")
         try:
             return [_joined(name, calls) for name, calls in self.calls.items()]
@@ -104,14 +104,14 @@ def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Ga
     ]
     kinds = {tuple(sorted(width.items())) for width in widths}
     if len(kinds) > 1:
-        raise ValueError(f"{name}: arrays differ from call to call: {' and '.join(map(str, sorted(kinds)[:2]))}")
+        raise ValueError(f"{name}: arrays differ between calls: {' and '.join(map(str, sorted(kinds)[:2]))}")
     sizes = tuple(len(next(array for part, array in arrays.items() if part != "bias")) for arrays, _ in calls)
     joined = {}
     for part in calls[0][0]:
         arrays = [arrays[part] for arrays, _ in calls]
         if part == "bias":
             if any((each != arrays[0]).any() for each in arrays):
-                raise ValueError(f"{name}: the bias changes from call to call; do not train the model while recording")
+                raise ValueError(f"{name}: the bias changes between calls; do not train the model while recording")
             joined[part] = arrays[0]
             continue
         most, fill = max(each.shape[1] for each in arrays), -1 if part == "choices" else 0
@@ -186,7 +186,7 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
     model: Any = own_function("model", target, load=True)
     with recording(path, None, module or "*", adapter) as recorder:
         if inspect.isclass(model) and _takes_data(model):
-            raise ConfigError(f"model={target!r}: a class with arguments; pass a function that creates the model")
+            raise ConfigError(f"model={target!r}: this class needs arguments; pass a function that creates the model")
         if inspect.isclass(model) or not (hasattr(model, "named_modules") or _takes_data(model)):
             model = _called(target, "", model)
         torch = sys.modules.get("torch") if hasattr(model, "named_modules") else None
@@ -234,7 +234,7 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
     found = _called(data, "", own_function("data", data, load=True))
     found = [found] if isinstance(found, (Mapping, tuple)) or hasattr(found, "shape") else found
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
-        raise ConfigError(f"data={data!r}: returned {found!r:.80}, expected a batch or batches")
+        raise ConfigError(f"data={data!r}: returned {found!r:.80}, expected a batch or an iterable of batches")
     batches, end = _called(data, "", iter, found), object()
     while (batch := _called(data, "", next, batches, end)) is not end:
         yield batch
@@ -255,7 +255,7 @@ def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
     """Any framework's tensor or array as a NumPy array, and its dtype's name. Floats that NumPy lacks become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
     if getattr(array, "is_meta", False):
-        raise ValueError("it is on the meta device: load the model's weights first")
+        raise ValueError("the array is on the meta device; load the model's weights first")
     if hasattr(array, "detach"):
         array = array.detach().to("cpu")
         array = array.float() if array.is_floating_point() and dtype != "float64" else array
@@ -323,7 +323,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
     if len(rest) > 1:  # drop the logits' probabilities, which can be recomputed
         rest = [(a, n) for a, n in rest if (n < 0).any() or (n > 1).any()]
         if len(rest) != 1:
-            raise ValueError(f"{shapes}: cannot tell which of them are logits")
+            raise ValueError(f"{shapes}: cannot tell which array contains the logits")
     for array, numbers in rest:
         if width > 1 and (numbers >= 0).all() and np.allclose(numbers.sum(axis=-1), 1, atol=1e-2):
             raise ValueError(f"{shapes}: expected logits, got probabilities")

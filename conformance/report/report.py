@@ -119,7 +119,7 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
     if not re.fullmatch(INTERFACES[interface], target):
         raise ValueError(f"target {target[:80]!r} is not a valid name for the interface {interface!r}")
     if content["suite"] != suite:
-        raise ValueError(f"made with other vectors: expected suite.json {suite[:12]}, got {content['suite'][:12]}")
+        raise ValueError(f"was made with other vectors: expected suite.json {suite[:12]}, got {content['suite'][:12]}")
     report = Report(
         interface,
         target,
@@ -137,10 +137,10 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
             raise ValueError(f"unknown algorithm {match.algorithm[:80]!r}")
     for (id, dtype, mode), times in Counter((r.id, r.dtype, r.mode) for r in report.results).items():
         if times > 1:
-            raise ValueError(f"case {id}: twice in {dtype} {mode}")
+            raise ValueError(f"case {id}: appears twice in {dtype} {mode}")
     for id in report.left_out:
         if id not in known or any(result.id == id for result in report.results):
-            raise ValueError(f"left_out: {id[:80]!r} is an unknown case, or was run")
+            raise ValueError(f"left_out: {id[:80]!r} is unknown or was run")
     for name, count in _counts(report).items():
         if content[name] != count:
             raise ValueError(f"{name} is {content[name]}, but its cases give {count}")

@@ -32,8 +32,8 @@ def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> 
     check_segments(settings.hashes, hidden=hidden, output=output)
     no_limit = {"capacity_factor": math.inf, "eval_capacity_factor": None, "slots_per_expert": None}
     for name, value in no_limit.items():
-        if getattr(settings, name) != value:
-            raise ConfigError(f"router_options.{name}={getattr(settings, name)!r}: MultiHash has no capacity")
+        if (got := getattr(settings, name)) != value:
+            raise ConfigError(f"router_options.{name}={got!r}: expected {value!r}, since MultiHash has no capacity")
 
 
 def layer(

@@ -147,7 +147,7 @@ def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, 
     if slots < 1:
         raise ConfigError(
             f"{name}: {factor} gives {plural(experts, 'experts')} a capacity of {slots} for {plural(tokens, 'tokens')}, "
-            f"expected at least 1{f', or {instead}' if instead else ''}"
+            f"expected at least 1{f'; or set {instead}' if instead else ''}"
         )
 
 

@@ -122,4 +122,4 @@ def check_cap(capacity: int, cap: int, tokens: int, experts: int) -> None:
     check_capacity(capacity, tokens)
     if check_at_least("cap", cap, 1) * tokens < capacity * experts:
         slots = f"the {capacity * experts} slots of {plural(experts, 'experts')}"
-        raise ConfigError(f"cap: {cap} for each of {plural(tokens, 'tokens')} cannot fill {slots}")
+        raise ConfigError(f"cap: {plural(tokens, 'tokens')} with {plural(cap, 'experts')} each cannot fill {slots}")

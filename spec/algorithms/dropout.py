@@ -99,7 +99,7 @@ def branch_rate(rate: float, *, block: int, depth: int) -> float:
 def check_rate(name: str, value: float) -> float:
     """Returns `value` as a float. Raises `ConfigError` unless it is at least 0 and less than 1."""
     if check_non_negative(name, value) >= 1:
-        raise ConfigError(f"{name}: expected a number of at least 0 and less than 1, got {value!r}")
+        raise ConfigError(f"{name}: expected a number in [0, 1), got {value!r}")
     return float(value)
 
 
@@ -112,4 +112,4 @@ def check_draws(draws: Any, x: Any) -> None:
     """Raises `ShapeError` unless `draws` has the axes of `x`, each of the same length or of length 1."""
     shape, wanted = shape_of(draws), shape_of(x)
     if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
-        raise ShapeError(f"draws: expected the shape of x, {wanted}, where axes may have length 1, got {shape}")
+        raise ShapeError(f"draws: expected the shape of x, {wanted}, in which any axis may have length 1, got {shape}")

@@ -132,7 +132,7 @@ def check_groups(
     size = experts // number
     for name, value, most, things in (
         (names[1], limit, number, "groups"),
-        (names[2], best, size, "experts of a group"),
+        (names[2], best, size, "experts in a group"),
     ):
         if check_at_least(name, value, 1) > most:
             raise ConfigError(f"{name}: {value} is more than the {most} {things}")

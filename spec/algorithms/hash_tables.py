@@ -97,7 +97,7 @@ def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
     experts = check_at_least("experts", experts, 1)
     frequencies = as_array("frequencies", frequencies, "ids").real
     if (frequencies < 0).any():
-        raise ContractError(f"frequencies: expected numbers of at least 0, got {frequencies.tolist()}")
+        raise ContractError(f"frequencies: expected no negative numbers, got {frequencies.tolist()}")
     table = np.zeros(len(frequencies), np.int64)
     load = [0.0] * experts
     for id in stable_order(frequencies):

@@ -155,5 +155,5 @@ def check_branches(branches: Any, columns: int) -> tuple[int, int]:
     number = check_at_least("branches", branches, 1)
     experts = columns - number
     if experts < number or experts % number:
-        raise ConfigError(f"branches: {number} of {columns} columns leave {experts}, expected a multiple of {number}")
+        raise ConfigError(f"branches: {experts} columns remain for experts, expected a multiple of branches={number}")
     return number, experts // number

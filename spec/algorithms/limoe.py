@@ -100,7 +100,7 @@ def _checked(scores: ArrayLike) -> Array:
     """Checks the scores, which must not be negative."""
     array = as_array("scores", scores, "tokens experts")
     if (array.real < 0).any():
-        raise ContractError(f"scores: expected numbers of at least 0, got {array.real.min():g}")
+        raise ContractError(f"scores: expected no negative numbers, got {array.real.min():g}")
     return array
 
 

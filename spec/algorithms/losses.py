@@ -80,7 +80,7 @@ def importance_loss(scores: ArrayLike) -> Array:
     """
     scores = as_array("scores", scores, "tokens experts")
     if (scores.real < 0).any():
-        raise ContractError(f"scores: expected numbers of at least 0, got {scores.real.min():g}")
+        raise ContractError(f"scores: expected no negative numbers, got {scores.real.min():g}")
     return squared_variation("scores", scores.sum(axis=0))
 
 

@@ -76,7 +76,7 @@ def check_slot_order(slot_order: str, tries: int, choices: int) -> None:
     check_option("slot_order", slot_order, ("choice", "token"))
     if slot_order == "token" and tries > choices:
         made = plural(choices, "choices")
-        raise ConfigError(f"slot_order='token': a token of {made} cannot try {tries} experts in turn")
+        raise ConfigError(f"slot_order='token': a token with {made} cannot try {tries} experts in turn")
 
 
 def token_choice(

@@ -189,4 +189,4 @@ def finite(found: Found) -> Found:
 def check_overflow(array: Array) -> None:
     """Raises `ContractError` if a number is not finite."""
     if not np.isfinite(array).all():
-        raise ContractError("utility: too large for the regularization, the plan overflows")
+        raise ContractError("utility: too large for the regularization; the plan overflows")

@@ -62,8 +62,8 @@ class Options(RouterOptions):
         super().__post_init__()
         if self.jitter and self.second_expert != "all":
             raise ConfigError(
-                f"jitter={self.jitter!r}: a router has one kind of noise; set second_expert='all', "
-                f"got {self.second_expert!r}"
+                f"jitter={self.jitter!r}: cannot be combined with second_expert={self.second_expert!r}; "
+                f"set jitter=0 or second_expert='all'"
             )
 
 

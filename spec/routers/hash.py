@@ -76,7 +76,7 @@ def route(
     """
     if options.hashes != 1:
         raise ConfigError(
-            f"hashes: expected 1, got {options.hashes}; several hashes mix experts inside the MLP, see multi_hash_mlp"
+            f"hashes: expected 1, got {options.hashes}; several hashes mix experts inside the MLP (see multi_hash_mlp)"
         )
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     ids = position_ids(tokens) if ids is None else ids

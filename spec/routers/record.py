@@ -114,7 +114,7 @@ class Router(Generic[OptionsOf]):
                 if (function := getattr(self, name)) is not None:
                     inspect.signature(function).bind(*range(count), **given)
             except TypeError as error:
-                expected = f"expected a function of {', '.join([f'{count} arguments', *given])}"
+                expected = f"expected a function that accepts {', '.join([f'{count} arguments', *given])}"
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:

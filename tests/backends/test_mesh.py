@@ -53,7 +53,7 @@ def test_what_adafactor_keeps_is_split_as_its_parameter_is():
         ({"fsdp": 2.0}, r"mesh\.fsdp=2\.0: expected"),
         ({"expert": True}, r"mesh\.expert=True: expected"),
         ({"expert": 3}, r"mesh\.expert=3: 3 does not divide the 8 devices"),
-        ({"data": 3, "expert": 2}, "a mesh of 6 devices, but there are 8"),
+        ({"data": 3, "expert": 2}, "need 6 devices, but there are 8"),
     ],
 )
 def test_meshes_that_there_are_not(arguments, message):

@@ -76,14 +76,14 @@ def test_a_block_goes_there_and_back(make, dtype):
 
 def test_blocks_that_do_not_fit():
     block = filled(vision_block())
-    with pytest.raises(ConfigError, match=r"^choices=1: the block determines it; leave it out"):
+    with pytest.raises(ConfigError, match=r"^choices=1: the block determines this option; remove it"):
         from_transformers(block, tokens=TOKENS, choices=1)
-    with pytest.raises(ConfigError, match=r"^moe: Linear lacks parts of a gated block with a bias: .*experts"):
+    with pytest.raises(ConfigError, match=r"^moe: Linear is not a gated block with a routing bias: .*experts"):
         from_transformers(torch.nn.Linear(2, 2), tokens=TOKENS)
     before = {name: value.clone() for name, value in block.state_dict().items()}
-    with pytest.raises(ConfigError, match=r"^layer: scale=2.5, but 1.25 in the block"):
+    with pytest.raises(ConfigError, match=r"^layer: scale=2.5, but the block has 1.25"):
         to_transformers(from_transformers(filled(deepseek_block()), tokens=TOKENS), block)
     assert all(torch.equal(before[name], value) for name, value in block.state_dict().items())
     block.gate.norm_topk_prob = False  # which its class does not read
-    with pytest.raises(ConfigError, match=r"^moe: Dots3NoteVisionMoE differs from a layer"):
+    with pytest.raises(ConfigError, match=r"^moe: Dots3NoteVisionMoE does not compute what a layer"):
         from_transformers(block, tokens=TOKENS)

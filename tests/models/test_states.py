@@ -83,7 +83,7 @@ def test_a_whole_model_of_torch_needs_its_layers():
     model(images)
     nn.update_states(model)
     assert model.get_submodule("blocks.1.moe.router.state").bias.abs().max() == RATE
-    with pytest.raises(ConfigError, match="layers: expected the MoE layers, whose routers keep a state, got None"):
+    with pytest.raises(ConfigError, match="layers: expected the MoE layers, because their routers have a state"):
         nn.Model(vit.forward, CONFIG, vit.init(CONFIG))(images)
 
 

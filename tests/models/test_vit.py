@@ -68,7 +68,7 @@ MOE = {"moe": "last_1", "experts": 2}
         ),
         ({"router_options": {"choices": 7}}, r"router_options\.choices=7: soft_moe does not have this option"),
         ({**MOE, "group_images": 0}, "group_images=0"),
-        ({**MOE, "router": "hash", "router_options": {"hashes": 2}, "round_experts": True}, "round_experts=True: has no"),
+        ({**MOE, "router": "hash", "router_options": {"hashes": 2}, "round_experts": True}, "round_experts=True: expected"),
         ({"qk_norm_bias": True}, "qk_norm_bias=True"),
         ({"representation": -1}, "representation=-1: expected an integer of at least 0"),
         ({"group_tokens": 4, "group_images": 2}, "group_images=2 with group_tokens=4"),

@@ -124,7 +124,7 @@ class MoE(Reporting, HubMixin):
         """
         copied = perceptron("mlp", mlp)
         if fixed := sorted(OF_MLP & options.keys()):
-            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the MLP determines it; leave it out")
+            raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the MLP determines this option; remove it")
         noise, weight = check_non_negative("noise", noise), copied.weights["w1"]
         width, hidden = weight.shape
         biases = copied.expert_activation not in GATED or any(name.startswith("b") for name in copied.weights)

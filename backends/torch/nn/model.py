@@ -56,7 +56,7 @@ class Model(ParameterTree, Reporting):
         for path, statistics in output.statistics.items() if self.training else ():
             state = self._state(path)
             if state is None or state.rule is None:
-                raise ConfigError("layers: expected the MoE layers, whose routers keep a state, got None")
+                raise ConfigError("layers: expected the MoE layers, because their routers have a state, got None")
             state.add(statistics)
         result: Tensor = output.features if output.logits is None else output.logits
         return self.report(result, output.losses, output.metrics)

@@ -41,7 +41,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
         raise ConfigError(f"{name}: expected a module, got {mlp!r}")
     layers, of = linears(mlp), f"{name}: {type(mlp).__name__}"
     if len(layers) not in (2, 3):
-        raise ConfigError(f"{of} has {len(layers)} torch.nn.Linear, expected 2, or 3 if gated")
+        raise ConfigError(f"{of} has {len(layers)} torch.nn.Linear layers, expected 2, or 3 if gated")
     trial = copy.deepcopy(mlp).to_empty(device="cpu").double().eval()
     draws: Any = {"device": "cpu", "generator": torch.Generator("cpu").manual_seed(0)}
     with torch.no_grad():

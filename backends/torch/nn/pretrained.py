@@ -41,7 +41,7 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
                     self, **{"router": "soft_moe", **call}
                 )  # the default of moespec 0.2, which did not write it
             except TypeError as error:
-                raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced has {call!r}: {error}") from error
+                raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced: bad entry {call!r}: {error}") from error
 
     made: Any = type(cls.__name__, (cls,), {"__init__": init, "__module__": cls.__module__})
     model, found = made.from_pretrained(folder, **options, output_loading_info=True)

@@ -46,7 +46,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     of_block |= {"expert_bias": False, "shared_experts": shared_hidden // hidden}
     of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # draws nothing that would be overwritten
     if fixed := sorted(of_block.keys() & options.keys()):
-        raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the block determines it; leave it out")
+        raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the block determines this option; remove it")
     layer = MoE(width, hidden, experts, tokens=tokens, **of_block, **options)
     layer.router.to(found["router.kernel"].dtype)
     if weight.is_meta:
@@ -69,11 +69,11 @@ def to_transformers(layer: MoE, moe: nn.Module) -> None:
     has = {**vars(whole), **vars(layer.options)}
     for name, value in {"router": ROUTER, **of_block}.items():
         if has[name] != value:
-            raise ConfigError(f"layer: {name}={has[name]!r}, but {value!r} in the block")
+            raise ConfigError(f"layer: {name}={has[name]!r}, but the block has {value!r}")
     for name in sorted(ours.keys() | found.keys()):
         shape, expected = (tuple(each[name].shape) if name in each else None for each in (ours, found))
         if shape != expected:
-            raise ConfigError(f"layer: {name} has shape {shape}, but {expected} in the block")
+            raise ConfigError(f"layer: {name} has shape {shape}, but the block has {expected}")
     with torch.no_grad():
         for name, value in found.items():
             value.copy_(ours[name])
@@ -92,7 +92,7 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 found[f"shared.fc{number}.weight"] = getattr(shared, name).weight.T
         y, of_block = block.experts.act_fn(x), {**COMPUTED, "choices": block.gate.top_k}
     except AttributeError as error:
-        raise ConfigError(f"moe: {type(block).__name__} lacks parts of a gated block with a bias: {error}") from None
+        raise ConfigError(f"moe: {type(block).__name__} is not a gated block with a routing bias: {error}") from None
     forms = [
         {"expert_activation": kind, "gelu": gelu}
         for kind, gelu, activation in ACTIVATIONS
@@ -114,4 +114,4 @@ def _check_same(layer: MoE, moe: nn.Module) -> None:
     layer.train(training).forget()
     allowed = max(torch.finfo(x.dtype).eps, 1e-7) ** 0.75  # float32: 6e-6, bfloat16: 3e-2; routers compute in float32
     if not (ours - theirs).abs().max() <= allowed * theirs.abs().max():
-        raise ConfigError(f"moe: {type(moe).__name__} differs from a layer with the router {ROUTER}")
+        raise ConfigError(f"moe: {type(moe).__name__} does not compute what a layer with router {ROUTER} computes")

@@ -89,10 +89,10 @@ def test_modules(results):
 def test_errors(results):
     messages = results["errors"]
     assert messages["group"] == (
-        "ShapeError: tokens: the 64 tokens of a group are split over data, expert of the mesh; expected them all on one device"
+        "ShapeError: tokens: the 64 tokens of a group are split over data, expert of the mesh; they must be on one device"
     )
     assert (
         messages["groups"]
         == "ShapeError: inputs: 2 groups cannot be split evenly among the 4 devices along data, expert of the mesh"
     )
-    assert messages["multi_hash"].startswith("ConfigError: params: experts split over a mesh; MultiHash needs all of")
+    assert messages["multi_hash"].startswith("ConfigError: params: the experts are split over a mesh; MultiHash")

@@ -75,5 +75,5 @@ def test_slots_may_travel_in_sixteen_bits(results):
 
 
 def test_a_mesh_has_as_many_devices_as_there_are():
-    with pytest.raises(ConfigError, match=r"a mesh of 64 devices \(data 32 x expert 2\), but JAX has "):
+    with pytest.raises(ConfigError, match=r"the mesh \(data 32 x expert 2\) needs 64 devices, but JAX has "):
         OnMesh(MeshSizes(data=32, expert=2))

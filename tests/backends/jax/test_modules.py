@@ -189,7 +189,7 @@ def test_ids_of_a_hash_layer(x):
     assert not eqx.is_inexact_array(other.router["tables"])
     ids = jnp.arange(4 * TOKENS).reshape(4, HEIGHT, -1) % 3
     np.testing.assert_array_equal(moe(x, ids), other(x, ids).y)
-    with pytest.raises(ShapeError, match="x: 8 tokens, but the hash tables have only 3 ids"):
+    with pytest.raises(ShapeError, match="x: has 8 tokens, but the hash tables have only 3 ids"):
         moe(x)
 
 

@@ -46,7 +46,7 @@ def test_a_function_of_one_group_is_mapped_over_the_groups(rng):
         assert_same(got.order[g], specified(x[g], [2.0], mask[g], power=2).order)
         assert_same(got.value[g], specified(x[g], [2.0], mask[g], power=2).value)
     assert_same(mapped(x, scale=1.0).value, mapped(x, 1.0, None).value)
-    with pytest.raises(ShapeError, match="mask: 2 groups, but x has 3"):
+    with pytest.raises(ShapeError, match="mask: has 2 groups, but x has 3"):
         mapped(x, 1.0, mask[:2])
     with pytest.raises(TypeError, match="width"):
         mapped(x, 1.0, width=3)

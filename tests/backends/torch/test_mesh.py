@@ -100,7 +100,7 @@ def test_slots_may_travel_in_sixteen_bits(processes, one_device):
 
 
 def test_a_mesh_has_as_many_devices_as_there_are_processes():
-    with pytest.raises(ConfigError, match=r"a mesh of 2 devices \(expert 2\), but 1 processes"):
+    with pytest.raises(ConfigError, match=r"the mesh \(expert 2\) needs 2 processes, but there are 1"):
         OnMesh(MeshSizes(expert=2))
 
 

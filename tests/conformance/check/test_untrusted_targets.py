@@ -313,8 +313,8 @@ def test_numpy_may_widen_what_an_adapter_computes(target):
 
 
 WRONG = {
-    "['z_loss/*']": "expected patterns of ids or options of calls, with reasons",
-    "{'z_loss/*': ''}": "expected patterns of ids or options of calls, with reasons",
+    "['z_loss/*']": "expected a dict that maps case or option patterns to reasons",
+    "{'z_loss/*': ''}": "expected a dict that maps case or option patterns to reasons",
     "{'z_los/*': 'x'}": "no case matches 'z_los/*'; `list` prints all cases; did you mean z_loss/",
     "{'token_choices(tries=)': 'x'}": "unknown function or router 'token_choices'; expected one of router_logits, ",
     "{'token_choice(scores=)': 'x'}": "token_choice has no option 'scores'; expected one of combine_scores, order, keep, hold, tries",

@@ -43,7 +43,7 @@ RUN = "run --target moespec.backends.numpy "
 USAGE = {
     "": "moespec conformance: the following arguments are required: command",
     "show token_choice/nothing": "unknown case 'token_choice/nothing'",
-    "show z_loss/values --files . --fresh 7": "--fresh: cannot be combined with --files, which are computed from",
+    "show z_loss/values --files . --fresh 7": "--fresh: cannot be combined with --files, which needs the committed",
     "show token_choice/tied --target json": "--target 'json': ",
     "check out --require-suite 99": "suite: version '99' is required, but moespec ",
     "run": "--target",
@@ -58,7 +58,7 @@ USAGE = {
     RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints all cases",
     RUN + "--junit-xml nowhere/x.xml": "--junit-xml='nowhere/x.xml': the folder 'nowhere' does not exist",
     RUN + "--nonsense": "unrecognized arguments: --nonsense",
-    RUN + "tests": "unrecognized arguments: tests; use --case for cases",
+    RUN + "tests": "unrecognized arguments: tests; use --case to name them",
     RUN + "-n many": "argument -n/--numprocesses: ",
     RUN + "-k '(('": "Wrong expression passed to '-k': ((",
     RUN + "--fresh=-1": "moespec conformance run: --fresh: '-1': expected a non-negative integer",

@@ -30,7 +30,7 @@ WRONG = (
 )
 BLOCKS = {
     "scores: every value must be finite": lambda scores: np.nan * scores,
-    "a second computation differs": lambda scores: np.random.default_rng().random() * scores,
+    "computing the case twice gave different results": lambda scores: np.random.default_rng().random() * scores,
     "IndexError: tuple index out of range": lambda scores: scores.shape[2],
 }
 

@@ -247,11 +247,11 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
     ("arguments", "words"),
     [
         ("model --module *.gates --data own_model:data", "modules with gate or router in the name: *.gate\n"),
-        ("blocks --module rotary --data own_model:data", "no name has gate or router; modules: *\n"),
-        ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class with arguments; pass a"),
+        ("blocks --module rotary --data own_model:data", "no module name has gate or router; modules: *\n"),
+        ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': this class needs arguments; pass a"),
         ("a_class --module *.gate --data own_model:data", "expected an instance of torch.nn.Module"),
         ("alike --module *.gate --data own_model:data", "Alike object at"),
-        ("meta --module *.gate --data own_model:empty", "0.gate: it is on the meta device: load the model's weights"),
+        ("meta --module *.gate --data own_model:empty", "0.gate: the array is on the meta device; load the"),
         ("meta --module *.gate --data own_model:data", "raised in batch 0 RuntimeError: Tensor on device meta"),
         ("model --module *.gate --data own_model:nothing", "data='own_model:nothing': returned None, expected a batch"),
         ("model --module *.gate --data own_model:number", "data='own_model:number': returned 3, expected a batch"),
@@ -260,11 +260,11 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
         ("model --module *.gate --data own_model:data --outputs own_model:listed", "0.gate: outputs returned [tensor("),
         ("model --module 0 --data own_model:data", "the shape of its input; record the block's gate instead; name its"),
         ("model --module *.gate", "data=None: a torch model needs --module and --data"),
-        ("model --module *.gate --data own_model:nan", "0.gate: logits: expected finite numbers, got others, first at"),
+        ("model --module *.gate --data own_model:nan", "0.gate: logits: expected finite floats, got NaN or inf at"),
         ("raising --data own_model:data", "raised in batch 0 KeyError: 'no such expert'"),
         ("raising --module x --data absent.npz", "absent.npz: not a readable .npz file of arrays"),
         ("model --module *.gate --data own_model:data --outputs own_model:raising", "raising() takes 1"),
-        ("data --module *.gate", "nothing was recorded: the model called no tap"),
+        ("data --module *.gate", "nothing was recorded: the model never called tap"),
     ],
 )
 def test_what_cannot_be_recorded(record, tmp_path, arguments, words):
@@ -304,12 +304,12 @@ def changed(path, change):
         (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected shape (255 tokens"),
         (lambda arrays, record: arrays["0/choices"].__setitem__((0, 0), 16), "integers from -1 to 15"),
         (lambda arrays, record: record["gates"][0].pop("dtypes"), "damaged (KeyError"),
-        (forged(np.full((1, 1), 2**31 - 1, np.int32)), "2147483648 experts of 1 tokens, expected at most 65536"),
-        (forged(np.full((2**13, 1), 2**16 - 1)), "and 268435456 pairs"),
+        (forged(np.full((1, 1), 2**31 - 1, np.int32)), "has 2147483648 experts and 1 tokens, expected at most 65536"),
+        (forged(np.full((2**13, 1), 2**16 - 1)), "experts and 268435456 pairs"),
         (forged(np.full((9, 1), 0.5)), "choices: expected integers"),
         (forged(np.zeros((9, 2**40, 0), np.int32)), "expected shape (9 tokens"),
         (lambda arrays, record: arrays.update({"0/bias": np.ones(2**20, np.float32)}), "expected shape (16 experts,)"),
-        (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "expected finite numbers, got others"),
+        (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "expected finite floats, got NaN or "),
         (lambda arrays, record: arrays["0/choices"].__setitem__(0, 1), "chooses an expert twice"),
         (lambda arrays, record: arrays.update({"0/other": np.ones(1)}), "is not an array name of a recording"),
         (
@@ -343,9 +343,9 @@ def test_a_damaged_file(tmp_path, run):
 
 def test_recordings_of_other_shapes(tmp_path):
     first = recorded(tmp_path / "a", logits_of())
-    with pytest.raises(ShapeError, match=r"gate.0: 256 tokens in the first recording, 128 in the second"):
+    with pytest.raises(ShapeError, match=r"gate.0: has 256 tokens in the first recording, but 128 in the second"):
         part(first, recorded(tmp_path / "b", logits_of(tokens=128)))
-    with pytest.raises(ShapeError, match=r"the first has 2 gates, the second 1; only in one: gate.1"):
+    with pytest.raises(ShapeError, match=r"the recordings have 2 and 1 gates; only one of them has gate.1"):
         part(first, first[:1])
 
 
@@ -354,7 +354,7 @@ def test_calls_that_differ_and_recordings_within_each_other(tmp_path):
         tap("gate", logits=logits_of())
         recorder.note("other", {"logits": logits_of()})
         recorder.note("other", {"logits": logits_of(), "choices": top(logits_of())})
-        with pytest.raises(RunError, match="other: arrays differ from call to call"):
+        with pytest.raises(RunError, match="other: arrays differ between calls"):
             recorder.gates()
         del recorder.calls["other"]
         with pytest.raises(RunError, match="another recording is in progress"), recording(tmp_path / "b"):

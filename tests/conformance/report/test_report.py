@@ -89,7 +89,7 @@ def test_the_citation_counts_each_dtype_and_mode_and_names_what_was_run():
             {"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]},
             "unknown algorithm 'hashing'",
         ),
-        ({"left_out": {"z_loss/none": "values"}}, "left_out: 'z_loss/none' is an unknown case"),
+        ({"left_out": {"z_loss/none": "values"}}, "left_out: 'z_loss/none' is unknown or was run"),
         ({"left_out": {"z_loss/large": "values"}}, "left_out: 'z_loss/large'"),
         ({"left_out": {}}, "cases_in_all is 3, but its cases give 2"),
         ({"seed": -1}, "$.seed: -1 is less than the minimum of 0"),
@@ -129,7 +129,7 @@ def table(text, *, got="1", rows=1):
     ("change", "said"),
     [
         ({"id": "z_loss/<script>"}, "unknown case 'z_loss/<script>'"),
-        ({"id": "z_loss/large"}, "case z_loss/large: twice in float64 eager"),
+        ({"id": "z_loss/large"}, "case z_loss/large: appears twice in float64 eager"),
         ({"state": "fail"}, "case z_loss/values: state 'fail', but its outcomes give 'pass'"),
         (outcome(state="fail", fraction=10**400), "int too large"),
         (table("\ud800"), "does not match"),

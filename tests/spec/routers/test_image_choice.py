@@ -46,5 +46,5 @@ def test_a_model_says_how_many_images_are_in_a_group():
     config = VitConfig(**sizes, group_images=2)
     assert router_config(config).images == 2
     assert router_config(regrouped(config, 1)).images == 1
-    with pytest.raises(ConfigError, match=r"group_tokens=98: image_choice needs whole images: expected a multiple of"):
+    with pytest.raises(ConfigError, match=r"group_tokens=98: image_choice needs whole images; expected a multiple of"):
         VitConfig(**sizes, group_tokens=98)

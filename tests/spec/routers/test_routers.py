@@ -67,7 +67,7 @@ def test_a_parameter_that_is_missing(name):
 
 
 def test_the_way_out_of_too_few_tokens_is_named():
-    with pytest.raises(ConfigError, match=r"capacity_factor: 1\.0 gives 4 experts .* 1 token, .* or slots_per_expert"):
+    with pytest.raises(ConfigError, match=r"capacity_factor: 1\.0 gives 4 experts .* 1 token, .*; or set slots_per_"):
         ROUTERS["soft_moe"].options(width=3, experts=4, tokens=1)
 
 

@@ -84,13 +84,13 @@ def test_the_next_bias_would_have_balanced_each_expert(B, seed):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"bias_update": "quantile", "choices": 8}, "^choices: 8 is more than the 7 experts less one"),
+        ({"bias_update": "quantile", "choices": 8}, "^choices: 8 is more than the 7 other experts"),
         ({"bias_update": "quantile", "affinity": "sqrt_softplus"}, "^bias_update='quantile' needs scores"),
         ({"bias_update": "quantile", "expert_groups": 2}, "^bias_update='quantile' needs scores"),
         ({"expert_groups": 3}, "^expert_groups: 8 experts cannot be divided into 3"),
         ({"chosen_groups": 2}, "^chosen_groups=2: expected 1 when expert_groups=1"),
         ({"expert_groups": 4, "chosen_groups": 5}, "^chosen_groups: 5 is more than the 4 groups"),
-        ({"expert_groups": 8, "chosen_groups": 4}, "^group_score: 2 is more than the 1 experts of a group"),
+        ({"expert_groups": 8, "chosen_groups": 4}, "^group_score: 2 is more than the 1 experts in a group"),
         ({"expert_groups": 4, "choices": 3}, "^choices: a token cannot choose 3 of 2 experts"),
         ({"expert_groups": 4, "chosen_groups": 2, "choices": 3, "group_score": "top_k_over_m"}, "^chosen_groups=2 does"),
     ],

@@ -158,7 +158,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
     ("processes", "options", "message"),
     [
         (3, (), "training.batch=64 cannot be split evenly among 3 devices (data 3)"),
-        (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1: a mesh of 4 devices, but there are 2"),
+        (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1 need 4 devices, but there are 2"),
         (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
         (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span several devices"),
         (2, ("--model.group-images", "64"), "32 images per device (data 2). images: 32 images"),

@@ -114,7 +114,7 @@ def test_the_form_of_gelu_is_tried(act, form):
 @pytest.mark.parametrize(
     ("mlp", "message"),
     [
-        (nn.Linear(WIDTH, WIDTH), r"^mlp: Linear has 1 torch.nn.Linear, expected 2"),
+        (nn.Linear(WIDTH, WIDTH), r"^mlp: Linear has 1 torch.nn.Linear layers, expected 2"),
         (Mlp(nn.SiLU()), r"^mlp: Mlp computes neither fc2\(gelu\("),
         (Gated(), r"^mlp: Gated computes neither fc2\(gelu\("),
         ("mlp", r"^mlp: expected a module, got 'mlp'"),
@@ -141,7 +141,7 @@ def test_noise_makes_experts_differ():
 
 
 def test_what_is_that_of_the_mlp():
-    with pytest.raises(ConfigError, match=r"^gelu='tanh': the MLP determines it; leave it out"):
+    with pytest.raises(ConfigError, match=r"^gelu='tanh': the MLP determines this option; remove it"):
         modules.MoE.from_mlp(Mlp(), 2, tokens=TOKENS, gelu="tanh")
 
 
