@@ -121,7 +121,7 @@ def load(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Case]:
 
 
 def case(path: Path) -> Case:
-    """The case of a manifest. Raises VectorError if it is invalid."""
+    """The case of a manifest. Raises VectorError if the case is invalid."""
     read_ = read(path)
     for problem in problems(read_):
         raise VectorError(f"{path}: {problem}")

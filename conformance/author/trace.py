@@ -109,7 +109,7 @@ class Recorder:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """The reference of a routing. Raises TraceError if no recorded call returned it."""
+        """The reference of a routing. Raises TraceError if no recorded call returned this routing."""
         if id(value) not in self._known:
             raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]

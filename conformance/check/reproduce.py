@@ -60,7 +60,7 @@ def open_case(
 ) -> OpenStage:
     """Open a stage (or `gradient`) of the case with this id on a target module, an adapter or a folder of files.
 
-    seed, size: the fresh case's. Raises ValueError if there is no such case or stage.
+    seed, size: the seed and size of a fresh case. Raises ValueError if there is no such case or stage.
     """
     if seed is None:
         cases = load(vectors, id.__eq__)

@@ -91,7 +91,7 @@ class Function:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether it takes NumPy arrays for every target and may return float64 in every dtype."""
+        """Whether the function takes NumPy arrays for every target and may return float64 in every dtype."""
         return not self.traced and self.run is None
 
     def output(self, name: str) -> Output:

@@ -164,8 +164,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Weights:
-    """The fit of a rule of weights: `divided` by no sum ("") or by the sum of the chosen "after" or "before" drops,
-    times `scale`; per token, whether it `agrees` and the `error` relative to the token's largest weight."""
+    """The fit of a rule of weights. divided: "after" or "before" if the sum over the chosen experts, after or before drops, divides the
+    weights, else "". agrees, error: per token; the error is relative to the token's largest weight."""
 
     rule: Rule
     divided: str

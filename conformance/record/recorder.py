@@ -297,7 +297,7 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
 
 
 def recognised(inputs: Any, output: Any) -> dict[str, Any]:
-    """The arrays of a module's output by name. Raises ValueError if they are ambiguous."""
+    """The arrays of a module's output by name. Raises ValueError if these arrays are ambiguous."""
     flat = list(_arrays(output))
     shapes = f"returned {', '.join(f'{numpy_of(a)[1]} {tuple(a.shape)}' for a in flat) or 'no arrays'}"
     found = [(array, numpy_of(array)[0]) for array in flat if len(array.shape) > 1]

@@ -110,7 +110,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _saved(datasets: Any, folder: Path) -> Any:
-    """The data that `save_to_disk` wrote, or None. Raises DataError if it names a file outside the folder."""
+    """The data that `save_to_disk` wrote, or None. Raises DataError if this data names a file outside the folder."""
     parts, whole = [folder], folder / "dataset_dict.json"
     if whole.is_file():
         parts = [folder / name for name in json.loads(read_file(whole, RECORD))["splits"]]

@@ -34,7 +34,7 @@ VIEW = 2**48
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
-    """The indices of the images of step `step` (from 0), `(batch,)`. Each `part` has its own permutations."""
+    """The indices of the images of step `step` (from 0), `(batch,)`. Each value of `part` has its own permutations."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
         _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]

@@ -166,7 +166,7 @@ class Project:
         self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
-        """The name of the parameter that holds one of ours, and its layout. Raises ConfigError if there is none."""
+        """The name of the parameter that holds one of ours, and its layout. Raises ConfigError if there is no such parameter."""
         for table in (self.extra(config) if config else {}, self.table):
             for pattern, row in table.items():
                 if match := re.fullmatch(pattern, ours):

@@ -56,7 +56,7 @@ class RunDirectory:
         return config
 
     def begun_config(self) -> Config:
-        """The configuration saved here. Raises RunError if there is none."""
+        """The configuration saved here. Raises RunError if no configuration is saved."""
         config = self.config()
         if config is None:
             raise RunError(f"run={str(self.path)!r}: not a run (no config.toml)")
@@ -153,7 +153,7 @@ class RunDirectory:
         return aside
 
     def _make(self) -> None:
-        """Creates the folder. Raises RunError if it cannot be created, or exists but is not a run's."""
+        """Creates the folder. Raises RunError if the folder cannot be created, or exists but is not a run's."""
         where = f"run={str(self.path)!r}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ class RunDirectory:
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or None; with `step`, of this step or of "best". Raises CheckpointError if it is missing."""
+        """The folder of the newest checkpoint, or None; with `step`, of this step or of "best". Raises CheckpointError if none exists."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step

@@ -76,7 +76,7 @@ class Watchdog:
     abandoned: ClassVar[bool] = False
 
     def __init__(self, process: Process, timeout: float) -> None:
-        """Waits for all processes. Raises RunError if one does not connect within `START` timeouts."""
+        """Waits for all processes. Raises RunError if a process does not connect within `START` timeouts."""
         host, _, port = process.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port) + 1
         if self._port == 2**16:

@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """A tower in a step: per image of the batch, the number of images or texts that train it, and the number that only pass forward."""
+    """A tower in a step: per image of the batch, the number of images or texts that train it, and the number with only a forward pass."""
 
     tower: Tower
     trained: int

@@ -90,7 +90,7 @@ def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, fac
 
 
 def _axes(names: Iterable[str], x: str, y: str) -> "tuple[Figure, Axes]":
-    """Empty axes, with room for the names on the right."""
+    """Empty axes, with space for the names on the right."""
     from matplotlib.figure import Figure
     from matplotlib.textpath import TextPath
     from matplotlib.ticker import EngFormatter, MaxNLocator

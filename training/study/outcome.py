@@ -98,7 +98,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 
 
 def read(path: Path, measure: str = "") -> dict[str, Any]:
-    """An outcome that `make` wrote. Raises RunError, naming the file, if it is damaged or lacks the measure."""
+    """An outcome that `make` wrote. Raises RunError, naming the file, if the outcome is damaged or lacks the measure."""
     try:
         outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
