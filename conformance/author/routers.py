@@ -182,7 +182,7 @@ def logit_options(router: str, **options: Any) -> Definition:
     key = f"routers/{router}/logit_options"
     params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}
     settings: dict[str, Any] = {"bias": True, "jitter": 0.25, "logit_cap": 1.5, "z_weight": 0.0625, **options}
-    if router not in ("gshard", "switch"):  # these have no gating noise
+    if router not in ("gshard", "switch"):  # these routers have no gating noise
         settings["noise_multiplier"] = 0.0
     by = ("router/kernel", "router/bias")
     return router_case(

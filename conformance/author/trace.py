@@ -76,7 +76,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self._inside = False  # inside a custom function, whose inner calls are not recorded
+        self._inside = False  # whether a custom function runs, whose inner calls are not recorded
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 

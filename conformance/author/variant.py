@@ -103,7 +103,7 @@ def variant(function: Replacement, *names: str, ledger: str = "", who: str = "",
 class Route:
     """A call of a router's `route`: its arguments and its unchanged output.
 
-    more: keyword arguments: noise, train, and the router's requirements or state.
+    more: the keyword arguments noise, train, and the router's requirements or state.
     """
 
     function: Callable[..., RouterOutput]

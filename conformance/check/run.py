@@ -172,7 +172,7 @@ def run_part(
     try:
         reason = target.facts().unsupported
         results = [] if reason else run_cases(target, cases, mode, repeat)
-    except EndedError as error:  # outside the call of a case
+    except EndedError as error:  # an error outside the call of a case
         lost = error.failure
         outcome = Outcome("target", lost.state, lost.fraction, lost.text, lost.trace)
         return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], "", target.called

@@ -23,7 +23,7 @@ def axes(names: str) -> tuple[str, ...]:
 class Output:
     """How to store and compare one result.
 
-    axes: names in one string. A result without a groups axis is the mean over groups.
+    axes: the names of the axes in one string. A result without a groups axis is the mean over groups.
     kind: "float", "int" or "bool".
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
@@ -75,7 +75,7 @@ class Function:
     run: `(module, **arguments, **options) -> results` for a model instead of a public function; needs: the public names
     that it requires of a target. prepare: converts the options before tracing. compiles: whether it takes `compile` for
     inner functions. batched: whether the reference also has a groups axis and the function takes the computation's
-    `dtype` (models). pooled: for slow functions, take few probes and at least the root mean square over a result.
+    `dtype` (models). pooled: for slow functions, use few probes, and a scale of at least the root mean square over a result.
     """
 
     name: str

@@ -320,7 +320,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
         if own:
             result["weights"] = own[0]
     rest = [(a, n) for a, n in floats if n.shape[-1] == width and not any(a is each for each in result.values())]
-    if len(rest) > 1:  # drop the logits' probabilities, which can be recomputed
+    if len(rest) > 1:  # the probabilities are dropped, since the logits give them
         rest = [(a, n) for a, n in rest if (n < 0).any() or (n > 1).any()]
         if len(rest) != 1:
             raise ValueError(f"{shapes}: cannot tell which of them are logits")

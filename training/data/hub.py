@@ -130,7 +130,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
         raise DataError(f"{wrong[0]}: '::' in the name, which datasets reads as a file inside another")
-    tests: dict[str, Callable[[Path], bool]] = {  # keys: the library's builders
+    tests: dict[str, Callable[[Path], bool]] = {  # the keys are the library's builders
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
     }

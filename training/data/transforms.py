@@ -64,8 +64,8 @@ def with_changes(
 ) -> NDArray[np.uint8]:
     """Images `(N, H, W, Ch)` at these positions after colour changes, RandAugment, the user's transform and random erasing.
 
-    indices: the numbers of the images, for errors. Raises ConfigError if the user's transform raises, or returns anything but an image
-    of the same shape and dtype.
+    indices: the numbers of the images, for error messages. Raises ConfigError if the user's transform raises, or returns anything but
+    an image of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)

@@ -74,7 +74,7 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None 
         write_synced(temporary / ARRAYS, arrays)
         return _finish(folder, record, keep=keep, spare=spare)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # a partial one, left by a full disk, is useless
+        shutil.rmtree(temporary, ignore_errors=True)  # a partial file, left by a full disk, is useless
         raise
 
 
@@ -104,7 +104,7 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
         if old not in kept:
             try:
                 _remove(folder / f"{old:08d}")
-            except OSError as error:  # the new one is complete
+            except OSError as error:  # the new checkpoint is complete
                 warnings.warn(f"{folder}: the old checkpoint {old} cannot be removed ({error.strerror})", stacklevel=1)
     return final
 
@@ -188,7 +188,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
-        by = record.get("version", "0.1")  # version 0.1 did not record it
+        by = record.get("version", "0.1")  # version 0.1 did not record the version
         raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():

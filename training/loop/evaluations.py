@@ -81,7 +81,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
     """The numbers, by name, that a third-party metric computes from labels and logits, or features of a model without a head."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
-    if not good or {"kind", "step"}.intersection(made):  # reserved: every line of the log has them
+    if not good or {"kind", "step"}.intersection(made):  # reserved names, which every line of the log has
         raise ConfigError(
             f"{where}={kind!r}: returned {shown(made)}, expected numbers by name, with names other than kind and step"
         )

@@ -122,8 +122,8 @@ def trained_params(
 ) -> tuple[dict[str, Any], int]:
     """The parameters (NumPy) of model and objective, and the step, from a run's newest checkpoint, or at `step` or "best".
 
-    average: use their averages where available. Raises CheckpointError if there is no checkpoint, if the checkpoint is damaged, or
-    if `config` describes another model or other data.
+    average: use the averages of the parameters where available. Raises CheckpointError if there is no checkpoint, if the
+    checkpoint is damaged, or if `config` describes another model or other data.
     """
     model = model_config(config.model)
     place = directory.place(step)

@@ -146,7 +146,7 @@ class RunDirectory:
                 raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
-        self.checkpoints.mkdir(exist_ok=True)  # first, since it marks the folder as a run's
+        self.checkpoints.mkdir(exist_ok=True)  # this folder comes first, since it marks a run
         if classes:
             write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())

@@ -79,7 +79,7 @@ class Objective(NamedTuple):
     make_batch: `(config, dataset, rows)` to a function that maps a step to its batch on the host: "images" and their targets,
         or such dicts by name if a step sees several views. rows: None for the full batch.
     evaluation: `(B, config, model, dataset, compiled)` to a function that evaluates parameters on the run's own images.
-    layout: parameters of the objective, stored beside the model's and dropped when the model is used.
+    layout: parameters of the objective, stored beside the model's parameters and dropped when the model is used.
     head: whether the model has an output for each class of the data.
     settled: `(config, model, dataset)` to the configuration as the objective requires it; the data set may be None. Raises
         ConfigError.

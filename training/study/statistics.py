@@ -69,7 +69,7 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:
         return []
-    from scipy.special import stdtrit  # here, since it is slow to import
+    from scipy.special import stdtrit  # imported here, since it is slow
 
     quantile, found = float(stdtrit(seeds - 1, 1 - (1 - LEVEL) / 2 / max(1, len(pairs)))), []
     for first, second in pairs:
