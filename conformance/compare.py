@@ -101,7 +101,7 @@ class Verdict:
 
 
 def precision(call: str, result: str, dtype: Dtype) -> Dtype:
-    """The dtype whose roundoff bounds the errors of a result of the function `call`.
+    """The dtype whose roundoff bounds the errors of a result from the function `call`.
 
     This is `dtype`, except that in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
     """

@@ -6,8 +6,8 @@ relates to the expected one (`relations.py`) or which change of the call reprodu
 
 The most common failure of third-party allocations is a different order of equal scores. The specification puts the
 lower index first. An unstable sort chooses differently, and no known variant reproduces a particular sort. A failure
-counts as reordered only if the scores in each slot, or for each token, are bitwise equal and each token whose score for
-an expert differs from the token's other scores keeps its place in that expert's order.
+counts as reordered only under two conditions. The scores in each slot, or for each token, are bitwise equal. Each token
+whose score for an expert differs from the token's other scores keeps its place in that expert's order.
 """
 
 from collections.abc import Iterator, Sequence

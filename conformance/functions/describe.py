@@ -32,7 +32,7 @@ class Output:
     constant: the name of c.
     rounded: whether the result has the run's dtype. In bfloat16, all other results are promised in float32 or better,
         and their tolerance uses the roundoff of float32.
-    follows: the arguments from which the result may copy numbers: it copies the first one passed. Empty: all arguments.
+    follows: the arguments whose numbers the result may copy; it copies the first one that is passed. Empty: all arguments.
     summed: whether a result without a groups axis is the sum over groups instead of the mean.
     """
 

@@ -3,7 +3,7 @@
 A peer takes an alternative reading if its results equal those of a known variant with that reading, in all stages where
 the peer or the variant differs from the specification, and those of no variant with a different reading.
 
-A peer takes the specification's reading of a question listed as `answers` in `peers.toml` (the adapter sets nothing about
+A peer takes the specification's reading of a question listed as `answers` in `peers.toml` (the adapter sets no option for
 it) if every alternative has variants, and each variant fails a case that the peer passes. The peer may fail a case that
 such a variant fails only if a variant of another question explains the failure.
 

@@ -278,7 +278,7 @@ def in_bfloat16(gate: Gate) -> Gate:
 
 
 def _explained(gate: Gate) -> Explanation:
-    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # experts choose, as in expert choice
+    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # all experts have equally many tokens, as in expert choice
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or even]
     best = _best(fits)
     if best.holds < len(best.agrees):

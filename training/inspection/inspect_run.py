@@ -86,7 +86,7 @@ class Panel(NamedTuple):
 def make_route(
     B: Backend, model: Config
 ) -> Callable[[Any, NDArray[np.float32]], tuple[NDArray[np.float64], list[BlockRouting]]]:
-    """`route(params, image)`: logits `(classes,)`, none without a head, and how each MoE layer routes an image in [-1, 1].
+    """`route(params, image)` returns logits `(classes,)`, none without a head, and how each MoE layer routes an image in [-1, 1].
 
     `params` are arrays of `B`, `image` is `(H, W, Ch)`. The grids omit a class token.
     """

@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best step that these record. Returns its path."""
+    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best step in their records. Returns its path."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -138,7 +138,7 @@ def latest(folder: Path) -> Path | None:
 def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
     """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after verifying it.
 
-    whole: False reads and verifies arrays only when slices of them are requested, `Stored`. Raises CheckpointError, naming the file,
+    whole: if False, arrays are read and verified only when slices are requested, see `Stored`. Raises CheckpointError, naming the file,
     if a file is missing or damaged, or the arrays do not belong to the model.
     """
     record = read_record(path)

@@ -114,7 +114,7 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """`forward(params, images)`: the logits, and each expert's share of each image per MoE layer, `(N, E)`; 0 if all weights are 0."""
+    """`forward(params, images)` returns the logits and each expert's share of each image per MoE layer, `(N, E)`; 0 for zero weights."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:

@@ -75,7 +75,7 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])
         difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
-        # If the numbers are so coarse that all seeds differ equally, they do not show chance; the interval then includes 0.
+        # If the numbers are so coarse that all seeds differ equally, they do not show random variation; the interval then includes 0.
         half = quantile * error if error > 1e-12 else difference
         found.append(Difference(first, second, difference, difference - half, difference + half))
     return found
