@@ -129,7 +129,7 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """The class of a manifest's case, and the calls that it tests: its main stages' calls, or the differentiated one.
+    """The class of a manifest's case, and the calls that it tests: the calls of its main stages, or the differentiated call.
 
     Checks nothing else. Raises VectorError if they are missing.
     """

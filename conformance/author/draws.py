@@ -137,7 +137,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
 
 
 class _WorseError(Exception):
-    """A draw is no better than an earlier one."""
+    """An earlier draw is at least as good."""
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:

@@ -231,7 +231,7 @@ class Remote:
 
 
 def _found(count: int, answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
-    """Parse the answers to `count` jobs. Raises an exception if they are malformed."""
+    """Parse the answers to `count` jobs. Raises an exception if the answers are malformed."""
     answers: list[Answer] = [{} for _ in range(count)]
     for name, array in arrays.items():
         number, _, result = name.partition("/")

@@ -36,7 +36,7 @@ Arrays = dict[str, NDArray[Any]]
 class OpenStage:
     """A stage ready to run.
 
-    inputs: arrays by name. expected: results by name, or the class of the error that it must raise. run(): the target's
+    inputs: arrays by name. expected: results by name, or the class of the error that the stage must raise. run(): the target's
     results by name as NumPy arrays; raises the target's exceptions.
     """
 

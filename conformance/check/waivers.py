@@ -1,7 +1,7 @@
 """Waivers: accepted failures in a TOML file; docs/conformance.md describes the entries.
 
 A case that a waiver matches must fail or be skipped. The failure then counts as skipped, never as passed. A pass counts as a failure, even
-for a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
+if the waiver is a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
 """
 
 import tomllib

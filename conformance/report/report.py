@@ -30,7 +30,7 @@ INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?"
 
 
 class ReportError(Exception):
-    """A file is not a report of this suite. The message names it."""
+    """A file is not a report of this suite. The message names the file."""
 
 
 def write(report: Report, path: Path) -> None:

@@ -89,7 +89,7 @@ def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[
 
 
 def relative(weights: Floats) -> Floats:
-    """Weights `(..., n)` in multiples of the smallest of the n; infinity where that is 0.
+    """Weights `(..., n)` in multiples of the smallest of the n weights; infinity where it is 0.
 
     >>> relative(np.array([0.5, 0.25, 1.0])).tolist()
     [2.0, 1.0, 4.0]
