@@ -284,7 +284,7 @@ def full(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Before a release: measure statement coverage per room, `benchmarks/results/coverage.json`."""
+    """Before a release: measure statement coverage per top-level folder, `benchmarks/results/coverage.json`."""
     _install(session, "jax", "torch", "flax", "equinox", "dev")
     session.install(*CONSTRAINTS, "coverage")
     session.run("python", "benchmarks/covered.py", *session.posargs, env=QUIET)

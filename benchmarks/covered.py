@@ -1,4 +1,4 @@
-"""Run tests and record statement coverage per room (top-level folder) in `benchmarks/results/coverage.json`: `nox -s coverage`.
+"""Run tests and record statement coverage per top-level folder in `benchmarks/results/coverage.json`: `nox -s coverage`.
 
     python benchmarks/covered.py [PYTEST ARGUMENT ...]
 
@@ -22,7 +22,7 @@ FILE = {"COVERAGE_FILE": str(FOLDER / "data")}
 
 
 def counted() -> dict[str, dict[str, int]]:
-    """Count the statements in each room and the statements that the run covered."""
+    """Count the statements in each top-level folder and the statements that the run covered."""
     result = FOLDER / "result.json"
     subprocess.run([*COVERAGE, "json", "-q", "-o", str(result)], cwd=ROOT, env={**os.environ, **FILE}, check=True)
     statements: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Time a MoE layer of every router, forward and backward, against the dense MLP and other projects, in one process.
+"""Time an MoE layer of every router, forward and backward, against the dense MLP and other projects, in one process.
 
     python benchmarks/layers.py --backend torch
     python benchmarks/layers.py --backend jax

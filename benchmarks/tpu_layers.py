@@ -1,4 +1,4 @@
-"""Compile a MoE layer of every router, forward and backward, ahead of time for a TPU. No TPU is needed.
+"""Compile an MoE layer of every router, forward and backward, ahead of time for a TPU. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_layers.py [--check] [ROUTER ...]

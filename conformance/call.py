@@ -21,7 +21,7 @@ Stages = Mapping[str, Stage]
 
 
 def identity(inputs: Any) -> Any:
-    """Experts that return their input; `identity` in references."""
+    """Experts that return their input; references call them `identity`."""
     return inputs
 
 

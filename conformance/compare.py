@@ -32,8 +32,8 @@ class Dtype:
 
     In float64, which only tests whether the algorithm is right, c is at least 16. The constants were measured on our backends. Of 26
     correct implementations that compute in another order, 3 have errors above 4 u A in float64, up to 12 u A (Sinkhorn on the plan's
-    logarithm, a loss by counts, a projection by bisection), and none in float32. No wrong implementation tried lies between 4 and 16 u A:
-    internal float32 is off by at least 2^20 u A. Tie margins and the check of committed vectors ignore this minimum.
+    logarithm, a loss by counts, a projection by bisection), and none in float32. No wrong implementation that was tried has errors between
+    4 and 16 u A: computing in float32 causes at least 2^20 u A. Tie margins and the check of committed vectors ignore this minimum.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Verdict:
 
 
 def precision(call: str, result: str, dtype: Dtype) -> Dtype:
-    """The dtype whose roundoff bounds the errors of a result of the function `call`.
+    """The dtype whose roundoff bounds the errors of a result from the function `call`.
 
     This is `dtype`, except that in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
     """

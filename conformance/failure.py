@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, declines: bool = False) -> "Failure":
-        """Convert an exception into a failure. It can decline a case only if `declines` is set."""
+        """Convert an exception into a failure. The failure can decline a case only if `declines` is set."""
         if declines and isinstance(error, NotOfferedError):
             return cls(str(error), state="not implemented")
         classes = tuple(each.__name__ for each in type(error).__mro__)

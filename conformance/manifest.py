@@ -182,7 +182,7 @@ def read(path: Path) -> Case:
         if VECTORS not in path.parents:  # unresolved: an editable installation may link to them
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
-        manifest.pop("revision", None)  # older vectors stored it individually
+        manifest.pop("revision", None)  # older vectors stored the revision individually
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):

@@ -199,7 +199,7 @@ class _Suite:
             self.reports.append(unpacked(json.loads(report.verdict)))
             self.bar.total = self.session.testscollected
             self.bar.update()
-        elif report.failed:  # an internal error, not the target's
+        elif report.failed:  # an internal error of the suite, not of the target
             self.problems.append(f"{report.nodeid}: {report.longreprtext}")
 
     # pytest-xdist.

@@ -63,9 +63,9 @@ def parametrize(
 ) -> pytest.MarkDecorator:
     """A mark that parametrizes a test function's `case` over every case and dtype as VectorCase.
 
-    target, adapter: exactly one of them; the module with the public names, or the module or `module:object` with
-    `layer`. algorithms, classes: select cases like `run --algorithm` and `run --class`; default: all. dtypes: default:
-    float64, float32 and bfloat16. expected_failures: patterns of case ids, or of ids with dtypes such as
+    target, adapter: give exactly one: the module with the public names, or the module or `module:object` with
+    `layer`. algorithms, classes: select cases like `run --algorithm` and `run --class`; default: all. dtypes: by
+    default, float64, float32 and bfloat16. expected_failures: patterns of case ids, or of ids with dtypes such as
     "token_choice/tied-bfloat16", with reasons; a matching test must fail or be skipped, and a pass counts as a failure.
     require_suite: the required version of moespec's suite, such as "0.1".
 

@@ -121,7 +121,7 @@ def load(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Case]:
 
 
 def case(path: Path) -> Case:
-    """The case of a manifest. Raises VectorError if it is invalid."""
+    """The case of a manifest. Raises VectorError if the case is invalid."""
     read_ = read(path)
     for problem in problems(read_):
         raise VectorError(f"{path}: {problem}")
@@ -129,7 +129,7 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """The class of a manifest's case, and the calls that it tests: its main stages' calls, or the differentiated one.
+    """The class of a manifest's case, and the calls that it tests: the calls of its main stages, or the differentiated call.
 
     Checks nothing else. Raises VectorError if they are missing.
     """

@@ -80,9 +80,9 @@ def train(
     """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
 
     config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: the recipe digits, or with `resume` the run's own.
-    tables: values that override its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass your own objects directly or
-    by name (docs/own-objects.md). run, resume, override: as in the command. A finished run is not trained again.
-    hooks: each is called with an `AfterStep` after each step.
+    tables: values that override fields of `config`, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass your own objects
+    directly or by name (docs/own-objects.md). run, resume, override: as in the command. A finished run is not trained again.
+    hooks: functions, each called with an `AfterStep` after each step.
 
     Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted on Ctrl-C or a signal.
     """

@@ -113,7 +113,7 @@ def tensor(values: Any, names: str) -> Tensor:
 def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str = "", **options: Any) -> Stage:
     """A call of the public name `path`. The stage is named after the last part of `path`.
 
-    arguments: references by name: an input, an earlier stage or a result of it, a dict of references, a `function`.
+    arguments: for each name, a reference: an input, an earlier stage or its result, a dict of references, a `function`.
     """
     return Stage(name or path.rpartition(".")[2], path, dict(arguments or {}), options)
 

@@ -109,7 +109,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
-        sizes["columns"] = arrays["router/kernel"].shape[1]  # more than experts if branches also have logits
+        sizes["columns"] = arrays["router/kernel"].shape[1]  # more columns than experts if branches also have logits
     best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
@@ -125,7 +125,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         margins: list[float] = []
         try:
             recorded(definition, values, partial(_judge, routed, margins, best))
-        except (ContractError, _WorseError) as error:  # rejected by the router, or not accepted
+        except (ContractError, _WorseError) as error:  # the router rejects the tokens, or the draw is not accepted
             refused = error
             continue
         best, clearest = min(margins), (tokens, noise)
@@ -137,7 +137,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
 
 
 class _WorseError(Exception):
-    """A draw is no better than an earlier one."""
+    """An earlier draw is at least as good."""
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def grid(
 
 
 def scaled(key: str, shape: Shape, deviation: float) -> NDArray[np.float32]:
-    """Numbers of this standard deviation, distributed as in `grid` and exact in both bfloat16 and float16."""
+    """Numbers with this standard deviation, distributed as in `grid` and exact in both bfloat16 and float16."""
     total = integers(f"{key}/a", shape, -(2**20), 2**20) + integers(f"{key}/b", shape, -(2**20), 2**20)
     rounded = to_bfloat16(deviation * np.sqrt(1.5) * total * 2.0**-20)
     return np.where(np.abs(rounded) < 2.0**-14, np.float32(0), rounded)

@@ -149,11 +149,11 @@ def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
     place = f"{key}/{name}"
     if name == "tables":
         drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
-    elif name == "thresholds":  # near 1 / experts, so that the choices are even
+    elif name == "thresholds":  # thresholds near 1 / experts make the choices even
         drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
     elif name == "scale":  # scales a product of unit vectors of about 1 / sqrt(width)
         drawn = np.float32(16.0)
-    elif name == "temperature":  # the logarithm of such a scale
+    elif name == "temperature":  # the logarithm of a scale like the one above
         drawn = np.float32(2.75)
     elif name == "penalty":
         drawn = np.float32(2.0**-6)

@@ -27,7 +27,7 @@ PURPOSES = {
 
 
 def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Yield near-tie cases of calls that choose by `router_logits`. The arguments of the calls must refer to it."""
+    """Yield near-tie cases of calls that choose by `router_logits`. The arguments of the calls must refer to `router_logits`."""
     for (name, bits), purpose in PURPOSES.items():
         inputs = _product(f"near/{algorithm}/{name}", bits)
         logits = call(LOGITS, {argument: argument for argument in inputs})

@@ -156,7 +156,7 @@ class Making:
                 joined[name] = stacked.sum(axis=0)
             elif missing == 1 and axes[0] in GROUPS and not function(stage.call).batched:
                 joined[name] = stacked
-            elif missing > 1 or len(groups) == 1:  # independent of the tokens
+            elif missing > 1 or len(groups) == 1:  # the result does not depend on the tokens
                 joined[name] = first
             else:
                 joined[name] = stacked.mean(axis=0)

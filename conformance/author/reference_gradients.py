@@ -38,7 +38,7 @@ def gradients(
     """The gradient of a stage's `sum(probe * output)`, plus `route`'s weighted losses if `losses`, for the inputs `by`.
 
     Central differences along random directions must agree, which detects a dropped imaginary part. Raises GoldenError
-    if they disagree.
+    if the two disagree.
     """
     groups = making.groups(stage)
     value = stage.outputs[output]

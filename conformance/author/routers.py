@@ -65,8 +65,8 @@ def router_case(
 
     params: router parameters; default: a kernel, which is 0 with `zero`. state: router state, if any. inputs: additional
     inputs; if they include `tokens`, nothing is drawn. sizes: tokens, experts and width. hidden: hidden width of the
-    experts. train: defaults to whether there is noise. losses: whether a layer gradient includes the losses; defaults
-    to whether there is noise. Without losses, only the output is differentiated, as in an adapter. options: router
+    experts. train: by default, true if there is noise. losses: whether a layer gradient includes the losses; by default, true if there is
+    noise. Without losses, only the output is differentiated, as in an adapter. options: router
     options besides its sizes.
     """
     t, e, d = sizes
@@ -114,7 +114,7 @@ def kernel_case(
 def common(router: str, **options: Any) -> Iterator[Definition]:
     """The common cases of routers with gating noise and a number of slots.
 
-    options: further router options that the case with all losses changes.
+    options: router options that are added to the case with all losses.
     """
     purpose = "Two groups, with so many slots that there is room for all that is requested."
     yield router_case(router, "values", "value", purpose, "generated_code", slots_per_expert=4)
@@ -182,7 +182,7 @@ def logit_options(router: str, **options: Any) -> Definition:
     key = f"routers/{router}/logit_options"
     params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}
     settings: dict[str, Any] = {"bias": True, "jitter": 0.25, "logit_cap": 1.5, "z_weight": 0.0625, **options}
-    if router not in ("gshard", "switch"):  # these have no gating noise
+    if router not in ("gshard", "switch"):  # these routers have no gating noise
         settings["noise_multiplier"] = 0.0
     by = ("router/kernel", "router/bias")
     return router_case(

@@ -76,7 +76,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self._inside = False  # inside a custom function, whose inner calls are not recorded
+        self._inside = False  # whether a custom function runs, whose inner calls are not recorded
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -109,7 +109,7 @@ class Recorder:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """The reference of a routing. Raises TraceError if no recorded call returned it."""
+        """The reference of a routing. Raises TraceError if no recorded call returned this routing."""
         if id(value) not in self._known:
             raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]

@@ -66,8 +66,8 @@ class Variant:
     name: the variant's name. computes: a sentence that states the difference. replaced: replacements by public name of a
     target or by router name (which replaces its `route`); the value of "ROUTERS" is a function of the routers. ledger:
     the alternative that it takes in the ambiguity ledger ("GS-3b"), the question that it answers in an unlisted way
-    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm whose cases must catch
-    it, if that is not one of the replaced names.
+    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm whose cases must catch the
+    variant, if its name is not among the replaced names.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Variant:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """The algorithms whose cases must catch it: the algorithms of the replaced names, or all if a name belongs to none.
+        """The algorithms whose cases must catch the variant: those of the replaced names, or all if a name belongs to no algorithm.
 
         Cases of the trained model must catch a changed training operation.
         """
@@ -103,7 +103,7 @@ def variant(function: Replacement, *names: str, ledger: str = "", who: str = "",
 class Route:
     """A call of a router's `route`: its arguments and its unchanged output.
 
-    more: keyword arguments: noise, train, and the router's requirements or state.
+    more: the keyword arguments noise, train, and the router's requirements or state.
     """
 
     function: Callable[..., RouterOutput]

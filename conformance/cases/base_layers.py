@@ -1,7 +1,7 @@
 """BASE layers: the balanced assignment, the greedy one, and the routing of an assignment.
 
 If several balanced assignments are optimal, only their common properties are compared. These are the total, the gap,
-and that a routing with the minimum number of slots drops no token.
+and the fact that a routing with the minimum number of slots drops no token.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Variants shared by several routers: routers composed differently."""
+"""Variants shared by several routers: changes in how a router is composed."""
 
 import math
 from collections.abc import Callable, Iterator

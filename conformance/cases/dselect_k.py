@@ -149,7 +149,7 @@ def _router(
     key = f"routers/{NAME}/{name}"
     static = options.get("selector_gate") == "static"
     columns = choices * (code_bits(count) + 1)
-    centre = 0.0625 if static and kind != "tie" else 0.0  # no code at an end of the step, except in the tie case
+    centre = 0.0625 if static and kind != "tie" else 0.0  # only the tie case has codes at an end of the step
     bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
     params = {"bias": tensor(bias, "columns")}
     if not static:

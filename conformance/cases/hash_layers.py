@@ -87,7 +87,7 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens and experts.")
 
 
-# Variants. Ids are (groups, tokens), a table has an expert for each id.
+# Variants. Ids are (groups, tokens). A table has an expert for each id.
 
 
 def hash_with_a_capacity(

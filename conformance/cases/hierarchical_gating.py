@@ -91,7 +91,7 @@ def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
-    """The load loss with `load(branch load, load within, tokens of the branch)`. of_all: compute the load within over all tokens."""
+    """The load loss with `load(branch load, load within it, its tokens)`. of_all: compute the load within a branch over all tokens."""
 
     def changed(
         B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int

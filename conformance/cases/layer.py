@@ -181,8 +181,8 @@ def _zero_weight() -> Definition:
 
 
 def _sums() -> Iterator[Definition]:
-    """Weighted sums of powers of two. Either bfloat16 loses each small term next to the preceding large one, or two
-    terms leave only the difference of weights that bfloat16 rounds to 1 and -1.
+    """Weighted sums of powers of two. In some sums, bfloat16 loses each small term after a large one. In others, two
+    terms leave only the difference between weights that bfloat16 rounds to 1 and -1.
 
     Tokens have a known number of choices or any number of slots, which a backend may sum differently.
     """

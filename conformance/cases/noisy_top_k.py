@@ -51,7 +51,7 @@ def _noise() -> Iterator[Definition]:
         return {
             "logits": logits(f"{GATES}/{case}", reach=2.0, step=0.25),
             "noise_logits": logits(f"{GATES}/{case}/scale", reach=reach, step=step),
-            "noise": groups_tokens(noise + 0.125),  # never 0, so no noisy logits are equal
+            "noise": groups_tokens(noise + 0.125),  # the noise is never 0, so no noisy logits are equal
         }
 
     case = partial(single, GATES, LOGITS)

@@ -111,7 +111,7 @@ def _moved_optimum(plan: Array, step: Array) -> Any:
 def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
     """Sinkhorn that checks the `norm` of the column error after `first`, `first` + 10, ... iterations.
 
-    It stops below `threshold` or the given tolerance. A number of iterations given without a tolerance is used exactly.
+    It stops if the error is below `threshold` or the given tolerance. A number of iterations given without a tolerance is used exactly.
     """
 
     def sinkhorn_affinity(B: Spec, logits: Array, **options: Any) -> Any:

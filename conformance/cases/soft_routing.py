@@ -116,7 +116,7 @@ def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
 
 
 class Unnormalised(NamedTuple):
-    """A soft routing of unnormalised tokens. Slots mix these tokens unchanged, even under `_mixing`."""
+    """A soft routing of unnormalised tokens. `_mixing` does not normalise its tokens either."""
 
     dispatch: Any
     combine: Any

@@ -48,7 +48,7 @@ def cases() -> Iterator[Definition]:
     edges = [[0, 255, 256], [2**31 - 1, -(2**31), -1], [*both[0], 1 << 20]]
     purpose = "The 24 highest bits; the sign is one of them."
     yield case("unit_interval", "uniform", "value", purpose, words=_words(edges, "places columns"))
-    # Exact in every dtype. Each backend's tests cover the largest number, 1 - 2^-24.
+    # The numbers are exact in every dtype. Each backend's tests cover the largest number, 1 - 2^-24.
     pairs = integers(f"{NAME}/pairs", (5, 2), 0, 127) / 128
     tails = [[0.0, 0.375], [1 - 2.0**-8, 0.0], [1 - 2.0**-8, 0.75], [2.0**-24, 0.25], [0.5, 1 - 2.0**-8], [0.25, 0.5]]
     for name, values, purpose in (

@@ -43,7 +43,7 @@ FORWARD: dict[str, dict[str, Any]] = {
 """Case -> settings of its model. The router has the case's name unless the settings name another."""
 
 TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
-    "softmax_token_choice": (0, {**STEPS, "depth": 2}),  # here only: a dense block before the MoE block
+    "softmax_token_choice": (0, {**STEPS, "depth": 2}),  # the only case with a dense block before the MoE block
     "sinkhorn_token_choice": (1, STEPS),
     "softmax_expert_choice": (2, STEPS),
     "sinkhorn_expert_choice": (0, STEPS),
@@ -148,7 +148,7 @@ def _training(router: str) -> Definition:
     # keeps gradients that are 0 up to rounding (a key's bias) from becoming a full step.
     optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
     rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
-    # These assign differently in training than at evaluation, or update a state only in training.
+    # These routers assign tokens differently in training than at evaluation, or update a state only in training.
     training = "base s_base strictly_balanced batch_expert_choice mixture_of_depths sigmoid_token_choice relu"
     mode: dict[str, Any] = {"train": True} if router in training.split() else {}
     stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)

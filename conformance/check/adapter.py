@@ -115,7 +115,7 @@ class Kernel:
 
     @property
     def compile(self) -> Callable[..., Any]:
-        """The adapter's compiler, else its framework's. Raises NotOfferedError if there is neither."""
+        """The adapter's compiler, else its framework's. Raises NotOfferedError if neither has a compiler."""
         if self.compiler is None and self.framework is None:
             text = "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
             raise NotOfferedError(text)
@@ -182,7 +182,7 @@ class Adapter(Target):
         return super().copies(arrays) if self.on_numpy else {}
 
     def facts(self) -> Facts:
-        """The facts, with nothing missing: an adapter declines a case by raising NotImplementedError."""
+        """The facts without missing paths, since an adapter declines a case by raising NotImplementedError."""
         return replace(super().facts(), missing={})
 
     @staticmethod
@@ -241,7 +241,7 @@ class Adapter(Target):
         return lambda values: self._declining(self.module.layer, values, options)
 
     def _declining(self, method: Callable[..., Any], values: Values, options: Values, *more: Any) -> Any:
-        """Call a method. Raises NotOfferedError if it raises NotImplementedError."""
+        """Call a method. Raises NotOfferedError if the method raises NotImplementedError."""
         params = {"router": _below("router", values) | _below("state", values), "experts": _below("experts", values)}
         try:
             return method(values["tokens"], params, options, *more)

@@ -39,7 +39,7 @@ CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
 
 
 def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) -> dict[Place, str]:
-    """For each failure of one stage, the change, in words, that explains the most failures (if several fail, at least two).
+    """For each failure of one stage, the change, in words, that explains the most failures (at least two if there are several).
 
     failing: (place, returned values, dtype).
     """

@@ -6,8 +6,8 @@ relates to the expected one (`relations.py`) or which change of the call reprodu
 
 The most common failure of third-party allocations is a different order of equal scores. The specification puts the
 lower index first. An unstable sort chooses differently, and no known variant reproduces a particular sort. A failure
-counts as reordered only if the scores in each slot, or for each token, are bitwise equal and each token whose score for
-an expert differs from the token's other scores keeps its place in that expert's order.
+counts as reordered only under two conditions. The scores in each slot, or for each token, are bitwise equal. Each token
+whose score for an expert differs from the token's other scores keeps its place in that expert's order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -111,7 +111,7 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
         said, first, outcomes = changed.get((result.id, stage), ""), result.first, result.outcomes
         case = known.cases[result.id]
         if wrong is None:
-            said = said or (first.message if "/" in first.stage else "")  # states a wrong shape or a missing result
+            said = said or (first.message if "/" in first.stage else "")  # a wrong shape or a missing result
         elif _is_slots(wrong):
             content, related = _slots(case, case.stage(stage), wrong.want.astype(int), wrong.got.astype(int))
             said = "; ".join(filter(None, [next(in_other_places(wrong), related), said]))
@@ -138,7 +138,7 @@ def _is_slots(wrong: Wrong) -> bool:
 
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
-    """The case's other arrays with the shape of a wrong result. For weights, also scores (or the like) of the slots' tokens."""
+    """The case's other arrays with the shape of a wrong result. For weights, these include the scores of the slots' tokens."""
     own = (stage, f"{stage}/{wrong.name}")
     arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")

@@ -31,7 +31,7 @@ class FileError(Exception):
 
 
 def read(path: Path) -> dict[str, Found]:
-    """The tensors of a safetensors file. Raises FileError, naming the file, if it contains anything else."""
+    """The tensors of a safetensors file. Raises FileError, naming the file, if the file contains anything else."""
     try:
         return decoded(read_file(path, LIMIT))
     except OSError as error:

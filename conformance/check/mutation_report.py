@@ -32,8 +32,8 @@ ENOUGH = 2
 class MutationReport:
     """The cases that catch each variant.
 
-    caught: for each variant, ids of cases that fail on it, with the first differing stage; complete if there are fewer
-    than two. cases: ids of all cases available.
+    caught: for each variant, ids of cases that fail on it, with the first differing stage; all such cases if there are
+    fewer than two. cases: ids of all cases available.
     """
 
     caught: Mapping[str, Mapping[str, str]]

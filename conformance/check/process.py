@@ -164,7 +164,7 @@ def end() -> None:
 def claims(interface: type[Target], name: str) -> str:
     """The version of the specification that a target claims to follow, or "".
 
-    Raises ConfigError, naming the target, if it cannot be imported or lacks a name that the suite calls.
+    Raises ConfigError, naming the target, if the target cannot be imported or lacks a name that the suite calls.
     """
     problem = "expected a module name, such as package.module"
     if name and not name.startswith("."):
@@ -231,7 +231,7 @@ class Remote:
 
 
 def _found(count: int, answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
-    """Parse the answers to `count` jobs. Raises an exception if they are malformed."""
+    """Parse the answers to `count` jobs. Raises an exception if the answers are malformed."""
     answers: list[Answer] = [{} for _ in range(count)]
     for name, array in arrays.items():
         number, _, result = name.partition("/")

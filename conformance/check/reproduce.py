@@ -36,7 +36,7 @@ Arrays = dict[str, NDArray[Any]]
 class OpenStage:
     """A stage ready to run.
 
-    inputs: arrays by name. expected: results by name, or the class of the error that it must raise. run(): the target's
+    inputs: arrays by name. expected: results by name, or the class of the error that the stage must raise. run(): the target's
     results by name as NumPy arrays; raises the target's exceptions.
     """
 
@@ -60,7 +60,7 @@ def open_case(
 ) -> OpenStage:
     """Open a stage (or `gradient`) of the case with this id on a target module, an adapter or a folder of files.
 
-    seed, size: the fresh case's. Raises ValueError if there is no such case or stage.
+    seed, size: the seed and size of a fresh case. Raises ValueError if there is no such case or stage.
     """
     if seed is None:
         cases = load(vectors, id.__eq__)

@@ -233,7 +233,7 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """For the chosen rows: how many cases pass wherever they are compared, how many there are, and the uncompared ones.
+    """For the chosen rows: the number of cases that pass wherever they are compared, the number of all cases, and the uncompared cases.
 
     Uncompared cases are counted by `--class` word.
     """

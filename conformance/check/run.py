@@ -172,7 +172,7 @@ def run_part(
     try:
         reason = target.facts().unsupported
         results = [] if reason else run_cases(target, cases, mode, repeat)
-    except EndedError as error:  # outside the call of a case
+    except EndedError as error:  # an error outside the call of a case
         lost = error.failure
         outcome = Outcome("target", lost.state, lost.fraction, lost.text, lost.trace)
         return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], "", target.called
@@ -348,7 +348,7 @@ def verdict(case: Case, invalid: object, valid: object, *, required: bool = Fals
 
 
 def _content(job: Job) -> tuple[object, ...]:
-    """Equality key of jobs."""
+    """A key that is equal for equal jobs."""
     arrays = sorted((n, t.array.dtype.str, t.array.shape, t.array.tobytes()) for n, t in job.values.items())
     calls = [(stage.call, stage.arguments, stage.options) for stage in job.case.stages]
     return job.stage.name, json.dumps(calls, sort_keys=True), *arrays

@@ -95,7 +95,7 @@ class Target:
         return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
 
     def check(self) -> None:
-        """Raise ConfigError if it lacks a name that every target needs or has an invalid declaration."""
+        """Raise ConfigError if the target lacks a name that every target needs, or has an invalid declaration."""
         missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(self.module, needed)]
         if missing:
             raise ConfigError(f"has no {' and no '.join(missing)}; see docs/conformance.md")
@@ -150,7 +150,7 @@ class Target:
         return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:
-        """The reason that the target has no gradients, or ""."""
+        """The reason why the target has no gradients, or ""."""
         needs = ("value_and_grad", "sum", "cast")
         return next((f"{name} is missing" for name in needs if not hasattr(self.module, name)), "")
 

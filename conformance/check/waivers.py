@@ -1,7 +1,7 @@
 """Waivers: accepted failures in a TOML file; docs/conformance.md describes the entries.
 
 A case that a waiver matches must fail or be skipped. The failure then counts as skipped, never as passed. A pass counts as a failure, even
-for a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
+if the waiver is a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
 """
 
 import tomllib
@@ -21,7 +21,7 @@ __all__ = ["Waiver", "WaiverError", "read", "waived"]
 
 
 class WaiverError(Exception):
-    """A waiver file is malformed, or a waiver does not fit the suite. The message names both."""
+    """A waiver file is malformed, or a waiver does not fit the suite. The message names the file and any such waiver."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Waiver:
         return f"{self.case} [{place}]" if place else self.case
 
     def matches(self, name: str) -> bool:
-        """Whether it matches a case id or an id with dtype, such as "z_loss/large-float32"."""
+        """Whether the waiver matches a case id or an id with dtype, such as "z_loss/large-float32"."""
         return fnmatchcase(name, self.case)
 
     def covers(self, id: str, dtype: str, mode: str) -> bool:
-        """Whether it covers the case with this id in a dtype and mode."""
+        """Whether the waiver covers the case with this id in a dtype and mode."""
         matched = self.matches(id) or self.matches(f"{id}-{dtype}")
         return matched and self.dtype in ("", dtype) and self.mode in ("", mode)
 

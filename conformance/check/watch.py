@@ -1,6 +1,6 @@
 """Detect whether a target's results come from moespec: functions and routers of the specification or our backends.
 
-Calls in other processes or in compiled code are not detected. Conversions, gradients and compilation may be ours.
+Calls in other processes or in compiled code are not detected. A target may use our conversions, gradients and compilation.
 """
 
 import sys

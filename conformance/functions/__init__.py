@@ -21,7 +21,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def function(path: str) -> Function:
-    """The description of the function at a path, by the first part. Unregistered custom functions get a default one."""
+    """The description of the function at a path, found by the first part of the path. Unregistered custom functions get a default one."""
     name = path_parts(path)[0]
     if name == ROUTE.name and path.endswith(".update"):
         return UPDATE

@@ -26,7 +26,7 @@ to 5 u of the result. XLA's approximation is off by 4.63 u (4 million arguments 
 def _cosine_scale(
     tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
-    """Rounding errors of a projection and of its norm scale with their terms. Divided by the norm, they move a cosine."""
+    """Rounding errors of a projection and of its norm scale with their terms. A cosine moves by these errors divided by the norm."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
@@ -257,7 +257,7 @@ FUNCTIONS = (
         "soft_routing",
         {name: Output(DENSE, scale="written", written=_soft_scale(name)) for name in ("dispatch", "combine")},
     ),
-    # It carries no gradient, so the condition would have no input.
+    # The result carries no gradient, so the condition would have no input.
     Function("biased_scores", {"biased": Output(SCORES, written=lambda scores, bias: np.abs(scores) + np.abs(bias))}),
     Function(
         "expert_load", {"load": Output("experts", scale="unit", summed=True)}, Choice("scores", best_experts("choices"))

@@ -38,7 +38,7 @@ def _second(gates: Array, noise: Array) -> Any:
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """The sum on absolute values; for the first expert, 1 more than the largest."""
+    """The sum of absolute values and 1; for the first expert, the largest such sum."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)

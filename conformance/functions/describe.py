@@ -23,7 +23,7 @@ def axes(names: str) -> tuple[str, ...]:
 class Output:
     """How to store and compare one result.
 
-    axes: names in one string. A result without a groups axis is the mean over groups.
+    axes: the names of the axes in one string. A result without a groups axis is the mean over groups.
     kind: "float", "int" or "bool".
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
@@ -32,7 +32,7 @@ class Output:
     constant: the name of c.
     rounded: whether the result has the run's dtype. In bfloat16, all other results are promised in float32 or better,
         and their tolerance uses the roundoff of float32.
-    follows: the arguments from which the result may copy numbers: it copies the first one passed. Empty: all arguments.
+    follows: the arguments whose numbers the result may copy; it copies the first one that is passed. Empty: all arguments.
     summed: whether a result without a groups axis is the sum over groups instead of the mean.
     """
 
@@ -75,7 +75,7 @@ class Function:
     run: `(module, **arguments, **options) -> results` for a model instead of a public function; needs: the public names
     that it requires of a target. prepare: converts the options before tracing. compiles: whether it takes `compile` for
     inner functions. batched: whether the reference also has a groups axis and the function takes the computation's
-    `dtype` (models). pooled: for slow functions, take few probes and at least the root mean square over a result.
+    `dtype` (models). pooled: for slow functions, use few probes, and a scale of at least the root mean square over a result.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Function:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether it takes NumPy arrays for every target and may return float64 in every dtype."""
+        """Whether the function takes NumPy arrays for every target and may return float64 in every dtype."""
         return not self.traced and self.run is None
 
     def output(self, name: str) -> Output:

@@ -93,7 +93,7 @@ def _trainer(options: dict[str, Any]) -> dict[str, Any]:
 
 def _loss(B: Backend, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
     """The loss of a batch as a function of parameters, optionally with the routing as metrics, and the summed statistics."""
-    from moespec.models.layers import returned  # most cases do not need it
+    from moespec.models.layers import returned  # most cases do not need this module
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, ...]:
         output = model.forward(B, config, params, batch["images"], train=train)

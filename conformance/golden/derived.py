@@ -189,7 +189,7 @@ def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool)
 def _with_other_values(tensor: Tensor, key: str) -> Iterator[tuple[str, str, Tensor]]:
     """Yield (kind of edit, error, tensor with another dtype or with one invalid number)."""
     array, kind = tensor.array, tensor.array.dtype.kind
-    small = array % 128 if kind == "i" else array  # exact in every floating dtype
+    small = array % 128 if kind == "i" else array  # this number is exact in every floating dtype
     for dtype in (np.int32, np.float32, np.bool_):
         if kind != np.dtype(dtype).kind and not (key in INTEGERS_TOO and dtype is np.int32):
             yield np.dtype(dtype).name, "DtypeError", Tensor(small.astype(dtype), tensor.axes)
@@ -216,7 +216,7 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
             yield name, kind, {"options": right}, {"options": changed}
         return
     if stage.call.endswith(".update"):
-        return  # same options as the router's `route`
+        return  # the options are the same as those of the router's `route`
     hints = get_type_hints(called)
     for name, parameter in inspect.signature(called).parameters.items():
         of_arrays = Mapping in [get_origin(each) for each in get_args(hints[name])]

@@ -44,7 +44,7 @@ def kind(id: str) -> str:
 
 
 def is_drawn(definition: Definition) -> bool:
-    """Whether a salted definition gives a fresh case: it has random numbers and is no error, training or model case."""
+    """Whether a salted definition gives a fresh case: it has random numbers and is not an error, training or model case."""
     if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
         return False
     committed = definitions()[definition.id].inputs

@@ -18,8 +18,8 @@ class Peer:
     """A package and the requirements of its environment.
 
     name: key in `peers.toml`. package: distribution whose version is recorded. repository: source code. adapter: module
-    name. requires: packages installed with moespec. alone: packages installed without dependencies. answers: entries of
-    the ambiguity ledger that the package's code answers, because the adapter sets nothing about them. verdicts: why cases
+    name. requires: packages installed with moespec. alone: packages installed without their dependencies. answers: entries of
+    the ambiguity ledger that the package's code answers, because the adapter sets no option for them. verdicts: why cases
     fail: `function`, `verdict`, `reason`, and optionally `ledger` (a reading) and `cases` (patterns).
     """
 

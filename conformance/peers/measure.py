@@ -3,7 +3,7 @@
 A peer takes an alternative reading if its results equal those of a known variant with that reading, in all stages where
 the peer or the variant differs from the specification, and those of no variant with a different reading.
 
-A peer takes the specification's reading of a question listed as `answers` in `peers.toml` (the adapter sets nothing about
+A peer takes the specification's reading of a question listed as `answers` in `peers.toml` (the adapter sets no option for
 it) if every alternative has variants, and each variant fails a case that the peer passes. The peer may fail a case that
 such a variant fails only if a variant of another question explains the failure.
 
@@ -108,7 +108,7 @@ def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, C
         name = outcome.stage.split("/")[0]
         stage = case.stage(case.expected_gradients.stage if name == "gradient" else name)
         function = checked_function(module, stage, case)
-        # A router is judged by its overall stages. Its steps are separate functions.
+        # A router is judged by its overall stages. The router's steps are separate functions.
         if function and (stage.name in case.whole or not router_of(case)):
             checked.setdefault(function, []).append(outcome)
     for function, outcomes in checked.items():
@@ -224,7 +224,7 @@ class _Failing:
         key = (id, function, dtype)
         if key not in self.found:
             self.found[key] = {}
-            stages = checked_stages(self.cases[id], function) if id in self.cases else ()  # of an older record
+            stages = checked_stages(self.cases[id], function) if id in self.cases else ()  # or a former case
             for stage in stages:
                 if self.known.compares((id, stage)):
                     for name in self.known.concerned((id, stage)):

@@ -1,4 +1,4 @@
-"""Record third-party routers: what a model's gates computed on its data, and which router explains it.
+"""Record third-party routers: what a model's gates computed on its data, and which router explains the results.
 
     with recording("a.safetensors", model, "*.mlp.gate"):     torch: the modules with these names
         model(tokens)

@@ -32,10 +32,10 @@ MOST = 8
 class Parting:
     """The differences of one gate in both recordings: of its logits, and of choices by token.
 
-    logits: largest difference, None without logits; rounds: whether it is within rounding. Per token: differs, whether the sets of experts
-    differ; near, whether this is a near tie, or coarse, a near tie in bfloat16; follows, whether the other's logits explain it under the
-    first's rule. decisions: decisions that only the first recording makes. weights: largest relative difference among tokens with
-    equal choices; same: whether it is within rounding or explained by the logits under the first's rule.
+    logits: the largest difference, None without logits; rounds: whether this difference is within rounding. Per token: differs, whether
+    the sets of experts differ; near, whether this is a near tie, or coarse, a near tie in bfloat16; follows, whether the other's logits
+    explain it under the first's rule. decisions: decisions that only the first recording makes. weights: largest relative difference among
+    tokens with equal choices; same: whether it is within rounding or explained by the logits under the first's rule.
     """
 
     first: Explanation

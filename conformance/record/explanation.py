@@ -164,8 +164,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Weights:
-    """The fit of a rule of weights: `divided` by no sum ("") or by the sum of the chosen "after" or "before" drops,
-    times `scale`; per token, whether it `agrees` and the `error` relative to the token's largest weight."""
+    """The fit of a rule of weights. divided: "after" or "before" if the sum over the chosen experts, after or before drops, divides the
+    weights, else "". agrees, error: per token; the error is relative to the token's largest weight."""
 
     rule: Rule
     divided: str
@@ -278,7 +278,7 @@ def in_bfloat16(gate: Gate) -> Gate:
 
 
 def _explained(gate: Gate) -> Explanation:
-    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # as in expert choice
+    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # all experts have equally many tokens, as in expert choice
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or even]
     best = _best(fits)
     if best.holds < len(best.agrees):

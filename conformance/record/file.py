@@ -124,7 +124,7 @@ def write(path: Path, gates: Sequence[Gate]) -> None:
 
 
 def read(path: Path | str) -> list[Gate]:
-    """The gates of a recording. Raises FileError, naming the file, if it is not a recording."""
+    """The gates of a recording. Raises FileError, naming the file, if the file is not a recording."""
     try:
         tensors, metadata = unsealed(read_file(Path(path)), half=True)
     except OSError as error:

@@ -297,7 +297,7 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
 
 
 def recognised(inputs: Any, output: Any) -> dict[str, Any]:
-    """The arrays of a module's output by name. Raises ValueError if they are ambiguous."""
+    """The arrays of a module's output by name. Raises ValueError if these arrays are ambiguous."""
     flat = list(_arrays(output))
     shapes = f"returned {', '.join(f'{numpy_of(a)[1]} {tuple(a.shape)}' for a in flat) or 'no arrays'}"
     found = [(array, numpy_of(array)[0]) for array in flat if len(array.shape) > 1]
@@ -320,7 +320,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
         if own:
             result["weights"] = own[0]
     rest = [(a, n) for a, n in floats if n.shape[-1] == width and not any(a is each for each in result.values())]
-    if len(rest) > 1:  # drop the logits' probabilities, which can be recomputed
+    if len(rest) > 1:  # the probabilities are dropped, since the logits give them
         rest = [(a, n) for a, n in rest if (n < 0).any() or (n > 1).any()]
         if len(rest) != 1:
             raise ValueError(f"{shapes}: cannot tell which array contains the logits")

@@ -30,7 +30,7 @@ INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?"
 
 
 class ReportError(Exception):
-    """A file is not a report of this suite. The message names it."""
+    """A file is not a report of this suite. The message names the file."""
 
 
 def write(report: Report, path: Path) -> None:
@@ -70,7 +70,7 @@ def _counts(report: Report) -> dict[str, int]:
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """The sha256 of a report without the digest. It detects accidental changes and is not a signature."""
+    """The sha256 of a report without the digest. The digest detects accidental changes but is not a signature."""
     said = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 

@@ -24,7 +24,7 @@ def known_of() -> dict[str, list[str]]:
 
 
 def beyond() -> list[Variant]:
-    """The known variants of public code for which the ledger has no reading, or does not list the code."""
+    """The known variants of public code that the ledger lacks: it has no such reading, or does not list the code."""
     return [variant for variant in variants().values() if variant.who and not _told(variant)]
 
 

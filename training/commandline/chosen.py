@@ -62,8 +62,8 @@ class OfRun(Stored):
 def chosen(arguments: Sequence[str], default: Config) -> Config:
     """The configuration to which the command line's options apply: from a file, from the run to resume, or `default`.
 
-    Its model, router and optimiser are already set as on the command line. Its length is unset if the command line sets one. Raises
-    ConfigError for an unusable file, and for an option in the file that the model or router does not have.
+    Its model, router and optimiser are already set as on the command line. The length of the run is unset if the command line sets
+    one. Raises ConfigError for an unusable file, and for an option in the file that the model or router does not have.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}

@@ -67,7 +67,7 @@ class Option:
 
     @property
     def switch(self) -> bool:
-        """Whether it is a switch, which takes no value. A router's option takes True or False instead."""
+        """Whether the option is a switch, which takes no value. A router's option takes True or False instead."""
         return self.hint is bool and not issubclass(self.kind, RouterSection)
 
     @property
@@ -78,7 +78,7 @@ class Option:
 
     @property
     def several(self) -> bool:
-        """Whether it takes several values."""
+        """Whether the option takes several values."""
         return get_origin(self.hint) is tuple
 
     @property
@@ -105,7 +105,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
             name = ".".join(at).removeprefix("settings.")
             flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
             short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
-            # Whether it belongs to another optimiser.
+            # Whether the option belongs to another optimiser.
             other = hasattr(values, "own") and at[-1] in values.options() and at[-1] not in vars(values.own)
             useless = config and (no_effect(config, name) or other)
             yield Option(
@@ -262,7 +262,7 @@ def _value(option: Option, given: Any) -> Any:
 
 
 def _converted(text: str, kinds: Sequence[Any]) -> Any:
-    """Converts a string to the first type that accepts it. Raises ValueError if none does."""
+    """Converts a string to the first type that accepts it. Raises ValueError if no type accepts it."""
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):
         if kind is type(None) or kind is bool or get_origin(kind) is Literal:
             words = (

@@ -128,7 +128,7 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """The first process that failed other than by losing another; if there is none, the process still running, with `LOST`."""
+    """The first process that failed without losing another, and its status; if there is none, one still running, and `LOST`."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]

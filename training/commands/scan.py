@@ -32,7 +32,7 @@ class ScanArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints the defect of each unreadable image of the data set, in order. Raises DataError if there are any."""
+    """Prints the defect of each unreadable image of the data set, in order. Raises DataError if there are unreadable images."""
     given = parse("scan", ScanArguments, words)
     check_limits(workers=given.workers)
     classes, *parts = PICTURES[given.data](given.path)

@@ -120,7 +120,7 @@ def train_command(
 
 
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
-    """The folder of a run. Its default name combines the data, the router and the backend."""
+    """The folder of a run. The default name combines the data, the router and the backend."""
     return Path(run or f"runs/{config.data.name.rpartition(':')[2]}-{label(config)}-{backend}")
 
 

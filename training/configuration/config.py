@@ -151,7 +151,7 @@ class TrainingConfig:
 
     @property
     def total(self) -> int:
-        """The number of steps. Raises ConfigError if it depends on the number of images, which is unknown here."""
+        """The number of steps. Raises ConfigError if the length depends on the number of images, which is unknown here."""
         if self.epochs is not None or self.examples is not None:
             raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
         return 1500 if self.steps is None else self.steps

@@ -178,7 +178,7 @@ def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's configuration without the field that an early 0.1 wrote for every router, though only `switch` used it."""
+    """A run's configuration without the field that early versions of 0.1 wrote for every router, though only `switch` used it."""
     if not _of_version_0_1(table) or table["model"].get("router") == "switch":
         return table
     options = {name: value for name, value in table["model"]["router_options"].items() if name != "jitter"}
@@ -203,7 +203,7 @@ def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:
-    """Whether an early 0.1 wrote it for a run: it then has the options of every router, and no single router has all of `EVERY_ROUTER`."""
+    """Whether an early version of 0.1 wrote the file for a run: only such a file has all of the router options `EVERY_ROUTER`."""
     section = table.get("model")
     options = section.get("router_options") if isinstance(section, dict) else None
     return isinstance(options, dict) and options.keys() >= EVERY_ROUTER

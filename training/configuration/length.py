@@ -58,7 +58,7 @@ def notes(before: Config, after: Config) -> list[str]:
 
 
 def settled(schedule: ScheduleConfig, steps: int) -> int:
-    """The number of initial steps of a run of `steps` whose rate would be the same in a longer run."""
+    """The number of initial steps, in a run of `steps` steps, whose rates would be the same in a longer run."""
     if schedule.name == "rsqrt":
         return steps - (schedule.cooldown or 0)
     return 0 if is_own(schedule.name) else min(schedule.warmup + 1, steps)

@@ -43,7 +43,7 @@ TEST = 10_000
 def load_cifar(folder: Path, name: str) -> Dataset:
     """The data set `name`, a key of `KINDS`, in `folder`, with its test images as the validation split.
 
-    Without a file of class names, the names are numbers. Raises DataError, naming the file, if one is missing or damaged.
+    Without a file of class names, the names are numbers. Raises DataError, naming the file, if a file is missing or damaged.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")

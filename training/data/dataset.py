@@ -32,8 +32,8 @@ class Split:
     """One split of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
     `whole(index)` is the picture that an image was cropped from, by default the image. pictures: the files that it reads, if any.
-    captions: one for each image of a data set of pairs. The labels of pairs number the pictures, not classes. ids: their tokens, `(images,
-    length)`. features: the images' features from a locked tower, `(images, width)`.
+    captions: one for each image of a data set of pairs. The labels of pairs number the pictures, not classes. ids: the captions' tokens,
+    `(images, length)`. features: the images' features from a locked tower, `(images, width)`.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
@@ -58,7 +58,7 @@ class Split:
     def stamp(self, part: str) -> dict[str, Any]:
         """The number of images and digests that identify them, independent of the folder and time of their files.
 
-        The contents cover at most `LOOKED_AT` images, evenly spaced: pixels of arrays, or the first `HEAD` bytes of files.
+        The digest of the contents covers at most `LOOKED_AT` images, evenly spaced: pixels of arrays, or the first `HEAD` bytes of files.
         """
         names, texts, contents = (hashlib.sha256() for _ in range(3))
         texts.update(self.labels.astype("<i8").tobytes())

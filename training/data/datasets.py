@@ -59,7 +59,7 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     """The data set `own` of `config` with another data set's images, prepared in the same way, as its validation split.
 
     They are the other data set's validation split, or all of its images if it has none. Classes are matched by name and may be a
-    subset. Raises ConfigError if both are the same data, DataError for classes or images that do not fit `own`.
+    subset. Raises ConfigError if both data sets are the same, DataError for classes or images that do not fit `own`.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
@@ -138,7 +138,7 @@ def load_configured(
 
 
 def _own(config: DataConfig, image_size: int | None) -> Dataset:
-    """The data set that the user's function returns for this configuration. Raises ConfigError if it cannot be used for training."""
+    """The data set that the user's function returns for this configuration. Raises ConfigError if training cannot use this data set."""
     what = f"data.name={config.name!r}"
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):

@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """The label table of a folder: beside a folder without subfolders, or in one with at most one. Raises DataError if there are two."""
+    """The label table of a folder: beside a folder without subfolders, or in one with at most one. Raises DataError for two tables."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:

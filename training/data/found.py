@@ -100,7 +100,7 @@ def find_files(
 
 
 def validation_name(names: Collection[str], source: object) -> str | None:
-    """The name from `HELD` that occurs among the names, if any. Raises DataError if there are several."""
+    """The name from `HELD` that occurs among the names, if any. Raises DataError if several such names occur."""
     found = [name for name in HELD if name in names]
     if len(found) > 1:
         raise DataError(f"{source}: several validation splits, {' and '.join(map(repr, found))}; expected one")

@@ -110,7 +110,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _saved(datasets: Any, folder: Path) -> Any:
-    """The data that `save_to_disk` wrote, or None. Raises DataError if it names a file outside the folder."""
+    """The data that `save_to_disk` wrote, or None. Raises DataError if this data names a file outside the folder."""
     parts, whole = [folder], folder / "dataset_dict.json"
     if whole.is_file():
         parts = [folder / name for name in json.loads(read_file(whole, RECORD))["splits"]]
@@ -130,7 +130,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
         raise DataError(f"{wrong[0]}: expected a name without '::', which datasets reads as a file inside another")
-    tests: dict[str, Callable[[Path], bool]] = {  # keys: the library's builders
+    tests: dict[str, Callable[[Path], bool]] = {  # the keys are the library's builders
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
     }

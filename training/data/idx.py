@@ -29,7 +29,7 @@ DEFLATE = 1032
 def load_idx(folder: Path) -> Dataset:
     """The data set in `folder`: the `train-` files for training and the `t10k-` files for validation.
 
-    Raises DataError, naming the file, if one is missing, truncated, of another type, or does not match its partner.
+    Raises DataError, naming the file, if a file is missing, truncated, of another type, or does not match its partner.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")

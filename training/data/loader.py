@@ -34,7 +34,7 @@ VIEW = 2**48
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
-    """The indices of the images of step `step` (from 0), `(batch,)`. Each `part` has its own permutations."""
+    """The indices of the images of step `step` (from 0), `(batch,)`. Each value of `part` has its own permutations."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
         _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]
@@ -67,7 +67,7 @@ def training_batch(
     In this order: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Targets are
     mixed here; mixup of images happens on the device, with the weight "mixup" (`prepared`). Without classes there are no targets.
 
-    rows: returns only these rows of the batch, with the image before each as "neighbours" for mixup. view: selects another view.
+    rows: returns only these rows of the batch, with the image before each as "neighbours" for mixup. view: the number of the view.
     """
     mixes = bool(config.mixup or config.cutmix)
     # The first of `rows` is preceded by its neighbour, which is dropped after mixing.

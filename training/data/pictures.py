@@ -167,7 +167,7 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
     except DataError as error:
         raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # decoders raise many exception types for damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # its text contains a memory address
+        unknown = isinstance(error, UnidentifiedImageError)  # the text of this error contains a memory address
         text = f"none of {', '.join(FORMATS)} that Pillow reads; grey TIFF needs 8, 12 or 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
@@ -198,7 +198,7 @@ def _bare(content: bytes) -> bytes | None:
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
     """The picture as a viewer shows it, of mode RGB, or L if there is one channel. This decodes it."""
     file.load()
-    with suppress(Exception):  # a damaged EXIF block; then the orientation is ignored
+    with suppress(Exception):  # if the EXIF block is damaged, the orientation is ignored
         ImageOps.exif_transpose(file, in_place=True)
     image, mode = _in_eight_bits(file, background), "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)

@@ -63,7 +63,7 @@ def load_pictures(
     if held is None:
         if part.captions is None:
             kept_back = held_out(part.labels, config.validation_share)
-        else:  # by picture, to keep its pairs together
+        else:  # splits by picture, to keep the pairs of a picture together
             kept_back = held_out(np.zeros(part.labels.max() + 1, np.int64), config.validation_share)[part.labels]
         share, what = f"{config.validation_share:g}", "no class has" if classes else "there are not"
         if not kept_back.any() or kept_back.all():

@@ -55,7 +55,7 @@ class Prefetcher:
 
     def __exit__(self, *error: object) -> None:
         self._iterator.close()
-        del self._iterator  # it holds the batches prepared in advance
+        del self._iterator  # this queue holds the batches prepared in advance
         for thread in set(threading.enumerate()) - self._threads:
             if thread.name.startswith("grain-"):  # they may still be at work
                 thread.join()

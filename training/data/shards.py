@@ -190,7 +190,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
-                if member.issparse():  # its claimed size may far exceed the shard's
+                if member.issparse():  # a member's claimed size may far exceed the shard's
                     raise DataError(f"{name}: sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:

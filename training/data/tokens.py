@@ -34,7 +34,7 @@ CHUNK = 4096
 
 
 class Tokenizer(NamedTuple):
-    """tokens: the ids of each of several texts. vocabulary: the number of ids. end: the end token's id."""
+    """tokens: a function from texts to their ids. vocabulary: the number of ids. end: the end token's id."""
 
     tokens: Callable[[Sequence[str]], list[list[int]]]
     vocabulary: int

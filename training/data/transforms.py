@@ -64,8 +64,8 @@ def with_changes(
 ) -> NDArray[np.uint8]:
     """Images `(N, H, W, Ch)` at these positions after colour changes, RandAugment, the user's transform and random erasing.
 
-    indices: of the training images, for errors. Raises ConfigError if the user's transform raises, or returns anything but an image
-    of the same shape and dtype.
+    indices: the numbers of the images, for error messages. Raises ConfigError if the user's transform raises, or returns anything but
+    an image of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)
@@ -141,7 +141,7 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
 
 
 def user_transform(name: str) -> Transform | None:
-    """The function `package.module:function`, or None without a name. Raises ConfigError if it cannot be imported."""
+    """The function `package.module:function`, or None without a name. Raises ConfigError if the function cannot be imported."""
     return own_function("data.transform", name, load=True) if name else None
 
 

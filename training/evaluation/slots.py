@@ -32,7 +32,7 @@ class SlotStatistics(NamedTuple):
     combine: `(G, S)`, the weight of a slot summed over all tokens, in multiples of the smallest in its group (Figure 24).
     cumulative_dispatch: `(T,)`, the mean fraction of a slot's weight on its k largest tokens (Figure 26, the line).
     cumulative_combine: `(S,)`, the mean fraction of a token's weight on its k largest slots, from the combine weights.
-    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, how many of the largest weights add up to 90 % of a slot, or of a token.
+    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, how many of the largest weights make up 90 % of the weight of a slot, or of a token.
     similarity: `(S, S)`, inner products of the normalised parameters of the slots (Figures 28 to 30).
     """
 
@@ -89,7 +89,7 @@ def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[
 
 
 def relative(weights: Floats) -> Floats:
-    """Weights `(..., n)` in multiples of the smallest of the n; infinity where that is 0.
+    """Weights `(..., n)` in multiples of the smallest of the n weights; infinity where it is 0.
 
     >>> relative(np.array([0.5, 0.25, 1.0])).tolist()
     [2.0, 1.0, 4.0]

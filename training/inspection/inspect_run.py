@@ -10,7 +10,7 @@ All panels of a layer share one scale. A router that assigns patches is drawn on
 that it handles in its colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
 1 / tokens: white is uniform, red is more, blue is less. The scale covers at least half to twice the uniform weight.
 
-Only the drawing functions import matplotlib. Training does not need it, since its report shows grids of pixels.
+Only the drawing functions import matplotlib. Training does not need matplotlib, since its report shows grids of pixels.
 """
 
 import io
@@ -86,7 +86,7 @@ class Panel(NamedTuple):
 def make_route(
     B: Backend, model: Config
 ) -> Callable[[Any, NDArray[np.float32]], tuple[NDArray[np.float64], list[BlockRouting]]]:
-    """`route(params, image)`: logits `(classes,)`, none without a head, and how each MoE layer routes an image in [-1, 1].
+    """`route(params, image)` returns logits `(classes,)`, none without a head, and how each MoE layer routes an image in [-1, 1].
 
     `params` are arrays of `B`, `image` is `(H, W, Ch)`. The grids omit a class token.
     """
@@ -167,7 +167,7 @@ def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
     """The panels of experts, or of Soft MoE's slots: the ones in `chosen`, or eight spaced from the first to the last.
 
     chosen: experts, "3"; for Soft MoE, slots: "3.0" is the first slot of expert 3, "3" all its slots. Soft MoE's weights are multiples of
-    uniform. Raises ConfigError for unknown names and for too many.
+    the uniform weight. Raises ConfigError for unknown names and for too many.
     """
     experts, capacity = routing.slots.shape[2:]
     if routing.soft:

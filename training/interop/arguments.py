@@ -18,7 +18,7 @@ class Arguments:
         self.name, self._rest = name, dict(values)
 
     def take(self, key: str, *default: Any) -> Any:
-        """The value of `key`, or the default. Raises ConfigError if there is neither."""
+        """The value of `key`, or the default. Raises ConfigError if there is neither a value nor a default."""
         if key not in self._rest and not default:
             raise ConfigError(f"{self.name}.{key} is missing")
         return self._rest.pop(key, *default)

@@ -20,7 +20,7 @@ def _check(config: VitConfig) -> None:
 
 
 def _names(config: VitConfig) -> Table:
-    """The names of `ViTForImageClassification`, or without classes of `ViTModel`, whose pooler is `representation` here."""
+    """The names in `ViTForImageClassification` or, without classes, in `ViTModel`, whose pooler is `representation` here."""
     model = "vit." if config.classes else ""
     block = rf"{model}encoder.layer.\1"
     embeddings, attention = f"{model}embeddings", rf"{block}.attention.attention.\2"

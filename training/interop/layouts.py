@@ -122,9 +122,9 @@ _SELDOM: Has = {
 class Project:
     """Another project's models: which of our models it has, and how its parameters store ours.
 
-    argument, separator: the name of its parameters in errors, and the separator in parameter names ("/": they are nested).
+    argument, separator: the name of the parameters in errors, and the separator in parameter names ("/" if they are nested).
     extra: the part of the table that depends on the model; it takes precedence. check_extra: raises ConfigError for invalid combinations.
-    prepared: maps its parameters to the names of the table. token_has_position: whether a class token has a position.
+    prepared: renames the project's parameters as in the table. token_has_position: whether a class token has a position.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Project:
         self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
-        """The name of the parameter that holds one of ours, and its layout. Raises ConfigError if there is none."""
+        """The name of the parameter that holds one of ours, and its layout. Raises ConfigError if there is no such parameter."""
         for table in (self.extra(config) if config else {}, self.table):
             for pattern, row in table.items():
                 if match := re.fullmatch(pattern, ours):

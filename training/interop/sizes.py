@@ -17,7 +17,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
     """The fields of `VitConfig` that a project's parameters determine. Raises ConfigError naming a missing or wrong parameter."""
 
     def of(ours: str) -> str:
-        """Their name of our parameter, or an empty string."""
+        """Their name for our parameter, or an empty string."""
         try:
             return project.counterpart(ours)[0]
         except ConfigError:

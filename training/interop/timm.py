@@ -104,7 +104,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
         pool = "gap"
     for name, value in _REQUIRED.items():
         of_timm.require(name, value)
-    of_timm.skip("weight_init", "fix_init", "dynamic_img_size")  # the last has no effect at the configured size
+    of_timm.skip("weight_init", "fix_init", "dynamic_img_size")  # dynamic_img_size has no effect at the configured size
     of_timm.warn_of_dropout("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
     of_timm.warn_of_dropout("drop_path_rate")
     width, qk_norm = of_timm.count("embed_dim", 768), of_timm.take("qk_norm", False)

@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best step that these record. Returns its path."""
+    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best step in their records. Returns its path."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -74,7 +74,7 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None 
         write_synced(temporary / ARRAYS, arrays)
         return _finish(folder, record, keep=keep, spare=spare)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # a partial one, left by a full disk, is useless
+        shutil.rmtree(temporary, ignore_errors=True)  # a partial file, left by a full disk, is useless
         raise
 
 
@@ -104,7 +104,7 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
         if old not in kept:
             try:
                 _remove(folder / f"{old:08d}")
-            except OSError as error:  # the new one is complete
+            except OSError as error:  # the new checkpoint is complete
                 warnings.warn(f"{folder}: cannot remove the old checkpoint {old} ({error.strerror})", stacklevel=1)
     return final
 
@@ -138,7 +138,7 @@ def latest(folder: Path) -> Path | None:
 def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
     """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after verifying it.
 
-    whole: False reads and verifies arrays only when slices of them are requested, `Stored`. Raises CheckpointError, naming the file,
+    whole: if False, arrays are read and verified only when slices are requested, see `Stored`. Raises CheckpointError, naming the file,
     if a file is missing or damaged, or the arrays do not belong to the model.
     """
     record = read_record(path)
@@ -188,7 +188,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
-        by = record.get("version", "0.1")  # version 0.1 did not record it
+        by = record.get("version", "0.1")  # version 0.1 did not record the version
         raise CheckpointError(f"{path}: format {record.get('format')!r} of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():

@@ -81,7 +81,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
     """The numbers, by name, that a third-party metric computes from labels and logits, or features of a model without a head."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
-    if not good or {"kind", "step"}.intersection(made):  # reserved: every line of the log has them
+    if not good or {"kind", "step"}.intersection(made):  # reserved names, which every line of the log has
         raise ConfigError(
             f"{where}={kind!r}: returned {shown(made)}, expected numbers by name, with names other than kind and step"
         )
@@ -89,7 +89,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
-    """Why the run or data do not fit an evaluation, to follow its name; empty if they fit. head: the run's number of classes."""
+    """The reason why the run or data do not fit an evaluation, to follow its name; empty if they fit. head: the run's number of classes."""
     kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no text tower (objective={config.objective!r})"

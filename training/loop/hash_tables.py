@@ -135,7 +135,7 @@ def _tables(
     if options.experts > len(codebook):
         raise ConfigError(f"model.codes={len(codebook)}: hash.kind={kind!r} needs at least {options.experts} codewords")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
-    # A class token has no pixels. It gets zeros, like patches of a single colour.
+    # A class token has no pixels. The class token gets zeros, like patches of a single colour.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
     clusters = hash_table_clustered(embeddings, words)
     return (clusters if kind == "clustered" else hash_table_dispersed(clusters, experts=options.experts))[None]

@@ -49,7 +49,7 @@ def begin(
 ) -> Start:
     """The state of the newest checkpoint in the folder, or a state with the initial parameters (NumPy) from `initial`.
 
-    stamp: of the data, `Dataset.stamp`. Raises CheckpointError for a checkpoint that is damaged or has another seed, batch, data
+    stamp: the data's `Dataset.stamp`. Raises CheckpointError for a checkpoint that is damaged or has another seed, batch, data
     or noise generator, and RunError for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
@@ -122,8 +122,8 @@ def trained_params(
 ) -> tuple[dict[str, Any], int]:
     """The parameters (NumPy) of model and objective, and the step, from a run's newest checkpoint, or at `step` or "best".
 
-    average: use their averages where available. Raises CheckpointError if there is no checkpoint, if it is damaged, or if `config`
-    describes another model or other data.
+    average: use the averages of the parameters where available. Raises CheckpointError if there is no checkpoint, if the
+    checkpoint is damaged, or if `config` describes another model or other data.
     """
     model = model_config(config.model)
     place = directory.place(step)

@@ -56,7 +56,7 @@ class RunDirectory:
         return config
 
     def begun_config(self) -> Config:
-        """The configuration saved here. Raises RunError if there is none."""
+        """The configuration saved here. Raises RunError if no configuration is saved."""
         config = self.config()
         if config is None:
             raise RunError(f"run={str(self.path)!r}: not a run (no config.toml)")
@@ -146,14 +146,14 @@ class RunDirectory:
                 raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
-        self.checkpoints.mkdir(exist_ok=True)  # first, since it marks the folder as a run's
+        self.checkpoints.mkdir(exist_ok=True)  # this folder comes first, since it marks a run
         if classes:
             write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
         return aside
 
     def _make(self) -> None:
-        """Creates the folder. Raises RunError if it cannot be created, or exists but is not a run's."""
+        """Creates the folder. Raises RunError if the folder cannot be created, or exists but is not a run's."""
         where = f"run={str(self.path)!r}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ class RunDirectory:
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or None; with `step`, of this step or of "best". Raises CheckpointError if it is missing."""
+        """The folder of the newest checkpoint, or None; with `step`, of this step or of "best". Raises CheckpointError if none exists."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step

@@ -49,7 +49,7 @@ class RunLog:
     """Writes the records of a run that starts or resumes at `step`. If it drops damaged lines, it keeps a copy of the log.
 
     again: kinds whose line of `step` is dropped because it will be written again. logged: number of lines when the state of `step` was
-    saved; if lines are missing, it prints a warning. `lines` is the current number.
+    saved; if lines are missing, the log prints a warning. `lines` is the current number.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
@@ -103,7 +103,7 @@ def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]
     """The lines of a log with their records, without an unfinished last line, and the errors of damaged lines."""
     found, damaged = [], []
     *lines, rest = content.split(b"\n")
-    whole = rest[-3:-1] == b'"}'  # ends with a checksum; only the line break is damaged
+    whole = rest[-3:-1] == b'"}'  # the line ends with a checksum; only its line break is damaged
     for number, line in enumerate([*lines, rest] if whole else lines, start=1):
         try:
             found.append((line, _record(line)))

@@ -35,7 +35,7 @@ class ArrayFile:
 
     @cached_property
     def content(self) -> bytes:
-        """The full content. Raises ValueError if it is damaged."""
+        """The full content. Raises ValueError if the file is damaged."""
         content = read_file(self.path)
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise ValueError("damaged: its checksum does not match state.json")

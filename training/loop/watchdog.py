@@ -76,7 +76,7 @@ class Watchdog:
     abandoned: ClassVar[bool] = False
 
     def __init__(self, process: Process, timeout: float) -> None:
-        """Waits for all processes. Raises RunError if one does not connect within `START` timeouts."""
+        """Waits for all processes. Raises RunError if a process does not connect within `START` timeouts."""
         host, _, port = process.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port) + 1
         if self._port == 2**16:
@@ -213,7 +213,7 @@ class Watchdog:
             self._contacts.remove(contact)
             contact.connection.close()
         if not self._left and not self._failed:
-            known = self.step if contact.step is None else contact.step  # if unknown, this process's step is close
+            known = self.step if contact.step is None else contact.step  # a lost process is about as far as this one
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
@@ -241,7 +241,7 @@ class Watchdog:
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
         """Tells the others that this process ends, and its error, if any. After an error they also end, within seconds.
 
-        well: whether it has also left through its framework; if not, `ended` ends the process.
+        well: whether this process has also disconnected its framework; if not, `ended` ends the process.
         """
         self._left, Watchdog.current = True, None
         Watchdog.abandoned = not well

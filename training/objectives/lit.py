@@ -155,7 +155,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _locked(config: Config, model: Model) -> Config:
-    """The configuration with rates of 0 for the image tower. Raises ConfigError if it would be trained, or has no `init`."""
+    """The configuration with rates of 0 for the image tower. Raises ConfigError if the tower would be trained or there is no `init`."""
     if config.init is None:
         raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
@@ -199,7 +199,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
 def _features(
     B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
 ) -> dict[str, NDArray[np.float32]]:
-    """The features of both splits, from the file if it exists. Raises CheckpointError if they belong to another tower or other images."""
+    """The features of both splits, from the file if it exists. Raises CheckpointError if these belong to another tower or other images."""
     extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
 
     def computed(split: Split) -> NDArray[np.float32]:

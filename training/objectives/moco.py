@@ -4,9 +4,9 @@
     k = the same with the averaged parameters, without the predictor
     loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
 
-The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). It runs in evaluation mode, without noise and
-dropout, and with the evaluation capacity. Auxiliary losses come only from the encoder, as means over both views. Batch normalisation,
-negatives and the loss cover the images on all devices: each device gathers all features.
+The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). The momentum encoder runs in evaluation mode,
+without noise and dropout, and with the evaluation capacity. Auxiliary losses come only from the encoder, as means over both views. Batch
+normalisation, negatives and the loss cover the images on all devices: each device gathers all features.
 
 Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
 main_moco.py (both augmentations).

@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """A tower in a step: per image of the batch, the number of images or texts that train it, and the number that only pass forward."""
+    """A tower in a step: per image of the batch, the number of images or texts that train it, and the number with only a forward pass."""
 
     tower: Tower
     trained: int
@@ -76,19 +76,19 @@ class Objective(NamedTuple):
 
     measure: the name of the objective's own loss among the metrics, and its title.
     make_loss: `(B, config, model)`.
-    make_batch: `(config, dataset, rows)` to a function that maps a step to its batch on the host: "images" and their targets,
+    make_batch: maps `(config, dataset, rows)` to a function that maps a step to its batch on the host: "images" and their targets,
         or such dicts by name if a step sees several views. rows: None for the full batch.
-    evaluation: `(B, config, model, dataset, compiled)` to a function that evaluates parameters on the run's own images.
-    layout: parameters of the objective, stored beside the model's and dropped when the model is used.
+    evaluation: maps `(B, config, model, dataset, compiled)` to a function that evaluates parameters on the run's own images.
+    layout: parameters of the objective, stored beside the model's parameters and dropped when the model is used.
     head: whether the model has an output for each class of the data.
-    settled: `(config, model, dataset)` to the configuration as the objective requires it; the data set may be None. Raises
+    settled: maps `(config, model, dataset)` to the configuration as the objective requires it; the data set may be None. Raises
         ConfigError.
-    read: `(config, dataset)` to the data set with the data that the objective reads once, before a run begins.
-    prepared: `(B, config, model, dataset, run, params)` to the data set with the values that the objective computes once.
+    read: maps `(config, dataset)` to the data set with the data that the objective reads once, before a run begins.
+    prepared: maps `(B, config, model, dataset, run, params)` to the data set with the values that the objective computes once.
     averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.
-    routed: `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
-    towers: `(config, model)` to the towers of a step. of_batch: `(config, model)` to each device's extra work per image of the full batch:
-        numbers that the layers produce, and operations of a forward pass.
+    routed: maps `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
+    towers: maps `(config, model)` to the towers of a step. of_batch: maps `(config, model)` to each device's extra work per image of the
+        full batch: numbers that the layers produce, and operations of a forward pass.
     """
 
     measure: tuple[str, str]

@@ -107,7 +107,7 @@ def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
 
 class Row(NamedTuple):
     """A row of parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: their number.
-    bytes: of one parameter on a device, in float32."""
+    bytes: the size in bytes of one parameter on a device, in float32."""
 
     names: str
     parameters: int

@@ -95,7 +95,7 @@ def predicted(
 ) -> Iterator[Prediction]:
     """Predictions for validation images, in order. `forward` is a compiled `make_shares` function; `params` are arrays of `B`.
 
-    how: batch: images per batch. kind: of the loss. top: number of classes listed. rows: numbers of the images, if not all.
+    how: `batch`, images per batch; `kind`, the kind of loss; `top`, number of listed classes; `rows`, image numbers if not all.
     """
     split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
     rows = how.get("rows", np.arange(len(split)))
@@ -114,7 +114,7 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """`forward(params, images)`: the logits, and each expert's share of each image per MoE layer, `(N, E)`; 0 if all weights are 0."""
+    """`forward(params, images)` returns the logits and each expert's share of each image per MoE layer, `(N, E)`; 0 for zero weights."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:
@@ -146,7 +146,7 @@ def link(name: str, page: Path) -> str:
 
 
 def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Sorts the predictions to look at: the least certain first or, with labels, only the mistakes, the most probable first."""
+    """Sorts the predictions to look at: the least certain first or, with labels, only the mistakes, the most confident first."""
     those = [one for one in predictions if one.label != one.read]
     return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 

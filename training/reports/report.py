@@ -69,7 +69,7 @@ def write_report(
 ) -> Path:
     """Writes report.html into the folder `run` and returns its path. `params` are NumPy arrays.
 
-    devices: the run's number of devices, to compute device-days from the seconds of all sessions, evaluations included; None: unknown.
+    devices: the run's number of devices, to compute device-days from the seconds of all sessions, evaluations included; None if unknown.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
@@ -191,7 +191,7 @@ def _host() -> int | None:
 
 
 def _torch() -> tuple[str, int | None]:
-    torch: Any = sys.modules["torch"]  # the backend has imported it
+    torch: Any = sys.modules["torch"]  # the backend has imported the framework
     if not torch.cuda.is_available():
         return "", None
     return torch.cuda.get_device_name(), torch.cuda.max_memory_allocated()

@@ -30,7 +30,7 @@ COSTS = {
 """The costs of an entry, the exact count first, and their axis labels."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, minimum height, line height of the names. In points: font size."""
-STYLE: Any = {  # the files store text as text
+STYLE: Any = {  # text stays text in the files
     **{"font.size": SIZE, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False},
     **{"lines.linewidth": 1, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"},
 }
@@ -90,7 +90,7 @@ def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, fac
 
 
 def _axes(names: Iterable[str], x: str, y: str) -> "tuple[Figure, Axes]":
-    """Empty axes, with room for the names on the right."""
+    """Empty axes, with space for the names on the right."""
     from matplotlib.figure import Figure
     from matplotlib.textpath import TextPath
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -117,6 +117,6 @@ def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, floa
     ordered = sorted(points, key=lambda name: points[name][1])
     wanted = axis.transAxes.inverted().transform(axis.transData.transform([points[name] for name in ordered]))[:, 1]
     steps = line * np.arange(len(ordered))
-    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # no name below the previous one
+    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # no name goes below the previous one
     for name, height in zip(ordered, np.minimum(heights, 1 - line / 2 - steps[::-1]), strict=True):
         texts[name].xyann = (1.06, height)

@@ -98,7 +98,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 
 
 def read(path: Path, measure: str = "") -> dict[str, Any]:
-    """An outcome that `make` wrote. Raises RunError, naming the file, if it is damaged or lacks the measure."""
+    """An outcome that `make` wrote. Raises RunError, naming the file, if the outcome is damaged or lacks the measure."""
     try:
         outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
@@ -112,7 +112,7 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
         bits = outcome["right"]
         if bits is not None and len(base64.b64decode(bits, validate=True)) != -(-outcome["images"] // 8):
             raise ValueError(f"damaged: 'right' does not match {outcome['images']} images")
-        if "training_operations" not in outcome:  # version 0.1 did not write them
+        if "training_operations" not in outcome:  # version 0.1 did not write these values
             training = outcome["config"]["training"]
             images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
             outcome["training_operations"] = images * outcome["operations"]

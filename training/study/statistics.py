@@ -69,13 +69,13 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:
         return []
-    from scipy.special import stdtrit  # here, since it is slow to import
+    from scipy.special import stdtrit  # imported here, since it is slow
 
     quantile, found = float(stdtrit(seeds - 1, 1 - (1 - LEVEL) / 2 / max(1, len(pairs)))), []
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])
         difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
-        # If the numbers are so coarse that all seeds differ equally, they do not show chance; the interval then includes 0.
+        # If the numbers are so coarse that all seeds differ equally, they do not show random variation; the interval then includes 0.
         half = quantile * error if error > 1e-12 else difference
         found.append(Difference(first, second, difference, difference - half, difference + half))
     return found

@@ -135,7 +135,7 @@ def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     """Positions `(1, S, D)` on another square grid, `(1, tokens, D)`.
 
     prefix: number of positions of a class token and registers; they come first and are copied. Corners stay corners; values between
-    them are interpolated linearly. Raises ConfigError unless both grids are squares.
+    them are interpolated linearly. Raises ConfigError unless both grids are square.
 
     >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, prefix=0).reshape(3, 3).tolist()
     [[1.0, 1.5, 2.0], [2.0, 2.5, 3.0], [3.0, 3.5, 4.0]]

@@ -46,7 +46,7 @@ def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
 
 
 def images_of(values: Any, where: str) -> dict[str, Any]:
-    """`Weights.images` from a file. Raises CheckpointError unless it is complete or empty."""
+    """`Weights.images` from a file. Raises CheckpointError unless the entry is complete or empty."""
     try:
         numbers = {name: [float(number) for number in values.pop(name)] for name in ("mean", "std") if values}
         return {**numbers, "resize": int(values["resize"]), "background": str(values["background"])} if numbers else {}

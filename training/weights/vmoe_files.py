@@ -98,7 +98,7 @@ def _read_index(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], slices: Any) -> None:
-    """Writes a flat part of an array to its position. Raises ValueError if it does not fit."""
+    """Writes a flat part of an array to its position. Raises ValueError if the part does not fit."""
     if not isinstance(slices, tuple) or len(slices) != array.ndim:
         raise ValueError(f"slices {slices!r} do not fit an array with {array.ndim} axes")
     for (start, stop), size in zip(slices, array.shape, strict=True):
