@@ -47,7 +47,7 @@ def test_a_damaged_file_is_named_at_once(tmp_path: Path, name: str, damage: str)
     if damage in HARMLESS.get(name, ()):
         READERS[name](file)
     elif name == "trackers.json":
-        with pytest.warns(UserWarning, match=rf"{name}.*begin new runs"):
+        with pytest.warns(UserWarning, match=rf"{name}.*start new runs"):
             assert READERS[name](file) == {}
     else:
         with pytest.raises((SpecError, OSError), match=rf"^[^\n]*{name}[^\n]*$"):

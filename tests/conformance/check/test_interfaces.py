@@ -295,7 +295,7 @@ def test_a_folder_that_is_not_there_or_empty(check, tmp_path):
     (tmp_path / "none").mkdir()
     assert check(tmp_path / "none")[2].endswith(": expected files <algorithm>/<case>.safetensors, found none\n")
     for path in (tmp_path / "nowhere", tmp_path / "file"):
-        assert check(path) == (2, "", f"{path}: no folder\n")
+        assert check(path) == (2, "", f"{path}: no such folder\n")
 
 
 def bfloat16(array):

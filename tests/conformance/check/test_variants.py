@@ -172,7 +172,7 @@ def test_the_command(run):
     status, printed, _ = run("variants", "--algorithm", "z_loss", "--algorithm", "capacity")
     lines = printed.splitlines()
     assert status == 0
-    assert re.fullmatch(r"\d+ variants, 0 survive, 0 fall to one case; \d+ cases", lines[-1])
+    assert re.fullmatch(r"\d+ variants, 0 survive, 0 caught by a single case; \d+ cases", lines[-1])
     assert any(re.match(r"square_of_the_mean +\d+ +z_loss/\w+ \(z_loss/loss\)$", line) for line in lines)
     assert any(line.startswith("choices_not_counted ") and line.endswith("CA-4b") for line in lines)
 

@@ -294,7 +294,7 @@ def test_no_place_to_write(run, tmp_path, option):
         assert status == 2
         assert f"{str(path)!r}: {why}" in said
     status, _, said = run("report", tmp_path / "x.json", option, tmp_path / "x.json")
-    assert (status, "x.json': duplicate output path" in said) == (2, True)
+    assert (status, "x.json': this output path is used twice" in said) == (2, True)
     assert run("run", "--target", "moespec.backends.numpy", "--report", tmp_path / "none/x")[0] == 2
 
 

@@ -161,7 +161,7 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
     assert "patience=1 has no effect here: training.keep_best is not set" in alone
     assert "='f1': expected one of accuracy, balanced_accuracy, loss, top5" in odd
     train += ["--backend=torch", "--data.balance=1", "--training.keep-best=loss", "--training.patience=1"]
-    early = "stopped early: 1 evaluation without a better loss"
+    early = "stopped early: 1 evaluation without an improvement of loss"
     for finished in ("finished", "finished already"):
         assert re.search(f"{finished}, 2 steps .*\n{early}\nbest loss 2.3026 at step 1\n", said(train))
     assert re.search(f"drawn by n\\^-1<(?s:.*){early}; best loss 2.3026", Path(run, "report.html").read_text())

@@ -79,7 +79,7 @@ def of_four(tmp_path_factory):
     pytest.importorskip("torch")
     run = tmp_path_factory.mktemp("four") / "run"
     ended = trained("launch", "-n", "4", *TRAIN, *TWO_BY_TWO, "--backend", "torch", "--run", run)
-    assert "devices: data 2 x expert 2, of 4 processes" in ended.stdout
+    assert "devices: data 2 x expert 2, in 4 processes" in ended.stdout
     assert ended.stdout.count("devices: ") == 1
     return run
 

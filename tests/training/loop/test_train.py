@@ -104,7 +104,7 @@ def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, mes
     log.close()
     first, second, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(damaged := b"".join([first, re.sub(old, new, second), *rest]))
-    with pytest.raises(RunError, match=f"metrics.jsonl, line 2: damaged.*{message}"):
+    with pytest.raises(RunError, match=f"metrics.jsonl, line 2: .*{message}"):
         read_log(tmp_path, "train")
     RunLog(tmp_path, 4).close()
     (copy,) = tmp_path.glob("metrics.jsonl.damaged-*")
