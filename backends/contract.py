@@ -8,7 +8,7 @@ A backend is a module (`moespec.backends.jax`). It provides
 * gradients, compilation and training, and conversion from and to NumPy.
 
 `moespec.spec` documents each function under the same name. A backend also provides the specification's public functions
-that are not listed here. `tests/backends/test_contract.py` checks all three backends for both.
+that are not listed here. `tests/backends/test_contract.py` checks that all three backends provide all of these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -166,9 +166,9 @@ class Backend(Blocks, Protocol):
         """
 
     def to_numpy(self, tree: Any) -> Any:
-        """The reverse. bfloat16 becomes float32, because NumPy has no bfloat16."""
+        """The reverse of `from_numpy`. bfloat16 becomes float32, because NumPy has no bfloat16."""
 
-    # Several devices and processes, in the `OnMesh` of a backend. On one device, `single_device` has mostly identity functions.
+    # Several devices and processes: the `OnMesh` of a backend or, on one device, mostly identity functions of `single_device`.
 
     sizes: MeshSizes
     process: int
@@ -187,7 +187,7 @@ class Backend(Blocks, Protocol):
         """The parameters of a block, gathered from the devices that hold parts of them."""
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of all devices' images, and the means over devices of each device's means over its images."""
+        """The rows of the images on all devices, and the means of `means` over devices."""
 
     # Gradients and training.
 
@@ -209,7 +209,7 @@ class Backend(Blocks, Protocol):
         """The parameters, for a forward pass; valid until a step takes the state."""
 
     def state_average(self, state: State) -> Params:
-        """The parameters, with the average of each parameter that has one in its place; valid as long as `state_params`."""
+        """The parameters, each replaced by its average if it has one; valid as long as `state_params`."""
 
     def make_step(
         self,

@@ -96,7 +96,7 @@ class Perturbed(np.ndarray[Any, Any]):
 
 
 def moved(each: Array) -> Any:
-    """The array of complex `each`. For results that are not complex, the first one, which all directions share."""
+    """The array with the directions in `each`. If `each` is not complex, returns its first direction, which equals all others."""
     if each.dtype.kind != "c":
         return each[..., 0]
     own = np.empty(each.shape[:-1], np.complex128)
@@ -112,7 +112,7 @@ def _each(array: Any) -> Array:
 
 
 def _one(tree: Any, i: int) -> Any:
-    """The arguments, with the arrays of direction i."""
+    """The arguments, with each array reduced to direction `i`."""
     if isinstance(tree, dict):
         return {key: _one(value, i) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

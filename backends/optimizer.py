@@ -194,7 +194,7 @@ class OptimizerConfig:
         return 0.0 if is_fixed(path) else patterns.first(self._rates, path, 1.0)
 
     def ema_after(self, step: Any, xp: Any = np) -> Any:
-        """The decay of the average after `step` steps, 0 without an average. step: an integer in the arrays of `xp`.
+        """The decay of the average after `step` steps, 0 without an average. step: an integer, as an array of `xp`.
 
         >>> slow = OptimizerConfig(ema=0.9, ema_steps=4)
         >>> [round(float(slow.ema_after(step)), 4) for step in range(6)]

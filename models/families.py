@@ -48,7 +48,7 @@ def kinds() -> dict[str, type[Config]]:
 
 
 def of_name(name: str) -> ModuleType:
-    """The module that has the size of the model, or text tower, `name`. Raises ConfigError for an unknown size."""
+    """The module whose table has the size in `name`, the name of a model or text tower. Raises ConfigError for an unknown size."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         sizes = f"expected a size ({', '.join(_BY_SIZE)}) and a patch size, as in vit_s16"

@@ -122,8 +122,8 @@ class Family(Generic[Config]):
     def named(self, name: str, **overrides: Any) -> Config:
         """The configuration of the model `name`: a size from the table, with `overrides` applied.
 
-        A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for any other name, and
-        for an override that is not a field.
+        A size without a patch size gets the patch size from the name, as in vit_s16. Raises ConfigError for any other
+        name, and for an override that is not a field.
         """
         size = name.rstrip(DIGITS)
         fields, patch = self.sizes.get(size), name[len(size) :]
@@ -170,7 +170,7 @@ class Family(Generic[Config]):
         train: bool = False,
         recompute: bool = False,
     ) -> "Output":
-        """The model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
+        """Runs the model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
 
         `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is one array
         per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, is the source of

@@ -8,8 +8,8 @@
     out  = head(mean over patches of norm(x))
 
 The token-mixing MoE routes channels: N C' of them, each S' wide. The channel-mixing MoE routes the N S' tokens, each C'
-wide. Letters of the shape comments: N images, S and C patches of one image and channels of a patch, S' and C' the same
-in a sparse block.
+wide. Letters of the shape comments: N images, S patches of one image, C channels of a patch, S' and C' their numbers in
+a sparse block.
 
 Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, the ambiguity ledger of
 `moespec.spec.algorithms.sparse_mlp` records the readings used here. Initial values are as in the MLP-Mixer.

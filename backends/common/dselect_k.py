@@ -1,4 +1,4 @@
-"""DSelect-k: selectors of experts by binary codes, their mixture and its routing, and its losses.
+"""DSelect-k: selectors that choose experts by binary codes, the mixture of the selectors, its routing and its losses.
 
 Shape comments: M bits.
 """

@@ -185,7 +185,7 @@ def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) ->
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)
     excess = (xp.cumsum(descending, -1) - mass) / rank
-    # tau is the threshold of the last rank whose entry exceeds it; the entry of rank 1 always does.
+    # tau is the threshold of the last rank whose entry exceeds its threshold; rank 1 always qualifies.
     last = xp.max(xp.where(descending > excess, rank, 1.0), -1, keepdims=True)
     tau = xp.sum(xp.where(rank == last, excess, 0.0), -1, keepdims=True)
     return place(lambda entries: xp.maximum(entries - tau, 0.0))

@@ -74,7 +74,7 @@ def is_split(tree: Any) -> bool:
 
 
 def split_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Splits the unsplit arrays like the split arrays, if those all have the same split."""
+    """Splits the unsplit arrays like the split arrays, if all split arrays have the same split."""
     specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
     (spec, *others) = set(filter(None, specs)) or {None}
     if spec is None or others:

@@ -1,4 +1,4 @@
-"""The layer of perceptrons, computed on rows of all groups, sorted by expert.
+"""The layer whose experts are perceptrons, computed on the rows of all groups, sorted by expert.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
 are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are multiplied in blocks of at
@@ -69,7 +69,7 @@ def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array
 
 
 def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear[Array]], Array]) -> Array:
-    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
+    """The layer whose experts compute `run(rows, linear)`; `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (R, D) to (R, D'), for all groups together.
     """

@@ -82,7 +82,7 @@ def devices() -> int:
     """The number of devices of all processes. Raises ConfigError if JAX cannot use the platforms in JAX_PLATFORMS."""
     try:
         return int(jax.device_count())
-    except (RuntimeError, AssertionError) as error:  # JAX raises the second if a platform has no device
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a platform has no device
         said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device of this platform, or no plugin for it"
         asked = untyped.config.jax_platforms
         raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or unset to use any device") from error
@@ -130,7 +130,7 @@ class OnMesh(SplitExperts):
         return total
 
     def whole(self, params: Any) -> Any:
-        """The parameters, with parameters split over `fsdp` gathered."""
+        """All parameters; gathers the parameters that are split over `fsdp`."""
         return jax.tree.map(
             lambda leaf: (
                 lax.all_gather(leaf.array, "fsdp", axis=leaf.axis, tiled=True) if isinstance(leaf, _Part) else leaf
@@ -190,7 +190,7 @@ class OnMesh(SplitExperts):
 
     @property
     def by_image(self) -> NamedSharding:
-        """The sharding of an array by image."""
+        """The sharding of an array with one row per image."""
         return NamedSharding(self.mesh, ROWS)
 
     # Training.
@@ -291,7 +291,7 @@ class OnMesh(SplitExperts):
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
         """Sums gradients over devices with the same part of a parameter and divides them by the number of all devices. Only adds sums."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if no whole parameter is trained
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # for the metrics, even if no gradient joins them
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
@@ -305,7 +305,7 @@ class OnMesh(SplitExperts):
         return gradients, ({name: value / count for name, value in metrics.items()}, sums)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function(params, rows)`, compiled, for the parameters of a state and an array by image that `put` has sharded.
+        """Compiles `function(params, rows)` for the parameters of a state and an array with one row per image that `put` has sharded.
 
         Its result must be the same on all devices, like a result of `over_devices`.
         """

@@ -68,7 +68,7 @@ def imported(
 ) -> Any:
     """`state` after `step` steps, with the given slots restored. Missing arrays stay as in `state`.
 
-    array: makes an array of a value, with the dtype and sharding of another array.
+    array: makes an array from a value, with the dtype and sharding of another array.
     """
 
     def filled(part: Any) -> Any:

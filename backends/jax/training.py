@@ -112,7 +112,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, with the average of each parameter that has one in its place; valid as long as `state_params`."""
+    """The parameters, each replaced by its average if it has one; valid as long as `state_params`."""
     return unflatten({**flatten(state.params), **state.average})
 
 

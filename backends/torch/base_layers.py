@@ -104,7 +104,7 @@ def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
 
 
 def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
-    """Scores minus the best score of the token, as integers of at least `-2^bits`, and the exponent of their unit.
+    """Scores minus the best score of the token, as integers from `-2^bits` to 0, and the exponent of their unit.
 
     `bits` is small enough that every path is shorter than `FAR`.
     """
@@ -151,7 +151,7 @@ def _solve(
         path = [last]
         while before[path[-1]] != path[-1]:
             path.append(int(before[path[-1]]))
-        # Each move takes the tokens that lose least, the same number at every move, and the path stays the cheapest.
+        # Each move takes the same number of tokens, those with the least loss, and the path stays the cheapest.
         moves = [
             (target, np.flatnonzero((expert == source) & (loss(source, target) == cost[source, target])))
             for target, source in pairwise(path)

@@ -42,7 +42,7 @@ class SplitOverGroup(SplitExperts):
 
 
 def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """True for a DTensor. Tests for its mesh, because importing the class imports sympy, which takes half a second."""
+    """True for a DTensor. Checks for the attribute `device_mesh`, because importing DTensor imports sympy (half a second)."""
     return hasattr(tensor, "device_mesh")
 
 

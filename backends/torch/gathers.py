@@ -64,7 +64,7 @@ def _(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) ->
 def combine_rows(
     rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Like `sum_rows`, on the rows times their `weight` (M,), in `dtype`."""
+    """Like `sum_rows`, for the rows times their `weight` (M,), in `dtype`."""
     return _sum(rows, weight, index, count, inverse, dtype)
 
 
@@ -158,7 +158,7 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
 
 @operator
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
-    """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert has each token at most once."""
+    """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert takes each token at most once."""
     if uses_kernel(values):
         from moespec.backends.torch import kernels
 
@@ -228,7 +228,7 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Both are products of the gradient with one of the two other arguments, so these two change places."""
+    """Both are products of the gradient with one of the other two arguments, so these two swap places."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
     arguments = (index, len(gradient), inverse, gradient.dtype)

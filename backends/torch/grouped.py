@@ -1,4 +1,4 @@
-"""The layer of perceptrons, and products of rows, sorted by expert, with the matrix of their expert.
+"""The layer whose experts are perceptrons: rows are sorted by expert, and each is multiplied by its expert's matrix.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
 are multiplied: the work grows with the tokens, not with the slots.
@@ -94,7 +94,7 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
 
 
 def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
-    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
+    """The layer whose experts compute `run(rows, linear)`; `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (N, D) to (N, D') for the N = G T K choices.
     """

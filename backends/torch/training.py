@@ -99,9 +99,9 @@ def trace(function: Callable[..., Any]) -> Callable[..., Any]:
     """Traces `function`, of trees of tensors, on shapes only. The graph of its operations then runs op by op on numbers.
 
     It takes less time than `quick_compile`. Code that needs the numbers of a tensor raises an error (`.item()`, `if`, a
-    shape by values); so does an operator without a rule for shapes. It traces the code for compilers. With a
-    function from `value_and_grad`, the graph includes the backward pass. The trace does not test Dynamo (Python that it
-    cannot follow, its guards) or the code that a compiler generates.
+    shape that depends on values); so does an operator without a rule for shapes. It traces the code for compilers. With
+    a function from `value_and_grad`, the graph includes the backward pass. The trace does not test Dynamo (Python that
+    it cannot follow, its guards) or the code that a compiler generates.
     """
     graphs: dict[str, Any] = {}
 
@@ -126,7 +126,7 @@ def value_and_grad(function: Callable[..., tuple[Tensor, Any]]) -> Callable[...,
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Tensor, Any], Params]:
         leaves = {path: leaf.detach().requires_grad_() for path, leaf in flatten(params).items()}
         loss, aux = function(unflatten(leaves), *args)
-        if not loss.requires_grad:  # it depends on no parameter
+        if not loss.requires_grad:  # the loss depends on no parameter
             return (loss, _detached(aux)), tree_map(torch.zeros_like, params)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return (loss.detach(), _detached(aux)), unflatten(dict(zip(leaves, gradients, strict=True)))
@@ -177,7 +177,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, with the average of each parameter that has one in its place. They change with the next step."""
+    """The parameters, each replaced by its average if it has one. They change with the next step."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 
@@ -264,7 +264,7 @@ def set_gradients(
 ) -> Found:
     """Sets the `.grad` of the leaves `trained`: the mean over `parts` equal parts of a batch, times `share`.
 
-    Returns the means over the parts of the metrics and of "loss", and the sums. given: the parameters for `evaluate`,
+    Returns the metrics and "loss", averaged over the parts, and the sums. given: the parameters for `evaluate`,
     which include `trained`, and optionally their average.
     """
     for leaf in trained.values():

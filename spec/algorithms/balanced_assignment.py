@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
 
 
 def even_slots(scores: Any, shards: int = 1) -> int:
-    """Returns `T / (S E)`, the tokens per expert and shard, from the shape of `scores`. Raises `ShapeError` unless it is whole."""
+    """Returns `T / (S E)`, the tokens per expert and shard, from the shape of `scores`. Raises `ShapeError` unless it is an integer."""
     tokens, experts = scores.shape[-2:]
     if tokens % (experts * check_at_least("shards", shards, 1)):
         among = plural(experts, "experts") + (f" in each of {shards} shards" if shards > 1 else "")

@@ -1,4 +1,4 @@
-"""The page `docs/implementations.md`: which reading each implementation takes of the entries of each module."""
+"""The page `docs/implementations.md`: for the entries of each module, the reading that each implementation takes."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ To cite an answer, name the version and the reading: "Routing as in moespec 0.2,
 
 
 def page(packages: Sequence[Measured]) -> str:
-    """The page as Markdown. packages: those that the suite ran on."""
+    """The page as Markdown. packages: the packages that the suite ran on."""
     known = {name: seen(name, packages) for name in implementations(packages)}
     answered = {id for readings in known.values() for id in readings}
     parts = {title: [entry for entry in entries if entry.id in answered] for title, entries in groups().items()}

@@ -60,7 +60,7 @@ class Options(RouterOptions):
     """weight lambda of the entropy in that program"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Also raises ConfigError if the cap leaves too few tokens to fill them."""
+        """Slots C of an expert. Also raises ConfigError if the cap leaves too few tokens to fill the slots."""
         slots = super().capacity(train=train)
         if self.cap is not None:
             check_cap(slots, self.cap, self.tokens, self.experts)

@@ -134,7 +134,7 @@ class MoE(Reporting, HubMixin):
             "expert_bias": biases,
         }
         start |= {"seed": seed, "dtype": weight.dtype}
-        with torch.device("meta"):  # draws nothing that would be overwritten
+        with torch.device("meta"):  # avoids drawing values that would be overwritten
             layer = cls(width, hidden, experts, tokens=tokens, router=router, **start, **options)
         if weight.is_meta:
             return layer
