@@ -173,7 +173,7 @@ def _sparse_block(
 
 
 def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Rescales tokens first, then channels, each only if its number changes."""
+    """Rescales tokens first, then channels; skips a map that does not change the size."""
     (S, D), (tokens, width) = before, after
     first = tokens * D * (2 * S + 1) if tokens != S else 0
     return first + (tokens * width * (2 * D + 1) if width != D else 0)

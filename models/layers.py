@@ -256,7 +256,7 @@ class MoeLayer(NamedTuple):
     name: the number of its block, plus the items that it mixes if a block has two layers ("3", "3_tokens"). router: its name.
     settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of
     routed items, "patches" (in a grid, optionally after a class token) or, without a position in the image, "channels" or
-    "tokens". experts: their form. path: the path of its parameters, as in "blocks/3/moe".
+    "tokens". experts: the form of the experts. path: the path of its parameters, as in "blocks/3/moe".
     """
 
     name: str

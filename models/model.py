@@ -28,7 +28,7 @@ class Model:
     images: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __repr__(self) -> str:
-        """One line, without the fields of the config."""
+        """One line that omits the fields of the config."""
         config, size = self.config, f"{self.parameter_count:,} parameters"
         router = f", router {getattr(config, 'router', '')}" if getattr(config, "moe", "none") != "none" else ""
         return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"

@@ -235,7 +235,7 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
 
 
 def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) -> Params:
-    """The maps of tokens and of channels, each only if it changes their number; empty if neither does."""
+    """The maps of tokens and of channels; omits a map that does not change the number of tokens or channels."""
     layout = {}
     for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
         if inputs != outputs:

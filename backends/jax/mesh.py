@@ -50,7 +50,7 @@ untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
 ROWS, SAME = PartitionSpec(AXES), PartitionSpec()
-"""The specs of an array by image, and of an array that is the same on all devices."""
+"""The specs of an array with one row per image, and of an array that is the same on all devices."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("axis",))
@@ -111,7 +111,7 @@ class OnMesh(SplitExperts):
         if sizes.devices != there:
             raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}), but JAX has {there}")
         self.sizes, self.transport = sizes, transport
-        # A mesh axis may be part of an axis of the torus of chips.
+        # A mesh axis may cover only a part of an axis of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.bind_routers()
@@ -326,7 +326,7 @@ class OnMesh(SplitExperts):
 
 
 def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
-    """The leaves, with parts along `fsdp` marked."""
+    """The leaves; wraps each leaf that is split over `fsdp` in `_Part`."""
     return {path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in flat.items()}
 
 

@@ -10,9 +10,9 @@ depend on the order of threads. An index equal to the number of rows means "no r
     take_scores    out[g, e, c] = scores[g, token[g, e, c], e]          gradient: `put_scores`, and the reverse
     invert_index   the position of each value in an index
 
-The first three also take the inverse of `index`, if it has one: `inverse` (N, K) holds, for each n, the K places in `index` (M,) that
-name it, M for none. Then the K rows are added in that order; without it, in the order of the rows. Sums are in float32 or better. On a
-GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
+The first three also take the inverse of `index`, if there is one: `inverse` (N, K) holds, for each n, the K places in `index`
+(M,) that name it, M for none. With `inverse`, the K rows are added in its order, otherwise in ascending order. Sums are in
+float32 or better. On a GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
 """
 
 from typing import Any

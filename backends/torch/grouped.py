@@ -45,8 +45,8 @@ def moe_mlp(
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    If most slots are empty, only the filled slots are computed. A GPU does so in 16 bits with widths that are multiples
-    of 8. In float32 it computes all slots, because torch's grouped product would wait for the host.
+    If most slots are empty, only the filled slots are computed. A GPU skips empty slots only in 16 bits, and if all widths are
+    multiples of 8. In float32 it computes all slots, because torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -211,7 +211,7 @@ def _product(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
 
 
 def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """The experts and their rows, if the sizes are on the host."""
+    """Yields each expert with the slice of its rows; reads the sizes on the host."""
     start = 0
     for expert, end in enumerate(ends.tolist()):
         yield expert, slice(start, end)

@@ -233,7 +233,7 @@ def make_step(
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
     The update is in place: the step returns the same state. Metrics stay on the device. The forward and backward pass of the loss are
-    compiled; a new learning rate causes no compilation. compiled: False runs op by op, without compiling.
+    compiled; a new learning rate causes no compilation. compiled: if False, runs op by op, without compiling.
     cuda_graph: as for `compile`, with the batch in one part. If torch does not record a graph, the step runs normally and warns.
     """
     check_at_least("accumulate", accumulate, 1)

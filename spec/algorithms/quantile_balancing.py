@@ -93,7 +93,7 @@ def _ends(bias: Array) -> tuple[Array, Array]:
 
 
 def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
-    """The bias after a step. With it, K T / E of the step's T tokens would have chosen each expert:
+    """The bias after a step. With this bias, K T / E of the step's T tokens would have chosen each expert:
 
         q[e] = the required bias of e of rank K T / E, interpolated within its bin;    b'[e] = q[e] - mean of q
 

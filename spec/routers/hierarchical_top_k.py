@@ -49,7 +49,7 @@ class Options(RouterOptions):
 
     @property
     def levels(self) -> tuple[int, int]:
-        """Branches a, and experts b per branch. Raises ConfigError unless `branches` divides `experts`."""
+        """The number a of branches, and the number b of experts per branch. Raises ConfigError unless `branches` divides `experts`."""
         branches = self.branches
         if branches is None:
             branches = max([n for n in range(1, math.isqrt(self.experts) + 1) if self.experts % n == 0])

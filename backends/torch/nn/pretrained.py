@@ -37,9 +37,7 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
         delattr(config, CONFIG)  # each call of `replace_mlps` adds an entry again
         for call in calls:
             try:
-                replace_mlps(
-                    self, **{"router": "soft_moe", **call}
-                )  # moespec 0.2 did not record its default router
+                replace_mlps(self, **{"router": "soft_moe", **call})  # moespec 0.2 did not record its default router
             except TypeError as error:
                 raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced has {call!r}: {error}") from error
 
