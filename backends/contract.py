@@ -58,7 +58,7 @@ class Backend(Blocks, Protocol):
     SlotRouting: Callable[..., BatchedRouting]
     SoftRouting: Callable[..., BatchedRouting]
 
-    # The layer, and the operations that models use instead of it or around it.
+    # The layer, and the operations that models use around the layer or instead of it.
 
     def moe_layer(self, tokens: Array, routing: BatchedRouting, experts: Callable[[Array], Array]) -> Array: ...
     def moe_mlp(
@@ -144,13 +144,13 @@ class Backend(Blocks, Protocol):
         """Einstein summation."""
 
     def mean(self, x: Array, axis: Axis | None = None) -> Array:
-        """The mean over the axes, over all if None."""
+        """The mean over `axis`, or over all axes if None."""
 
     def sum(self, x: Array, axis: Axis | None = None) -> Array:
-        """The sum over the axes, over all if None."""
+        """The sum over `axis`, or over all axes if None."""
 
     def softmax(self, x: Array, axis: int) -> Array:
-        """`exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
+        """The softmax `exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
 
     def relu(self, x: Array, /) -> Array: ...
     def cos(self, x: Array, /) -> Array: ...
@@ -175,7 +175,7 @@ class Backend(Blocks, Protocol):
     processes: int
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in process order. Waits for all processes."""
+        """Waits for all processes, and returns their texts in process order."""
 
     def rows(self, batch: int) -> range:
         """The rows of a batch that this process passes to `put`."""
@@ -235,7 +235,7 @@ class Backend(Blocks, Protocol):
         (see `OptimizerConfig.state_shapes`)."""
 
     def finite_state(self, state: State) -> bool:
-        """True if all numbers of `export_state` that this process has are finite. Only one number leaves the device."""
+        """True if all numbers of `export_state` that this process has are finite. Copies only one number from the device."""
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
         """Restores a state that `export_state` of any backend exported."""

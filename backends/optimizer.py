@@ -1,4 +1,4 @@
-"""The optimiser that all backends share: an update selected by name, with the rates, decay, clip and average around it.
+"""The optimiser that all backends share: an update selected by name, and the rates, decay, clipping and average that surround it.
 
 One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and learning rate `r`:
 

@@ -81,7 +81,7 @@ def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def described(hint: Any, none: str | None = None) -> str:
-    """A description of the values that a field of this type accepts. `none` describes None; without it, None is omitted.
+    """A description of the values that a field of this type accepts. `none` describes None; without `none`, None is omitted.
 
     >>> described(float | None), described(tuple[int, ...]), described(bool | None, "'none'")
     ('a number', 'integers', "True or False or 'none'")

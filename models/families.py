@@ -43,7 +43,7 @@ def draws(config: Tower, inputs: int) -> bool:
 
 
 def kinds() -> dict[str, type[Config]]:
-    """The name of each family, which is its module's name, with the class of its configurations."""
+    """Returns a map from the name of each family, which is its module's name, to the class of its configurations."""
     return {module.__name__.rpartition(".")[2]: kind for kind, module in _BY_CONFIG.items()}
 
 

@@ -132,7 +132,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a folder are on the disk. POSIX only; other systems have no such call."""
+    """Waits until the entries of a folder are on the disk. POSIX only; other systems have no such call."""
     if os.name != "posix":
         return
     with named_errors(path):

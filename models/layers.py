@@ -109,8 +109,8 @@ class CommonConfig(BlocksConfig):
 class Family(Generic[Config]):
     """The functions of a model family, built from its configuration class, its sizes, and these functions:
 
-    layout: every parameter of a model, with its name, shape and initial values. moe_layers: as in its module. features:
-        the input of the head, from a forward pass, the parameters and the inputs.
+    layout: every parameter of a model, with its name, shape and initial values. moe_layers: as in the module. features:
+        computes the input of the head from a forward pass, the parameters and the inputs.
     """
 
     kind: type[Config]

@@ -101,7 +101,7 @@ def _last_drawn(parameter: Drawn) -> NDArray[np.float32]:
 
 
 def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()) -> Params:
-    """`function(path, leaf)` for every leaf of a nested dict."""
+    """Applies `function(path, leaf)` to every leaf of a nested dict."""
     return {
         key: _map(value, function, (*path, key)) if isinstance(value, dict) else function((*path, key), value)
         for key, value in tree.items()

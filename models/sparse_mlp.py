@@ -7,7 +7,7 @@
     x    = rescale2(x)                                                            back to (S, C)
     out  = head(mean over patches of norm(x))
 
-The token-mixing MoE routes channels: N C' of them, each S' wide. The channel-mixing MoE routes the N S' tokens, each C'
+The token-mixing MoE routes N C' channels, each S' wide. The channel-mixing MoE routes the N S' tokens, each C'
 wide. Letters of the shape comments: N images, S patches of one image, C channels of a patch, S' and C' their numbers in
 a sparse block.
 
@@ -115,7 +115,7 @@ class SparseMlpConfig(layers.CommonConfig):
 
     @property
     def whole_batch(self) -> bool:
-        """True if an MoE layer routes all images of a batch together; images then depend on each other."""
+        """True if an MoE layer routes all images of a batch together, so that images depend on each other."""
         return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
 

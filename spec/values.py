@@ -54,7 +54,7 @@ def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
 
 
 def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
-    """`as_array` for a scalar; converts a Python int to a float."""
+    """Like `as_array`, for a scalar; converts a Python int to a float."""
     if type(value) is int:
         try:
             value = float(value)

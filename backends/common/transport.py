@@ -22,13 +22,13 @@ AXES = "groups tokens experts"
 
 
 def project_simplex(xp: Namespace[Array], values: Array, *, mass: float = 1.0) -> Array:
-    """Along the last axis: (..., n) -> (..., n)."""
+    """Projects along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     return _project(xp, xp.promote(values), values.shape[-1], check_positive("mass", mass))
 
 
 def project_sparse_simplex(xp: Namespace[Array], values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Along the last axis: (..., n) -> (..., n)."""
+    """Projects along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
     return _project(xp, xp.promote(values), nonzeros, check_positive("mass", mass))

@@ -7,7 +7,7 @@ temperatures give prices for the experts. Then, in a fixed number of steps, each
 expert than it has slots, and falls where fewer do. Each token takes its best expert at these prices. That assignment is
 the best of all assignments with the same number of tokens per expert. A repair removes the remaining imbalance: in each
 step, tokens with the same loss move along the cheapest path of moves from a full expert to one with room (successive
-shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays the best for its numbers of tokens per
+shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays optimal for its numbers of tokens per
 expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 

@@ -90,7 +90,7 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
 
 
 class Rows(NamedTuple):
-    """The rows for the experts, from all groups, sorted by expert.
+    """The rows of all groups that the experts process, sorted by expert.
 
     token: (1, R) int32, the token `g T + t` of each row, `G T` for none. weight: (1, R), its combine weight.
     row: (1, G T, K) int32, the rows of each token, R for none; None if a token may have any number of rows.
@@ -124,7 +124,7 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     slot = xp.invert_index(row, size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
-    # Flat, because a TPU gather reads entire tiles if the last axis of its index is small.
+    # The index is flat, because a TPU gather reads entire tiles if the last axis of its index is small.
     places = jnp.append(row[0], size)[of_choice.reshape(-1)].reshape(of_choice.shape)
     return Rows(token, weight, places), ends
 

@@ -156,7 +156,7 @@ class OnMesh(SplitExperts):
         return int(jax.process_count())
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in process order. Waits for all processes."""
+        """Waits for all processes, and returns their texts in process order."""
         if self.processes == 1:
             return [value]
         own = np.frombuffer(value.encode(), np.uint8)

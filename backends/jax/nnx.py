@@ -49,7 +49,7 @@ AXES = {
 
 
 class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
-    """`losses`, a layer's weighted auxiliary losses by name, for each call. Add them to the loss of the model."""
+    """The weighted auxiliary losses of a layer by name, `losses`, for each call. Add them to the loss of the model."""
 
 
 class RoutingMetric(nnx.Variable):  # type: ignore[misc]

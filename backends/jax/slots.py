@@ -1,4 +1,4 @@
-"""Routings on a device, and the MoE layer.
+"""Routing records on a device, and the MoE layer.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width.
 """

@@ -1,4 +1,4 @@
-"""Routers whose tokens choose by scores of their logits."""
+"""Routers whose tokens choose by scores computed from their logits."""
 
 from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import (

@@ -2,15 +2,15 @@
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group go there and its
-experts come back; only then does a device wait for the host. The solver works on integers, so rounding can neither
-unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts. Then, in a fixed
-number of steps, each price rises where more tokens want the expert than it has slots, and falls where fewer do. Each
-token takes its best expert at these prices. That assignment is the best of all assignments with the same number of
-tokens per expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move along the
-cheapest path of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993,
-chapter 9). The assignment stays the best for its numbers of tokens per expert. The result is therefore exact for the
-rounded scores; the gap refers to the original scores.
+*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group are copied to the
+CPU, and its experts are copied back; only then does a device wait for the host. The solver works on integers, so
+rounding can neither unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts.
+Then, in a fixed number of steps, each price rises where more tokens want the expert than it has slots, and falls where
+fewer do. Each token takes its best expert at these prices. That assignment is the best of all assignments with the same
+number of tokens per expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move
+along the cheapest path of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and
+Orlin 1993, chapter 9). The assignment stays optimal for its numbers of tokens per expert. The result is therefore exact
+for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial

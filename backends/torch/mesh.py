@@ -130,7 +130,7 @@ class OnMesh(SplitOverGroup):
         return devices()
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in process order. Waits for all processes."""
+        """Waits for all processes, and returns their texts in process order."""
         if self.processes == 1:
             return [value]
         own = from_numpy(np.frombuffer(value.encode(), np.uint8))

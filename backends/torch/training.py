@@ -81,7 +81,7 @@ def compile(
 
 
 def _not_recorded() -> int:
-    """The number of programs that torch has not recorded as CUDA graphs."""
+    """The number of programs that torch could not record as CUDA graphs."""
     return int(private.of_dynamo("utils.counters")["inductor"]["cudagraph_skips"])
 
 
@@ -91,7 +91,7 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`compile` without code generation: the complete graph and its gradient are traced, then run op by op."""
+    """Like `compile`, but without code generation: the complete graph and its gradient are traced, then run op by op."""
     return compile(function, compiler="aot_eager")
 
 

@@ -52,7 +52,7 @@ ALGORITHMS = (
 
 
 def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
-    """For each expert, a histogram of the bias that each token requires to choose it, given the token's current cutoff:
+    """For each expert, a histogram of the bias that each token requires to choose this expert, given the token's current cutoff:
 
         r[t, e] = (the (K + 1)-th largest of s[t, :] + b) - s[t, e]
 

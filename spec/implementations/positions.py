@@ -94,8 +94,8 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """The implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` all repositories of that owner,
-    `mixtral` (no repository) all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
+    """The implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` is all repositories of that owner, and
+    `mixtral` (no repository) is all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]

@@ -1,4 +1,4 @@
-"""Batch-level Expert Choice: an expert takes its best tokens from a group of images; at evaluation, a predictor sets how many.
+"""Batch-level Expert Choice: an expert takes its best tokens from a group of images; at evaluation, a predictor sets the number.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|

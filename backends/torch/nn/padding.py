@@ -1,4 +1,4 @@
-"""Routes groups without their padding, groups with equal token counts together."""
+"""Routes groups without their padding; groups with equal token counts run together."""
 
 from collections.abc import Callable
 
