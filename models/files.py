@@ -82,7 +82,7 @@ def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: typ
 
 
 def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
-    """The value of a JSON text of the type `expected`. Raises `kind`, prefixed with `name`, for any other content."""
+    """The value of a JSON text, which must have the type `expected`. Raises `kind`, prefixed with `name`, for any other content."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -101,7 +101,7 @@ class CommonConfig(BlocksConfig):
 
     @property
     def sequence(self) -> int:
-        """Patches S of one image."""
+        """The number S of patches of one image."""
         return (self.image_size // self.patch_size) ** 2
 
 

@@ -40,7 +40,7 @@ class Model:
     def forward(
         self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
     ) -> layers.Output:
-        """The model on a batch of images; see `forward` in the model's module."""
+        """Runs the model on a batch of images; see `forward` in the model's module."""
         forward = families.family(self.config).forward
         return cast(layers.Output, forward(self.backend, self.config, params, images, noise=noise, train=train))
 

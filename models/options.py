@@ -64,8 +64,8 @@ def option(
 ) -> Any:
     """A field of a dataclass: its default, or a factory, and the conditions under which it applies.
 
-    On a command line, `flags` replace its name, or it is `positional`; with `single`, each use of the flag adds one
-    value. Help omits an option that is `rare`.
+    On a command line, `flags` replace the option's name, or the option is `positional`; with `single`, each use of the
+    flag adds one value. Help omits an option that is `rare`.
     """
     about = {
         "only": (only,) if isinstance(only, Only) else tuple(only),

@@ -133,7 +133,7 @@ class TransformerConfig(layers.BlocksConfig):
 
     @property
     def sequence(self) -> int:
-        """Tokens S of one input."""
+        """The number S of tokens of one input."""
         raise NotImplementedError
 
     @property

@@ -63,7 +63,7 @@ class Namespace(Protocol[Array]):
         """All arrays in float64 if one of them is float64, else in float32."""
 
     def cast(self, x: Array, dtype: Any, /) -> Array:
-        """`x` in a dtype, given as the dtype of another array or as "int32"."""
+        """`x` in the given dtype: the dtype of another array, or "int32"."""
 
     def stop_gradient(self, x: Array, /) -> Array:
         """`x` as a constant."""

@@ -116,7 +116,7 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
 
 
 def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
-    """`_solve` by SciPy's assignment of tokens to slots. Its time grows with the cube of the number of tokens."""
+    """Like `_solve`, by SciPy's assignment of tokens to slots. Its time grows with the cube of the number of tokens."""
     from scipy.optimize import linear_sum_assignment  # takes half a second, and few routers need it
 
     _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)

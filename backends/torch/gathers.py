@@ -158,7 +158,7 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
 
 @operator
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
-    """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert takes each token at most once."""
+    """Puts `values` (G, E, C) into zeros (G, tokens, E), at (g, token[g, e, c], e). An expert takes each token at most once."""
     if uses_kernel(values):
         from moespec.backends.torch import kernels
 

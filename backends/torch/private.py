@@ -34,7 +34,7 @@ def in_backward() -> bool:
 
 
 def of_dynamo(name: str) -> Any:
-    """The attribute `name` of the compiler's module, which takes long to import."""
+    """The attribute `name` of the compiler's module, which is slow to import."""
     return _named(f"_dynamo.{name}")
 
 

@@ -96,7 +96,7 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces `function`, of trees of tensors, on shapes only. The graph of its operations then runs op by op on numbers.
+    """Traces `function`, which takes trees of tensors, on shapes only. The graph of its operations then runs op by op on numbers.
 
     It takes less time than `quick_compile`. Code that needs the numbers of a tensor raises an error (`.item()`, `if`, a
     shape that depends on values); so does an operator without a rule for shapes. It traces the code for compilers. With

@@ -21,7 +21,7 @@ class Assignment(NamedTuple):
     """A balanced assignment, and a bound on how far its total score is below the best.
 
     expert: (tokens,) integers. objective: the total score `sum_t scores[t, expert[t]]`.
-    gap: no balanced assignment has a total that is larger by more than this; 0, up to rounding, for the best assignment.
+    gap: an upper bound on how much larger another balanced total can be; 0, up to rounding, for the best assignment.
     """
 
     expert: Any

@@ -1,7 +1,7 @@
 """Addresses of the sources in the ledger: papers, lines of public code, and measured packages.
 
 For each repository, `places.json` has a commit and, by path, the first line of each function or class that the ledger names.
-`python -m generator.find_places` (in docs/) writes it from copies of the repositories and checks that each place exists.
+`python -m generator.find_places` (in docs/) writes this file from copies of the repositories and checks that each place exists.
 """
 
 import json

@@ -42,7 +42,7 @@ def page(packages: Sequence[Measured]) -> str:
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
-    """The entries of each part of the specification, by a heading with the names of its modules."""
+    """The entries of each part of the specification, keyed by a heading that names its modules."""
     parts: dict[str, list[LedgerEntry]] = {}
     for entry in LEDGER.values():
         parts.setdefault(entry.id.partition("-")[0], []).append(entry)

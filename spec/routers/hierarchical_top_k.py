@@ -96,7 +96,7 @@ def route(
     ([[0, 1, 3, 4, 6, 6], [6, 6, 6, 6, 6, 6], [6, 6, 6, 6, 6, 6], [2, 5, 6, 6, 6, 6]], [4.0, 0.0, 0.0, 2.0])
     """
 
-    # Logits of branches and experts, and of the scale of their noise.
+    # Logits of branches and experts, and logits of the scale of their noise.
     logits = router_logits(tokens, params["kernel"])
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("kernel", logits, -1, options.columns, "options.branches and options.experts")

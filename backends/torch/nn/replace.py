@@ -1,4 +1,4 @@
-"""Replaces the MLPs of a complete model, such as a model from timm or Hugging Face, by experts."""
+"""Replaces the MLPs of a complete model, such as a model from timm or Hugging Face, with experts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
