@@ -149,7 +149,7 @@ def adam_plan(
 
 
 class _Problem(NamedTuple, Generic[Array]):
-    """The utility by columns (G, N, M), the masses of rows and columns, the number of non-zeros per column, and gamma."""
+    """The utility with columns last (G, N, M), the masses of rows and columns, the number of non-zeros per column, and gamma."""
 
     columns: Array
     row_mass: float

@@ -29,7 +29,7 @@ HL-3: Which activation does MultiHash use, and where?
     Alternative b: GELU (`activation`).
 HL-4: What surrounds the perceptron of an expert?
     Reading: nothing: the block has the residual connection and the norm, as for every router.
-    Alternative b: a second residual connection and norm, which lie inside the block's own and which all experts share.
+    Alternative b: a second residual connection and norm, nested inside the block's own and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 
