@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 def bound(
     function: Callable[Concatenate[Namespace, Parameters], Result], xp: Namespace
 ) -> Callable[Parameters, Result]:
-    """Binds the first argument of a formula of `common`, its array namespace."""
+    """Binds the first argument of a formula in `common`: the array namespace."""
 
     @functools.wraps(function)
     def formula(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -46,8 +46,8 @@ def documented(function: Function) -> Function:
 def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
     """Maps the name of each array or routing argument of a specification function to its kind.
 
-    "shared" is one array for all groups. "leading" has any leading axes. "group" is the array of one group, to which a
-    backend adds a leading groups axis. The types determine the kind: `Shared`, `Leading`, or a plain array.
+    "shared" is one array for all groups. "leading" is an array with any leading axes. "group" is the array of one group, to
+    which a backend adds a leading groups axis. The types determine the kind: `Shared`, `Leading`, or a plain array.
     """
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)

@@ -1,4 +1,4 @@
-"""The building blocks of routers. `B` provides them; it is the specification, for one group, or a backend, for several groups.
+"""The building blocks of routers. `B` provides them: the specification (for one group) or a backend (for several groups).
 
 Each method computes the function of the same name in `moespec.spec`. A router that needs other functions
 extends this protocol.

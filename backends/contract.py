@@ -8,7 +8,7 @@ A backend is a module (`moespec.backends.jax`). It provides
 * gradients, compilation and training, and conversion from and to NumPy.
 
 `moespec.spec` documents each function under the same name. A backend also provides the specification's public functions
-that are not listed here. `tests/backends/test_contract.py` checks all three backends for both.
+that are not listed here. `tests/backends/test_contract.py` checks that all three backends provide all of these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class Backend(Blocks, Protocol):
     SlotRouting: Callable[..., BatchedRouting]
     SoftRouting: Callable[..., BatchedRouting]
 
-    # The layer, and the operations that models use instead of it or around it.
+    # The layer, and the operations that models use around the layer or instead of it.
 
     def moe_layer(self, tokens: Array, routing: BatchedRouting, experts: Callable[[Array], Array]) -> Array: ...
     def moe_mlp(
@@ -144,13 +144,13 @@ class Backend(Blocks, Protocol):
         """Einstein summation."""
 
     def mean(self, x: Array, axis: Axis | None = None) -> Array:
-        """The mean over the axes, over all if None."""
+        """The mean over `axis`, or over all axes if None."""
 
     def sum(self, x: Array, axis: Axis | None = None) -> Array:
-        """The sum over the axes, over all if None."""
+        """The sum over `axis`, or over all axes if None."""
 
     def softmax(self, x: Array, axis: int) -> Array:
-        """`exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
+        """The softmax `exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
 
     def relu(self, x: Array, /) -> Array: ...
     def cos(self, x: Array, /) -> Array: ...
@@ -166,16 +166,16 @@ class Backend(Blocks, Protocol):
         """
 
     def to_numpy(self, tree: Any) -> Any:
-        """The reverse. bfloat16 becomes float32, because NumPy has no bfloat16."""
+        """The reverse of `from_numpy`. bfloat16 becomes float32, because NumPy has no bfloat16."""
 
-    # Several devices and processes, in the `OnMesh` of a backend. On one device, `single_device` has mostly identity functions.
+    # Several devices and processes: the `OnMesh` of a backend or, on one device, mostly identity functions of `single_device`.
 
     sizes: MeshSizes
     process: int
     processes: int
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in process order. Waits for all processes."""
+        """Waits for all processes, and returns their texts in process order."""
 
     def rows(self, batch: int) -> range:
         """The rows of a batch that this process passes to `put`."""
@@ -187,7 +187,7 @@ class Backend(Blocks, Protocol):
         """The parameters of a block, gathered from the devices that hold parts of them."""
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of all devices' images, and the means over devices of each device's means over its images."""
+        """The rows of the images on all devices, and the means of `means` over devices."""
 
     # Gradients and training.
 
@@ -209,7 +209,7 @@ class Backend(Blocks, Protocol):
         """The parameters, for a forward pass; valid until a step takes the state."""
 
     def state_average(self, state: State) -> Params:
-        """The parameters, with the average of each parameter that has one in its place; valid as long as `state_params`."""
+        """The parameters, each replaced by its average if it has one; valid as long as `state_params`."""
 
     def make_step(
         self,
@@ -235,7 +235,7 @@ class Backend(Blocks, Protocol):
         (see `OptimizerConfig.state_shapes`)."""
 
     def finite_state(self, state: State) -> bool:
-        """True if all numbers of `export_state` that this process has are finite. Only one number leaves the device."""
+        """True if all numbers of `export_state` that this process has are finite. Copies only one number from the device."""
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
         """Restores a state that `export_state` of any backend exported."""

@@ -1,8 +1,8 @@
 """The complex step in many directions at once: one pass instead of one pass per direction.
 
 A `Perturbed` array holds complex arrays with the same real part; each has the imaginary part of one direction. The
-NumPy functions that the specification uses work on all of them. Decisions (an order, a comparison) depend only on the
-real part, so they are the same for all directions.
+NumPy functions that the specification uses work on all directions. Decisions (an order, a comparison) depend only on
+the real part, so they are the same for all directions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
 
 
 def units(sizes: Array) -> Iterator[Array]:
-    """For each nonzero entry, the direction along that entry."""
+    """Yields, for each nonzero entry, the direction along this entry."""
     for place in np.flatnonzero(sizes):
         unit = np.zeros(sizes.shape)
         unit.flat[place] = sizes.flat[place]
@@ -57,7 +57,7 @@ def _slopes(results: Mapping[str, Any], count: int) -> dict[str, Array]:
 class Perturbed(np.ndarray[Any, Any]):
     """Complex arrays with a common real part: `each` (*shape, directions).
 
-    Seen as a plain array, it has that real part and a NaN imaginary part. Functions unaware of `each` therefore yield a
+    As a plain array, it has this real part and a NaN imaginary part. Functions unaware of `each` therefore yield a
     NaN derivative, never a wrong one.
     """
 
@@ -96,7 +96,7 @@ class Perturbed(np.ndarray[Any, Any]):
 
 
 def moved(each: Array) -> Any:
-    """The array of complex `each`. For results that are not complex, the first one, which all directions share."""
+    """The array with the directions in `each`. If `each` is not complex, returns its first direction, which equals all others."""
     if each.dtype.kind != "c":
         return each[..., 0]
     own = np.empty(each.shape[:-1], np.complex128)
@@ -112,7 +112,7 @@ def _each(array: Any) -> Array:
 
 
 def _one(tree: Any, i: int) -> Any:
-    """The arguments, with the arrays of direction i."""
+    """The arguments, with each array reduced to direction `i`."""
     if isinstance(tree, dict):
         return {key: _one(value, i) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

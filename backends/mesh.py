@@ -82,7 +82,7 @@ class MeshSizes:
         return self.data, self.fsdp, self.expert
 
     def size(self, axes: Sequence[str]) -> int:
-        """The number of devices along several axes together."""
+        """The product of the numbers of devices along several axes."""
         return math.prod([getattr(self, name) for name in axes])
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The optimiser that all backends share: an update selected by name, with the rates, decay, clip and average around it.
+"""The optimiser that all backends share: an update selected by name, and the rates, decay, clipping and average that surround it.
 
 One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and learning rate `r`:
 
@@ -194,7 +194,7 @@ class OptimizerConfig:
         return 0.0 if is_fixed(path) else patterns.first(self._rates, path, 1.0)
 
     def ema_after(self, step: Any, xp: Any = np) -> Any:
-        """The decay of the average after `step` steps, 0 without an average. step: an integer in the arrays of `xp`.
+        """The decay of the average after `step` steps, 0 without an average. step: an integer, as an array of `xp`.
 
         >>> slow = OptimizerConfig(ema=0.9, ema_steps=4)
         >>> [round(float(slow.ema_after(step)), 4) for step in range(6)]

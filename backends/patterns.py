@@ -1,4 +1,4 @@
-"""Numbers by pattern: a rate for the parameters whose path matches a regular expression."""
+"""Rates by pattern: a regular expression sets the rate of the parameters whose path matches it."""
 
 import math
 import re

@@ -18,7 +18,7 @@ PORT = 29500
 
 @dataclass(frozen=True)
 class Process:
-    """One of several processes: its index, their number, its index on its machine, and the address of process 0."""
+    """One of several processes: its index, the number of processes, its index on its machine, and the address of process 0."""
 
     index: int
     count: int
@@ -41,7 +41,7 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
                     f"{name} is not set; the {environment.get('WORLD_SIZE')} processes need it to connect"
                 )
         host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    # An sbatch script also has the number of tasks, before srun starts any. Only a task has the nodes of its step.
+    # SLURM sets the number of tasks in an sbatch script too, but the nodes of the step only in a task that srun starts.
     elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_STEP_NODELIST" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         local = environment.get("SLURM_LOCALID", "0")

@@ -9,7 +9,7 @@ Path = tuple[str, ...]
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """`tree` of dicts, lists, tuples and named tuples with `function` applied to each leaf; None stays None."""
+    """Applies `function` to each leaf of `tree`, nested dicts, lists, tuples and named tuples; None stays None."""
     if tree is None:
         return None
     if isinstance(tree, dict):

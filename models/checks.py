@@ -73,7 +73,7 @@ def check_installed(argument: str, package: str, extra: str) -> None:
 
 
 def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Calls a user's function and returns its result. If it raises, raises ConfigError, prefixed with `what`."""
+    """Calls a user's function and returns its result. If the function raises an exception, raises ConfigError, prefixed with `what`."""
     try:
         return function(*given, **named)
     except (Exception, SystemExit) as error:
@@ -81,7 +81,7 @@ def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def described(hint: Any, none: str | None = None) -> str:
-    """A description of the values that a field of this type accepts. `none` describes None; without it, None is omitted.
+    """A description of the values that a field of this type accepts. `none` describes None; without `none`, None is omitted.
 
     >>> described(float | None), described(tuple[int, ...]), described(bool | None, "'none'")
     ('a number', 'integers', "True or False or 'none'")

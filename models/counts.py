@@ -2,8 +2,8 @@
 
 A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf and roots count 0,
 and so do moves and sorts. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to
-have used it: with normalised queries and keys, the counts match their figures to the last printed digit. MoE layers are counted at
-evaluation: every slot of every expert, filled or not. If an expert has room for every token, only the choices of tokens count (for
+have used it: with normalised queries and keys, the counts match their figures to the last printed digit. MoE layers are counted as at
+evaluation, with every slot of every expert, filled or not. If an expert has room for every token, only the choices of tokens count (for
 DSelect-k, the choices of sharp selectors). Counts of routers include the logits, the combination and the iterations of Sinkhorn, but
 neither the search for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`) nor the positions of tokens in their experts.
 """
@@ -71,7 +71,7 @@ def training_flops(
 
 
 def _embedding(config: Tower) -> float:
-    """The patches, after the convolutions of a stem, each with norm and GELU. Looking up words takes no operations."""
+    """The patch embedding, after the convolutions of a stem, each followed by norm and GELU. Looking up words takes no operations."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]
@@ -93,7 +93,7 @@ def _head(config: Tower) -> dict[str, float]:
 
 
 def slots(layer: MoeLayer, *, train: bool = False) -> int:
-    """Slots of a routing group over all experts, at evaluation or in training. An expert without a capacity has a slot for each token."""
+    """The slots of a routing group in all experts, at evaluation or in training. An expert without a capacity has a slot for each token."""
     return layer.settings.experts * layer.settings.capacity(train=train)
 
 
@@ -173,7 +173,7 @@ def _sparse_block(
 
 
 def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Rescales tokens first, then channels, each only if its number changes."""
+    """Rescales tokens first, then channels; skips a map that does not change the size."""
     (S, D), (tokens, width) = before, after
     first = tokens * D * (2 * S + 1) if tokens != S else 0
     return first + (tokens * width * (2 * D + 1) if width != D else 0)

@@ -43,12 +43,12 @@ def draws(config: Tower, inputs: int) -> bool:
 
 
 def kinds() -> dict[str, type[Config]]:
-    """The name of each family, which is its module's name, with the class of its configurations."""
+    """Returns a map from the name of each family, which is its module's name, to the class of its configurations."""
     return {module.__name__.rpartition(".")[2]: kind for kind, module in _BY_CONFIG.items()}
 
 
 def of_name(name: str) -> ModuleType:
-    """The module that has the size of the model, or text tower, `name`. Raises ConfigError for an unknown size."""
+    """The module whose table has the size in `name`, the name of a model or text tower. Raises ConfigError for an unknown size."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         sizes = f"expected a size ({', '.join(_BY_SIZE)}) and a patch size, as in vit_s16"

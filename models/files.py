@@ -35,7 +35,7 @@ def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
 
 
 def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
-    """The content that `signed` wrote. Raises ValueError if it was changed or, with `always`, has no checksum."""
+    """The content that `signed` wrote. Raises ValueError if the content was changed or, with `always`, has no checksum."""
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("sha256", None) if isinstance(record, dict) else "of an object"
@@ -69,7 +69,7 @@ def read_file(path: Path, most: float = math.inf) -> bytes:
 
 
 def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
-    """The content of a file. Raises `kind` if it cannot be read."""
+    """The content of a file. Raises `kind` if the file cannot be read."""
     try:
         return read_file(path)
     except OSError as error:
@@ -82,7 +82,7 @@ def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: typ
 
 
 def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
-    """The value of a JSON text of the type `expected`. Raises `kind`, prefixed with `name`, for any other content."""
+    """The value of a JSON text, which must have the type `expected`. Raises `kind`, prefixed with `name`, for any other content."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -93,7 +93,7 @@ def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[Sp
 
 
 def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:
-    """The content of a file that `signed` wrote, see `unsigned`. Raises ValueError if it is damaged, OSError if it cannot be read."""
+    """The content of a file that `signed` wrote, see `unsigned`. Raises ValueError for a damaged, OSError for an unreadable file."""
     return unsigned(read_file(path, RECORD), always=always)
 
 
@@ -132,7 +132,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a folder are on the disk. POSIX only; other systems have no such call."""
+    """Waits until the entries of a folder are on the disk. POSIX only; other systems have no such call."""
     if os.name != "posix":
         return
     with named_errors(path):

@@ -101,7 +101,7 @@ class CommonConfig(BlocksConfig):
 
     @property
     def sequence(self) -> int:
-        """Patches S of one image."""
+        """The number S of patches of one image."""
         return (self.image_size // self.patch_size) ** 2
 
 
@@ -109,8 +109,8 @@ class CommonConfig(BlocksConfig):
 class Family(Generic[Config]):
     """The functions of a model family, built from its configuration class, its sizes, and these functions:
 
-    layout: every parameter of a model, with its name, shape and initial values. moe_layers: as in its module. features:
-        the input of the head, from a forward pass, the parameters and the inputs.
+    layout: every parameter of a model, with its name, shape and initial values. moe_layers: as in the module. features:
+        computes the input of the head from a forward pass, the parameters and the inputs.
     """
 
     kind: type[Config]
@@ -122,8 +122,8 @@ class Family(Generic[Config]):
     def named(self, name: str, **overrides: Any) -> Config:
         """The configuration of the model `name`: a size from the table, with `overrides` applied.
 
-        A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for any other name, and
-        for an override that is not a field.
+        A size without a patch size gets the patch size from the name, as in vit_s16. Raises ConfigError for any other
+        name, and for an override that is not a field.
         """
         size = name.rstrip(DIGITS)
         fields, patch = self.sizes.get(size), name[len(size) :]
@@ -170,7 +170,7 @@ class Family(Generic[Config]):
         train: bool = False,
         recompute: bool = False,
     ) -> "Output":
-        """The model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
+        """Runs the model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
 
         `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is one array
         per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, is the source of
@@ -256,7 +256,7 @@ class MoeLayer(NamedTuple):
     name: the number of its block, plus the items that it mixes if a block has two layers ("3", "3_tokens"). router: its name.
     settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of
     routed items, "patches" (in a grid, optionally after a class token) or, without a position in the image, "channels" or
-    "tokens". experts: their form. path: the path of its parameters, as in "blocks/3/moe".
+    "tokens". experts: the form of the experts. path: the path of its parameters, as in "blocks/3/moe".
     """
 
     name: str

@@ -16,7 +16,7 @@ NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
 def check_memory(arguments: str, numbers: int) -> None:
     """Raises ConfigError, prefixed with `arguments`, if `numbers` float32 numbers exceed the memory of the machine.
 
-    Larger arrays would fail, at the latest when the system ends the process. Smaller arrays may still fail.
+    Larger arrays would fail, at the latest when the system kills the process. Smaller arrays may still fail.
     """
     size, memory = 4 * numbers, of_machine()
     if size > memory:
@@ -24,7 +24,7 @@ def check_memory(arguments: str, numbers: int) -> None:
 
 
 def check_unpacked(members: Iterable[ZipInfo]) -> None:
-    """Raises ValueError if these members of an archive, by its directory, exceed the memory of the machine."""
+    """Raises ValueError if these members of an archive, according to its directory, exceed the memory of the machine."""
     size, memory = sum(member.file_size for member in members), of_machine()
     if size > memory:
         raise ValueError(f"its arrays need {size:,} bytes, but this machine has {memory:,} bytes of memory")

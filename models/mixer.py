@@ -6,8 +6,8 @@
 
 Letters of the shape comments: N images, S patches of one image, D width (channels of a patch).
 
-Source: Tolstikhin et al. 2021 (arXiv 2105.01601), the block also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and (9).
-Initial values follow the public code: kernels LeCun normal, biases 0.
+Source: Tolstikhin et al. 2021 (arXiv 2105.01601), for the block, also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and
+(9). Initial values follow the public code: kernels LeCun normal, biases 0.
 """
 
 from collections.abc import Callable

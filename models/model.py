@@ -28,7 +28,7 @@ class Model:
     images: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __repr__(self) -> str:
-        """One line, without the fields of the config."""
+        """One line that omits the fields of the config."""
         config, size = self.config, f"{self.parameter_count:,} parameters"
         router = f", router {getattr(config, 'router', '')}" if getattr(config, "moe", "none") != "none" else ""
         return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"
@@ -40,7 +40,7 @@ class Model:
     def forward(
         self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
     ) -> layers.Output:
-        """The model on a batch of images; see `forward` in the model's module."""
+        """Runs the model on a batch of images; see `forward` in the model's module."""
         forward = families.family(self.config).forward
         return cast(layers.Output, forward(self.backend, self.config, params, images, noise=noise, train=train))
 

@@ -1,4 +1,4 @@
-"""An option is a dataclass field: its type defines the values, the text below it the help, and `option` when it applies.
+"""An option is a dataclass field: its type defines the valid values, the text below it is the help, and `option` defines when it applies.
 
 Configuration, command line, help and errors all read options from here.
 """
@@ -46,7 +46,7 @@ MOE = Only("moe", unless="none")
 
 
 def _value(section: Any, name: str) -> Any:
-    """A field of a section. If it is None and means a default, returns that default."""
+    """A field of a section. If the field is None and None stands for a default, returns this default."""
     value = getattr(section, name)
     return section.default_of(name) if value is None and hasattr(section, "default_of") else value
 
@@ -64,8 +64,8 @@ def option(
 ) -> Any:
     """A field of a dataclass: its default, or a factory, and the conditions under which it applies.
 
-    On a command line, `flags` replace its name, or it is `positional`; with `single`, each use of the flag adds one
-    value. Help omits an option that is `rare`.
+    On a command line, `flags` replace the option's name, or the option is `positional`; with `single`, each use of the
+    flag adds one value. Help omits an option that is `rare`.
     """
     about = {
         "only": (only,) if isinstance(only, Only) else tuple(only),

@@ -1,7 +1,7 @@
 """The parameters of a model as a layout: a nested dict in which each parameter has its shape and its initial values.
 
 The layout is the only definition; shapes, counts and initial arrays are derived from it. A Linear has a `kernel`
-(inputs first) and a `bias`; an MLP has `w1, b1, w2, b2`; experts are the MLP of one, stacked on a leading axis E.
+(inputs first) and a `bias`; an MLP has `w1, b1, w2, b2`; experts have the parameters of one expert's MLP, stacked on a leading axis E.
 """
 
 import functools
@@ -101,7 +101,7 @@ def _last_drawn(parameter: Drawn) -> NDArray[np.float32]:
 
 
 def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tuple[str, ...] = ()) -> Params:
-    """`function(path, leaf)` for every leaf of a nested dict."""
+    """Applies `function(path, leaf)` to every leaf of a nested dict."""
     return {
         key: _map(value, function, (*path, key)) if isinstance(value, dict) else function((*path, key), value)
         for key, value in tree.items()

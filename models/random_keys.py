@@ -1,9 +1,9 @@
 """The random numbers of a training step, drawn where the model runs: router noise, dropout, stochastic depth.
 
 Each is a function of the seed, the step, its use in the model (`stream`), the image and token in the batch, and the
-expert or the entry of a token: see `moespec.spec.threefry`. So it depends neither on how a batch is split nor, up to
-rounding, on the backend. For a batch of N images, the functions take an array `(N, 4)` of integers from `of_step`: for
-each image, the low and high word of the seed, the step, and the image's index in the batch.
+expert or the entry of a token: see `moespec.spec.threefry`. A random number depends neither on how a batch is split
+nor, up to rounding, on the backend. For a batch of N images, the functions take an array `(N, 4)` of integers from
+`of_step`: for each image, the low and high word of the seed, the step, and the image's index in the batch.
 """
 
 import math

@@ -66,8 +66,8 @@ def check_options(router: str, options: Mapping[str, Any], decided: Collection[s
 def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterOptions:
     """The options of `router`: the values that the model `decided`, for options that the router has, and the user's `options`.
 
-    Raises ConfigError for an unknown router, a router that needs what the model does not provide, an option that the
-    router does not have, or invalid values.
+    Raises ConfigError for an unknown router, a router that needs an input that the model does not provide, an option
+    that the router does not have, or invalid values.
     """
     check_options(router, options, tuple(decided))
     needs = ROUTERS[router].requires

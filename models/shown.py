@@ -4,7 +4,7 @@ __all__ = ["on_one_line", "printable"]
 
 
 def printable(text: str) -> str:
-    """Escapes characters that a terminal obeys or cannot show, such as NUL in the name of a file."""
+    """Escapes characters that a terminal interprets or cannot show, such as NUL in the name of a file."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 

@@ -7,9 +7,9 @@
     x    = rescale2(x)                                                            back to (S, C)
     out  = head(mean over patches of norm(x))
 
-The token-mixing MoE routes channels: N C' of them, each S' wide. The channel-mixing MoE routes the N S' tokens, each C'
-wide. Letters of the shape comments: N images, S and C patches of one image and channels of a patch, S' and C' the same
-in a sparse block.
+The token-mixing MoE routes N C' channels, each S' wide. The channel-mixing MoE routes the N S' tokens, each C'
+wide. Letters of the shape comments: N images, S patches of one image, C channels of a patch, S' and C' their numbers in
+a sparse block.
 
 Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, the ambiguity ledger of
 `moespec.spec.algorithms.sparse_mlp` records the readings used here. Initial values are as in the MLP-Mixer.
@@ -115,7 +115,7 @@ class SparseMlpConfig(layers.CommonConfig):
 
     @property
     def whole_batch(self) -> bool:
-        """True if an MoE layer routes all images of a batch together; images then depend on each other."""
+        """True if an MoE layer routes all images of a batch together, so that images depend on each other."""
         return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
 
@@ -235,7 +235,7 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
 
 
 def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) -> Params:
-    """The maps of tokens and of channels, each only if it changes their number; empty if neither does."""
+    """The maps of tokens and of channels; omits a map that does not change the number of tokens or channels."""
     layout = {}
     for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
         if inputs != outputs:

@@ -38,7 +38,7 @@ def reason(error: Exception) -> str:
 
 
 def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
-    """The tensors of a safetensors file with that content. half: float16 is an allowed dtype.
+    """The tensors of a safetensors file with this content. half: float16 is an allowed dtype.
 
     Raises ValueError for damaged content, and for a dtype or a shape that NumPy does not support.
     """

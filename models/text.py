@@ -5,8 +5,8 @@
     z    = pool(norm(x)) @ kernel + bias
 
 There is no head: a contrastive loss normalises z. A MoE block routes groups of `group_texts` texts: `(N, S, D)` is
-reshaped to `(G, T, D)` with T = group_texts * S. Routers with token ids get the ids of the text. All texts have S
-tokens. A short text is filled with its end token, which is attended to, pooled and routed.
+reshaped to `(G, T, D)` with T = group_texts * S. Routers that use token ids get the ids of the text. All texts have S
+tokens. A short text is padded with its end token, which is attended to, pooled and routed.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|

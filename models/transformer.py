@@ -2,7 +2,7 @@
 
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block
 
-Letters of the shape comments: N images or texts, S tokens of one of them, D width, H hidden, T tokens of one group.
+Letters of the shape comments: N images or texts, S tokens of one image or text, D width, H hidden, T tokens of one group.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); google-research/big_vision, `models/vit.py`, MAPHead.
 """
@@ -133,7 +133,7 @@ class TransformerConfig(layers.BlocksConfig):
 
     @property
     def sequence(self) -> int:
-        """Tokens S of one input."""
+        """The number S of tokens of one input."""
         raise NotImplementedError
 
     @property

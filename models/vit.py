@@ -137,7 +137,7 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
 
     @property
     def sequence(self) -> int:
-        """Tokens S of one image: the class token and the registers, if any, then the patches."""
+        """The number S of tokens of one image: the class token and the registers, if any, then the patches."""
         return (self.image_size // self.patch_size) ** 2 + self.prefix
 
     @property
@@ -252,7 +252,7 @@ def _features(run: layers.Forward, params: Params, images: Array) -> Array:
 
 
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
-    """Images to tokens with positions, `(N, S, D)`. The class token comes first."""
+    """Turns images into tokens with positions, `(N, S, D)`. The class token comes first."""
     compute = layers.compute_dtype(B, config.dtype)
     embedding, pixels = compute(params["embedding"]), compute(images)
     for i in range(config.stem * config.stem_depth):

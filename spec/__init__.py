@@ -7,7 +7,7 @@ return float64. They also take complex arrays, for differentiation by the comple
 argument. Only the initial parameters of a router are random. The caller passes the generator that draws them.
 
 `ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently, with the answer of
-this specification, the alternatives, and who is known to give each. `moespec ledger` prints it.
+this specification, the alternatives, and the implementations known to give each. `moespec ledger` prints it.
 Every error is a `SpecError`, which is a `ValueError`: a ConfigError, ShapeError, DtypeError or ContractError.
 
 `import moespec.spec.algorithms.token_choice as module` imports the module of one algorithm. Its docstring has the table of

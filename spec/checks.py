@@ -54,7 +54,7 @@ def check_scores(name: str, array: Any, axes: str = "tokens experts") -> None:
 
 
 def check_size(name: str, array: Any, axis: int, size: int, reason: str) -> None:
-    """Raises `ShapeError` unless axis `axis` has `size` entries. `reason` says which argument requires it."""
+    """Raises `ShapeError` unless axis `axis` has `size` entries. `reason` names the argument that requires this size."""
     shape = shape_of(array)
     if len(shape) < max(axis + 1, -axis):
         raise ShapeError(f"{name}: expected an array with axis {axis}, got {array!r}")
@@ -82,14 +82,14 @@ def check_numbers(name: str, array: Any, axes: str) -> None:
 
 
 def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    """Raises `DtypeError` unless `array` holds integers, and `ShapeError` unless it has this shape, with one entry per token."""
+    """Raises `DtypeError` unless `array` holds integers, and `ShapeError` unless its shape is `shape`, with one entry per token."""
     _check_integer_dtype(name, array)
     if shape_of(array) != tuple(shape):
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {shape_of(array)}")
 
 
 def check_mask(name: str, mask: Any, shape: tuple[int, ...], each: str) -> None:
-    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless it has this shape, with one entry per `each`."""
+    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless its shape is `shape`, with one entry per `each`."""
     if dtype_name(mask) != "bool":
         raise DtypeError(f"{name}: expected booleans, got {dtype_name(mask)}")
     if tuple(mask.shape) != tuple(shape):
@@ -106,7 +106,7 @@ def _check_integer_dtype(name: str, array: Any) -> None:
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:
-    """Returns `value` as an int. Raises `ConfigError` unless it is an integer of at least `minimum` that fits in 32 bits."""
+    """Returns `value` as an int. Raises `ConfigError` unless `value` is an integer, at least `minimum` and below 2^31."""
     if isinstance(value, bool | np.bool_ | np.ndarray):
         raise ConfigError(f"{name}: expected an integer, got {value!r}")
     try:
@@ -129,12 +129,12 @@ def check_choices(choices: Any, experts: int) -> int:
 
 
 def check_rivals(choices: int, experts: int) -> int:
-    """Returns `choices` as an int. Raises `ConfigError` unless it is less than the number of experts."""
+    """Returns `choices` as an int. Raises `ConfigError` unless `1 <= choices < experts`."""
     return check_capacity(choices, experts - 1, name="choices", of="other experts")
 
 
 def check_tries(tries: Any, choices: int, experts: int) -> int:
-    """Returns `tries` as an int, or `choices` if it is None. Raises `ConfigError` unless `choices <= tries <= experts`."""
+    """Returns `tries` as an int, or `choices` if `tries` is None. Raises `ConfigError` unless `choices <= tries <= experts`."""
     if tries is None:
         return choices
     number = check_at_least("tries", tries, choices)
@@ -144,7 +144,7 @@ def check_tries(tries: Any, choices: int, experts: int) -> int:
 
 
 def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "capacity", of: str = "tokens") -> int:
-    """Returns `capacity` as an int. Raises `ConfigError` unless it is at least 1 and, unless `tokens` is None, at most `tokens`."""
+    """Returns `capacity` as an int. Raises `ConfigError` if `capacity` is below 1 or, unless `tokens` is None, above `tokens`."""
     number = check_at_least(name, capacity, 1)
     if tokens is not None and number > tokens:
         raise ConfigError(f"{name}: {number} is more than the {plural(tokens, of)}")
@@ -157,7 +157,7 @@ def plural(count: int, things: str) -> str:
 
 
 def _number(name: str, value: Any, kind: str) -> float:
-    """Returns `value` as a float. Raises `ConfigError` unless it is a finite real number."""
+    """Returns `value` as a float. Raises `ConfigError` unless `value` is a finite real number."""
     if not isinstance(value, bool | str | bytes | np.ndarray):
         try:
             number = float(value)
@@ -169,7 +169,7 @@ def _number(name: str, value: Any, kind: str) -> float:
 
 
 def check_positive(name: str, value: Any) -> float:
-    """Returns `value` as a float. Raises `ConfigError` unless it is finite and greater than 0."""
+    """Returns `value` as a float. Raises `ConfigError` unless `value` is finite and greater than 0."""
     kind = "a finite number greater than 0"
     number = _number(name, value, kind)
     if number <= 0:
@@ -185,7 +185,7 @@ def check_segments(hashes: int, **sizes: int) -> None:
 
 
 def check_non_negative(name: str, value: Any) -> float:
-    """Returns `value` as a float. Raises `ConfigError` unless it is finite and at least 0."""
+    """Returns `value` as a float. Raises `ConfigError` unless `value` is finite and not negative."""
     number = _number(name, value, kind := "a finite number of at least 0")
     if number < 0:
         raise ConfigError(f"{name}: expected {kind}, got {value!r}")

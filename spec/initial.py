@@ -29,5 +29,5 @@ def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: flo
 
     rows, columns = shape
     basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")
-    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # makes the distribution uniform
+    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # makes the distribution of matrices uniform
     return (gain * (basis if rows >= columns else basis.T)).astype(np.float32)

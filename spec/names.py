@@ -1,4 +1,4 @@
-"""Suggestions in errors about unknown names, read-only tables whose `KeyError` makes them, and the public names of a module."""
+"""Suggestions in errors about unknown names, read-only tables whose `KeyError` includes them, and the public names of a module."""
 
 import sys
 import warnings

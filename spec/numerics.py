@@ -83,13 +83,13 @@ def positive_part(x: Array) -> Array:
 
 
 def softmax(x: Array, axis: Axis = -1) -> Array:
-    """`exp(x) / sum(exp(x))` along `axis`, with the maximum subtracted first."""
+    """`exp(x) / sum(exp(x))` along `axis`; subtracts the maximum first."""
     exponentials = np.exp(x - np.max(x.real, axis=axis, keepdims=True))
     return exponentials / np.sum(exponentials, axis=axis, keepdims=True)
 
 
 def logsumexp(x: Array, axis: int = -1) -> Array:
-    """`log(sum(exp(x)))` along `axis`, with the maximum subtracted first."""
+    """`log(sum(exp(x)))` along `axis`; subtracts the maximum first."""
     peak = np.max(x.real, axis=axis, keepdims=True)
     return np.log(np.sum(np.exp(x - peak), axis=axis)) + np.squeeze(peak, axis=axis)
 
@@ -124,7 +124,7 @@ def z_score(deviation: Array, scale: Array) -> Array:
     is_far = (value >= least) | (-value >= least)  # also true where the scale is 0
     end = np.where(value > 0, FAR, np.where(value < 0, -FAR, 0.0))
     constant = np.where(is_far, end, value / np.where(is_far, 1.0, scale.real))
-    # Replace the scale before dividing: `where` does not remove a NaN from the derivative of a quotient it discards.
+    # Replace the scale before dividing: `where` does not remove a NaN from the derivative of a quotient that it discards.
     is_constant = is_far | (scale.real < SMALLEST_SCALE)
     return np.where(is_constant, constant, deviation / np.where(is_constant, 1.0, scale))
 

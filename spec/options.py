@@ -93,8 +93,8 @@ class RouterOptions:
         """Raises ConfigError for options that are valid only at evaluation."""
 
     def of_tokens(self, tokens: int, images: int | None = None) -> Self:
-        """Copies these options for groups of another size and, if the router has that option, another number of images.
-        It skips the type checks, which compilers cannot trace."""
+        """Copies these options for groups of a different size and, if the router has this option, a different number of
+        images. It skips the type checks, which compilers cannot trace."""
         options = object.__new__(type(self))
         for field in fields(self):
             object.__setattr__(options, field.name, getattr(self, field.name))

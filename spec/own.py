@@ -42,7 +42,7 @@ def shown(value: object) -> str:
 
 
 def load_own(argument: str, name: str) -> Any:
-    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if that fails."""
+    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if there is none."""
     module, _, attribute = name.rpartition(":")
     if not is_own(name):
         raise ConfigError(f"{argument}={name!r}: expected package.module:object")

@@ -14,14 +14,14 @@ Value = TypeVar("Value")
 
 
 def present(name: str, value: Value | None) -> Value:
-    """Returns `value`. Raises `ContractError` if it is None."""
+    """Returns `value`. Raises `ContractError` if `value` is None."""
     if value is None:
         raise ContractError(f"{name}: expected a value, got None")
     return value
 
 
 def check_finite(name: str, array: NDArray[Any]) -> None:
-    """Raises `ContractError` if a value is NaN or infinite. The message names the first such index."""
+    """Raises `ContractError` if a value is NaN or infinite. The message names the first index of such a value."""
     finite = np.isfinite(array)
     if not finite.all():
         index = tuple(int(i) for i in np.argwhere(~finite)[0])
@@ -35,7 +35,7 @@ def check_permutation(name: str, order: NDArray[Any]) -> None:
 
 
 def even(name: str, value: ArrayLike) -> NDArray[Any]:
-    """Returns `value` as an array. Raises `ShapeError` if it is a nested list with rows of different lengths."""
+    """Returns `value` as an array. Raises `ShapeError` if `value` is a nested list with rows of different lengths."""
     try:
         return np.asanyarray(value) if getattr(value, "dtype", None) == np.complex128 else np.asarray(value)
     except ValueError:
@@ -54,7 +54,7 @@ def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
 
 
 def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
-    """`as_array` for a scalar; converts a Python int to a float."""
+    """Like `as_array`, for a scalar; converts a Python int to a float."""
     if type(value) is int:
         try:
             value = float(value)
@@ -73,7 +73,7 @@ def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
 
 
 def as_ids(name: str, value: ArrayLike, axes: str, *, below: int | None = None) -> NDArray[np.int64]:
-    """Returns `value` as int64 after `check_integers`. Raises `ContractError` unless it is at least 0 and less than `below`."""
+    """Returns `value` as int64 after `check_integers`. Raises `ContractError` unless all entries are at least 0 and less than `below`."""
     array = even(name, value)
     check_integers(name, array, axes)
     outside = (array < 0) | (array >= (2**63 if below is None else below))

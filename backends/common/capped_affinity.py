@@ -1,4 +1,4 @@
-"""The capped affinity, by Dykstra's algorithm."""
+"""The capped affinity, computed by Dykstra's algorithm."""
 
 import math
 

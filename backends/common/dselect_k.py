@@ -1,4 +1,4 @@
-"""DSelect-k: selectors of experts by binary codes, their mixture and its routing, and its losses.
+"""DSelect-k: selectors that choose experts by binary codes, the mixture of the selectors, its routing and its losses.
 
 Shape comments: M bits.
 """
@@ -70,7 +70,7 @@ def dselect_k_gate(xp: Namespace[Array], selectors: Array, logits: Array) -> Arr
 
 
 def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *, like: Array | None = None) -> BySlot:
-    """gate (G, T, E), or (E,) for a static gate with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
+    """gate (G, T, E), or, for a static gate, gate (E,) and like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
     if gate.ndim == 1 and like is not None:
         check_scores("like", like, "groups tokens width")
         gate = xp.broadcast_to(gate, (*like.shape[:2], gate.shape[0]))

@@ -1,4 +1,4 @@
-"""Loss-free balancing: biased scores (without gradient), the load that results from them, and the bias update."""
+"""Loss-free balancing: biased scores (without gradient), the resulting load, and the bias update."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import (

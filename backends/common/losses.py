@@ -74,7 +74,7 @@ def _entropy(xp: Namespace[Array], p: Array) -> Array:
 
 
 def squared_variation(xp: Namespace[Array], values: Array) -> Array:
-    """The variance divided by the squared mean, for (groups, experts). There is no root, so the gradient at equal values is 0."""
+    """The variance divided by the squared mean, for (groups, experts). It takes no square root, so the gradient at equal values is 0."""
     mean = xp.mean(values, 1, keepdims=True)
     return xp.mean(xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean))
 

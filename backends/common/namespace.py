@@ -1,7 +1,7 @@
 """The array namespace that formulas use: operations that each framework provides in one module.
 
-Formulas also use what all arrays support: arithmetic, comparisons, slicing, `.shape`, `.ndim`, `.dtype` and `.reshape`.
-Functions named as in NumPy mean the same as in NumPy. `axis` is one axis or several.
+Formulas also use the operations that all arrays support: arithmetic, comparisons, slicing, `.shape`, `.ndim`, `.dtype`
+and `.reshape`. Functions named as in NumPy mean the same as in NumPy. `axis` is one axis or several.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class Namespace(Protocol[Array]):
         """All arrays in float64 if one of them is float64, else in float32."""
 
     def cast(self, x: Array, dtype: Any, /) -> Array:
-        """`x` in a dtype, given as the dtype of another array or as "int32"."""
+        """`x` in the given dtype: the dtype of another array, or "int32"."""
 
     def stop_gradient(self, x: Array, /) -> Array:
         """`x` as a constant."""
@@ -145,7 +145,7 @@ class Namespace(Protocol[Array]):
         """Booleans in the shape of `like`, true at `indices` along an axis."""
 
     def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-        """The `count` largest entries, descending, and `place`: `place(function)` has the function of these entries at
+        """The `count` largest entries, descending, and `place`: `place(function)` is `function` of these entries at
         their positions in `x`, and 0 elsewhere."""
 
     # Maps between tokens and slots; int32.

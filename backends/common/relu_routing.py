@@ -30,7 +30,7 @@ def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
     """The sum over the groups: gates (G, T, E) -> a scalar."""
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
-    # Subtract the choices of each token before the sum: float32 is not exact from 2^24 gates on.
+    # Subtract the choices of each token before the sum, because float32 is inexact above 2^24.
     return xp.sum(xp.sum(xp.cast(gates > 0, xp.promote(gates).dtype), 2) - choices)
 
 

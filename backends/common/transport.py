@@ -22,13 +22,13 @@ AXES = "groups tokens experts"
 
 
 def project_simplex(xp: Namespace[Array], values: Array, *, mass: float = 1.0) -> Array:
-    """Along the last axis: (..., n) -> (..., n)."""
+    """Projects along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     return _project(xp, xp.promote(values), values.shape[-1], check_positive("mass", mass))
 
 
 def project_sparse_simplex(xp: Namespace[Array], values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Along the last axis: (..., n) -> (..., n)."""
+    """Projects along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
     return _project(xp, xp.promote(values), nonzeros, check_positive("mass", mass))
@@ -149,7 +149,7 @@ def adam_plan(
 
 
 class _Problem(NamedTuple, Generic[Array]):
-    """The utility by columns (G, N, M), the masses of rows and columns, the number of non-zeros per column, and gamma."""
+    """The utility with columns last (G, N, M), the masses of rows and columns, the number of non-zeros per column, and gamma."""
 
     columns: Array
     row_mass: float
@@ -185,7 +185,7 @@ def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) ->
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)
     excess = (xp.cumsum(descending, -1) - mass) / rank
-    # tau is the threshold of the last rank whose entry exceeds it; the entry of rank 1 always does.
+    # tau is the threshold of the last rank whose entry exceeds its threshold; rank 1 always qualifies.
     last = xp.max(xp.where(descending > excess, rank, 1.0), -1, keepdims=True)
     tau = xp.sum(xp.where(rank == last, excess, 0.0), -1, keepdims=True)
     return place(lambda entries: xp.maximum(entries - tau, 0.0))

@@ -7,7 +7,7 @@ temperatures give prices for the experts. Then, in a fixed number of steps, each
 expert than it has slots, and falls where fewer do. Each token takes its best expert at these prices. That assignment is
 the best of all assignments with the same number of tokens per expert. A repair removes the remaining imbalance: in each
 step, tokens with the same loss move along the cheapest path of moves from a full expert to one with room (successive
-shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays the best for its numbers of tokens per
+shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays optimal for its numbers of tokens per
 expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 
@@ -32,8 +32,8 @@ def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
     The assignment is balanced for all scores. The gap is 0, up to rounding, if the scores of a token differ by multiples of about
-    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise rounding adds up to
-    that size per token.
+    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise rounding can widen it
+    by up to that size per token.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), wide(scores)
@@ -85,7 +85,7 @@ def _smooth_prices(scores: Array, slots: int) -> Array:
 
 
 def _levels(scores: Array) -> tuple[Array, Array]:
-    """Scores minus the best score of the token, as integers of at least `-2^bits`, and the exponents (G,) of their unit.
+    """Scores minus the best score of the token, as integers from `-2^bits` to 0, and the exponents (G,) of their unit.
 
     `bits` is small enough that no sum along a path overflows.
     """
@@ -172,7 +172,7 @@ def _losses(levels: Array, expert: Array, source: Array) -> Array:
 def _repair(levels: Array, state: _State, slots: int) -> _State:
     """Moves tokens along the cheapest path of moves, from a full expert to one with room.
 
-    Each move takes the tokens that lose least, the same number at every move, and the path stays the cheapest.
+    Each move takes the same number of tokens, those with the least loss, and the path stays the cheapest.
     """
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
     experts = jnp.arange(levels.shape[1])

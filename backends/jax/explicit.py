@@ -42,8 +42,8 @@ def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Fu
     """Maps a function over the devices if the types of its arrays record a split of groups or experts.
 
     kinds: "group" for an argument whose first axis is groups, "experts" for the parameters of experts; all groups share
-        every other array. The function returns arrays whose first axis is groups, and means over groups, or sums if it
-        is `summed`. If it takes "experts", its other argument and its result are slots, (G, E, C, D).
+        every other array. The function returns arrays whose first axis is groups, and means over groups, or sums if
+        `summed` is set. If the function takes "experts", its other argument and its result are slots, (G, E, C, D).
     """
 
     def mapped(function: Function) -> Function:
@@ -74,7 +74,7 @@ def is_split(tree: Any) -> bool:
 
 
 def split_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Splits the unsplit arrays like the split arrays, if those all have the same split."""
+    """Splits the unsplit arrays like the split arrays, if all split arrays have the same split."""
     specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
     (spec, *others) = set(filter(None, specs)) or {None}
     if spec is None or others:

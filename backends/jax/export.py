@@ -14,10 +14,10 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def stablehlo_bytes(function: Callable[[Array], Array], image: tuple[int, ...], *, multiple: int = 1) -> bytes:
-    """The bytes that `jax.export.deserialize` reads, for the `PLATFORMS`: `function` from images (N, *image) float32 to (N, ...).
+    """Exports `function`, from images (N, *image) float32 to (N, ...), for the `PLATFORMS`; `jax.export.deserialize` reads the bytes.
 
-    N is any multiple of `multiple`. The program maps the function of `multiple` images over the batch, so this number is a constant in
-    it, and the batch size is not.
+    N is any multiple of `multiple`. The program maps `function` over the batch, `multiple` images at a time, so
+    `multiple` is fixed in the program, but the batch size is not.
     """
 
     def mapped(images: Array) -> Array:

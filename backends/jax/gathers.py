@@ -1,4 +1,4 @@
-"""Rows between tokens and slots: gathers in both directions, each the gradient of the other.
+"""Moves rows between tokens and slots by gathers in both directions; each gather is the gradient of the other.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S = E * C slots in one row, where slot
 `e * C + c` is slot `c` of expert `e`. The index S means "none", as T does among tokens.
@@ -44,7 +44,7 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
         chosen = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
         taken = take_rows(values.reshape(groups, experts * capacity), slot)
         return jnp.sum(jnp.where(chosen, taken[..., None], 0), axis=2)
-    # An expert has each token at most once. Empty slots write past the end, each to a different place.
+    # An expert takes each token at most once. Empty slots write past the end, each to a different place.
     own = jnp.arange(experts * capacity, dtype=token.dtype).reshape(experts, capacity)
     row = jnp.where(token < tokens, token, tokens + own)
     expert = jnp.arange(experts, dtype=token.dtype)[:, None]

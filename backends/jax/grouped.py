@@ -1,4 +1,4 @@
-"""The layer of perceptrons, computed on rows of all groups, sorted by expert.
+"""The layer whose experts are perceptrons, computed on the rows of all groups, sorted by expert.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
 are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are multiplied in blocks of at
@@ -69,7 +69,7 @@ def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array
 
 
 def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear[Array]], Array]) -> Array:
-    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
+    """The layer whose experts compute `run(rows, linear)`; `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (R, D) to (R, D'), for all groups together.
     """
@@ -90,7 +90,7 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
 
 
 class Rows(NamedTuple):
-    """The rows for the experts, from all groups, sorted by expert.
+    """The rows of all groups that the experts process, sorted by expert.
 
     token: (1, R) int32, the token `g T + t` of each row, `G T` for none. weight: (1, R), its combine weight.
     row: (1, G T, K) int32, the rows of each token, R for none; None if a token may have any number of rows.
@@ -124,7 +124,7 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     slot = xp.invert_index(row, size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
-    # Flat, because a TPU gather reads entire tiles if the last axis of its index is small.
+    # The index is flat, because a TPU gather reads entire tiles if the last axis of its index is small.
     places = jnp.append(row[0], size)[of_choice.reshape(-1)].reshape(of_choice.shape)
     return Rows(token, weight, places), ends
 

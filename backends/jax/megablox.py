@@ -29,7 +29,7 @@ _LEFT_OUT: ContextVar[bool] = ContextVar("_LEFT_OUT", default=False)
 
 @contextmanager
 def left_out() -> Iterator[None]:
-    """Code traced inside uses no kernels, because JAX cannot export them in a program for several platforms."""
+    """Code traced in this context uses no kernels, because JAX cannot export them in a program for several platforms."""
     token = _LEFT_OUT.set(True)
     try:
         yield
@@ -108,7 +108,7 @@ def _sizes(ends: Array) -> Array:
 
 
 def _tile(width: int, dtype: Any) -> int:
-    """The columns of a tile for this width: at most 2 KiB of a row, and if possible whole lanes of 128 numbers that divide the width."""
+    """The columns of a tile for this width: at most 2 KiB of a row and, if possible, a multiple of 128 that divides the width."""
     most = 2048 // jnp.dtype(dtype).itemsize
     whole = [size for size in range(128, min(width, most) + 1, 128) if width % size == 0]
     return max(whole) if whole else min(width, most)

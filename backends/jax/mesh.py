@@ -50,7 +50,7 @@ untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
 ROWS, SAME = PartitionSpec(AXES), PartitionSpec()
-"""The specs of an array by image, and of an array that is the same on all devices."""
+"""The specs of an array with one row per image, and of an array that is the same on all devices."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("axis",))
@@ -82,7 +82,7 @@ def devices() -> int:
     """The number of devices of all processes. Raises ConfigError if JAX cannot use the platforms in JAX_PLATFORMS."""
     try:
         return int(jax.device_count())
-    except (RuntimeError, AssertionError) as error:  # JAX raises the second if a platform has no device
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a platform has no device
         said = str(error).partition(". (set JAX_PLATFORMS")[0] or "this platform has no device or no plugin"
         asked = untyped.config.jax_platforms
         raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; set it to cpu, or unset it to use any device") from error
@@ -111,7 +111,7 @@ class OnMesh(SplitExperts):
         if sizes.devices != there:
             raise ConfigError(f"the mesh ({sizes}) needs {sizes.devices} devices, but JAX has {there}")
         self.sizes, self.transport = sizes, transport
-        # A mesh axis may be part of an axis of the torus of chips.
+        # A mesh axis may cover only a part of an axis of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.bind_routers()
@@ -130,7 +130,7 @@ class OnMesh(SplitExperts):
         return total
 
     def whole(self, params: Any) -> Any:
-        """The parameters, with parameters split over `fsdp` gathered."""
+        """All parameters; gathers the parameters that are split over `fsdp`."""
         return jax.tree.map(
             lambda leaf: (
                 lax.all_gather(leaf.array, "fsdp", axis=leaf.axis, tiled=True) if isinstance(leaf, _Part) else leaf
@@ -156,7 +156,7 @@ class OnMesh(SplitExperts):
         return int(jax.process_count())
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in process order. Waits for all processes."""
+        """Waits for all processes, and returns their texts in process order."""
         if self.processes == 1:
             return [value]
         own = np.frombuffer(value.encode(), np.uint8)
@@ -190,7 +190,7 @@ class OnMesh(SplitExperts):
 
     @property
     def by_image(self) -> NamedSharding:
-        """The sharding of an array by image."""
+        """The sharding of an array with one row per image."""
         return NamedSharding(self.mesh, ROWS)
 
     # Training.
@@ -291,7 +291,7 @@ class OnMesh(SplitExperts):
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
         """Sums gradients over devices with the same part of a parameter and divides them by the number of all devices. Only adds sums."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if no whole parameter is trained
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # for the metrics, even if no gradient joins them
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
@@ -305,7 +305,7 @@ class OnMesh(SplitExperts):
         return gradients, ({name: value / count for name, value in metrics.items()}, sums)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function(params, rows)`, compiled, for the parameters of a state and an array by image that `put` has sharded.
+        """Compiles `function(params, rows)` for the parameters of a state and an array with one row per image that `put` has sharded.
 
         Its result must be the same on all devices, like a result of `over_devices`.
         """
@@ -326,7 +326,7 @@ class OnMesh(SplitExperts):
 
 
 def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
-    """The leaves, with parts along `fsdp` marked."""
+    """The leaves; wraps each leaf that is split over `fsdp` in `_Part`."""
     return {path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in flat.items()}
 
 

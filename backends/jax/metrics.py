@@ -37,7 +37,7 @@ def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
 
 
 def _entropy(mass: Array) -> Array:
-    """The mean entropy of the rows of `mass` (G, T, E), normalised to sum 1; 0 for a row without mass.
+    """The mean entropy of the rows of `mass` (G, T, E), each normalised to a sum of 1; 0 for a row without mass.
 
     The mean comes before the sum, because XLA would merge two sums into a long one, whose rounding errors add up.
     """

@@ -33,7 +33,7 @@ def routed(
     train: bool,
     state: State | None = None,
 ) -> Routed:
-    """The layer on x (images, ..., width), with ids (images, ...), default: the token positions, if the router needs ids.
+    """Applies the layer to x (images, ..., width), with ids (images, ...; default: the token positions) if the router needs them.
 
     params: `router`, `experts`, and `shared`, empty without a shared expert. state: for a router that keeps one. key:
         for gating noise, which only training has. Raises ConfigError if the key is missing, DtypeError for a state in

@@ -123,7 +123,7 @@ def _product(x: Array, matrix: Array) -> Array:
 
 
 def _flat_product(x: Array, matrix: Array) -> Array:
-    """One product of matrices, so that XLA for CPUs and GPUs computes the gradient by such products too; see `network.linear`."""
+    """Computes one product of matrices, so that XLA for CPUs and GPUs also computes the gradient by such products; see `network.linear`."""
     groups, count, width = x.shape
     flat = jnp.matmul(x.reshape(-1, width), matrix, precision=lax.Precision.HIGHEST)
     return flat.reshape(groups, count, -1)

@@ -156,8 +156,8 @@ def rescale(x: Array, params: Mapping[str, Array]) -> Array:
 def convolution(images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
     """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
 
-    One product over squares of pixels. Creating the squares takes size^2 / stride^2 times the memory of the images, but
-    is faster than XLA's convolution on a CPU.
+    Computes one product over squares of pixels. Creating the squares takes size^2 / stride^2 times the memory of the
+    images, but is faster than XLA's convolution on a CPU.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "size size channels features")

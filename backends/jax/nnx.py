@@ -49,7 +49,7 @@ AXES = {
 
 
 class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
-    """`losses`, a layer's weighted auxiliary losses by name, for each call. Add them to the loss of the model."""
+    """The weighted auxiliary losses of a layer by name, `losses`, for each call. Add them to the loss of the model."""
 
 
 class RoutingMetric(nnx.Variable):  # type: ignore[misc]
@@ -134,7 +134,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         params = {part: _arrays(getattr(self, part)) for part in PARTS}
         y, losses, metrics, statistics = routed(self.layer, params, x, ids, key, train=train, state=_arrays(self.state))
         if hasattr(self, "__captures__"):  # inside `nnx.capture`; elsewhere nothing is stored
-            # Each kind has a different name, because capture loses one of two kinds with the same name.
+            # Each kind has a different name, because `nnx.capture` loses one of two kinds that have the same name.
             self.sow(AuxiliaryLoss, "losses", losses)
             self.sow(RoutingMetric, "metrics", metrics)
             if train and statistics:

@@ -68,7 +68,7 @@ def imported(
 ) -> Any:
     """`state` after `step` steps, with the given slots restored. Missing arrays stay as in `state`.
 
-    array: makes an array of a value, with the dtype and sharding of another array.
+    array: makes an array from a value, with the dtype and sharding of another array.
     """
 
     def filled(part: Any) -> Any:
@@ -94,7 +94,7 @@ def _kept(part: Any) -> list[str]:
 
 
 def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any]) -> Any:
-    """`function(slot, path, leaf)` for each array of a state. slot and path are None for arrays that belong to no parameter."""
+    """Applies `function(slot, path, leaf)` to each array of a state. slot and path are None for arrays that belong to no parameter."""
 
     def of_part(part: Any) -> Any:
         if not hasattr(part, "_fields"):

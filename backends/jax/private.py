@@ -9,7 +9,7 @@ from moespec.spec.errors import ConfigError
 
 
 def reach_at(address: str) -> None:
-    """Makes gloo announce this IP address to the other processes, on CPUs. Call it before using JAX."""
+    """Makes gloo announce this IP address to the other processes, on CPUs. Call this function before using JAX."""
     try:
         bridge: Any = import_module("jax._src.xla_bridge")
         register, make = bridge.register_backend_factory, bridge.make_cpu_client

@@ -59,5 +59,5 @@ def _is_of_arrays(value: Any) -> bool:
 
 
 def _is_option(value: Any) -> bool:
-    """True if `==` distinguishes the value from others. It does not for NaN, and a subclass may redefine it."""
+    """True if `==` distinguishes the value from others. NaN is not equal to itself, and a subclass may redefine `==`."""
     return value is None or (type(value) in (bool, int, float, str) and value == value)

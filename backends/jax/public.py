@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def public(function: Function) -> Function:
-    """Publishes a function that the specification also has. If it works on groups, it becomes a program (see `programs`)."""
+    """Publishes a function that the specification also has. If the function works on groups, it becomes a program (see `programs`)."""
     original = getattr(spec, function.__name__)
     kinds = array_arguments(original)
     if set(kinds.values()) - {"shared"}:

@@ -1,4 +1,4 @@
-"""Routings on a device, and the MoE layer.
+"""Routing records on a device, and the MoE layer.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width.
 """
@@ -75,7 +75,7 @@ def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callab
 def _dispatched(tokens: Array, routing: SlotRouting | SoftRouting) -> Array:
     """(G, T, D) to (G, E, C, D)."""
     if not isinstance(routing, SlotRouting):
-        # In the dtype of the tokens, so that a bfloat16 model multiplies in bfloat16; sums are wider.
+        # Uses the dtype of the tokens, so that a bfloat16 model multiplies in bfloat16; XLA adds in a wider dtype.
         return jnp.einsum("gtec,gtd->gecd", routing.dispatch.astype(tokens.dtype), tokens)
     groups, experts, capacity = routing.token.shape
     rows = dispatch_rows(routing.tokens, tokens, routing.token.reshape(groups, -1), routing.slot)

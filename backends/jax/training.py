@@ -53,7 +53,7 @@ if jax.__version_info__ < (0, 11):  # later versions lack this option
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`compile` without XLA's optimisations, for a program that runs once. Inside another program it is `function` itself."""
+    """Like `compile`, but without XLA's optimisations, for a program that runs once. Inside another program it is `function` itself."""
     compiled = jax.jit(function, compiler_options=QUICK)
 
     def call(*args: Any) -> Any:
@@ -112,7 +112,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, with the average of each parameter that has one in its place; valid as long as `state_params`."""
+    """The parameters, each replaced by its average if it has one; valid as long as `state_params`."""
     return unflatten({**flatten(state.params), **state.average})
 
 
@@ -218,7 +218,7 @@ def _finite(leaves: list[jax.Array]) -> jax.Array:
 
 
 def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[str, Any]:
-    """`export_state` with `array(leaf)` for each array."""
+    """Like `export_state`, but with `array(leaf)` instead of each array."""
     optimizer = state.config.optimizer
     slots = exported(state.optimizer, optimizer, flatten(state.params))
     trees = {"params": flatten(state.params), **slots, **({"ema": state.average} if state.average else {})}

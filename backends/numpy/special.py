@@ -25,12 +25,12 @@ Array = Any
 
 
 def project_simplex(values: Array, *, mass: float = 1.0) -> Array:
-    """Along the last axis: (..., n) -> (..., n)."""
+    """Projects along the last axis: (..., n) -> (..., n)."""
     return _along_rows(lambda row: spec.project_simplex(row, mass=mass), values)
 
 
 def project_sparse_simplex(values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Along the last axis: (..., n) -> (..., n)."""
+    """Projects along the last axis: (..., n) -> (..., n)."""
     return _along_rows(lambda row: spec.project_sparse_simplex(row, nonzeros=nonzeros, mass=mass), values)
 
 

@@ -167,14 +167,14 @@ def state_params(state: State) -> Params:
 
 
 def state_average(state: State) -> Params:
-    """The parameters, with the average of each parameter that has one in its place."""
+    """The parameters, each replaced by its average if it has one."""
     return unflatten({**flatten(_copied(state["params"])), **flatten(state.get("ema", {}))})
 
 
 def _copied(tree: Params) -> Params:
     return unflatten(
         {path: np.array(leaf, np.float64, order="C") for path, leaf in leaves(tree)}
-    )  # as read from a file
+    )  # row-major, like arrays read from a file
 
 
 def _sum(trees: list[Params]) -> Params:

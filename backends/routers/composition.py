@@ -25,7 +25,7 @@ Losses = Mapping[str, Callable[[], Array]]
 
 
 def kernel_logits(B: Blocks, params: Params, tokens: Array, options: Any, bias: Array | None = None) -> Array:
-    """Logits of the kernel. Raises ShapeError unless their numbers of tokens and experts match the options."""
+    """The logits that the kernel computes. Raises ShapeError unless their numbers of tokens and experts match the options."""
     clean = B.router_logits(tokens, params["kernel"], **({} if bias is None else {"bias": bias}))
     check_size("tokens", clean, -2, options.tokens, "options.tokens")
     check_size("kernel", clean, -1, options.experts, "options.experts")

@@ -78,7 +78,7 @@ def mixture_of_depths(
 def strictly_balanced(
     B: Blocks, params: Params, tokens: Array, options: Balanced, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`, otherwise all gates above the thresholds."""
+    """Expert Choice by the softmax if `train`; otherwise experts take all tokens with a gate above the threshold."""
     clean, thresholds = kernel_logits(B, params, tokens, options), params["thresholds"]
     gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
     losses: Losses = clean_losses(B, options, clean)

@@ -1,4 +1,4 @@
-"""Routers whose tokens choose by scores of their logits."""
+"""Routers whose tokens choose by scores computed from their logits."""
 
 from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import (
@@ -108,7 +108,7 @@ def sigmoid_token_choice(
         sums = {"required": B.required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)}
 
     def shares() -> Array:
-        """The scores, normalised to sum 1."""
+        """The scores, normalised to a sum of 1."""
         plain = options.affinity == "softmax"
         return scores if plain else B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
 

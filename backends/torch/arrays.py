@@ -113,7 +113,7 @@ def to_numpy(tree: Any) -> Any:
     return tree_map(convert, tree)
 
 
-# Operations. Each has the same name in every backend.
+# Operations. Each operation has the same name in every backend.
 
 
 def einsum(subscripts: str, *arrays: Tensor) -> Tensor:

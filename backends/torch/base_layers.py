@@ -2,15 +2,15 @@
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group go there and its
-experts come back; only then does a device wait for the host. The solver works on integers, so rounding can neither
-unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts. Then, in a fixed
-number of steps, each price rises where more tokens want the expert than it has slots, and falls where fewer do. Each
-token takes its best expert at these prices. That assignment is the best of all assignments with the same number of
-tokens per expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move along the
-cheapest path of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993,
-chapter 9). The assignment stays the best for its numbers of tokens per expert. The result is therefore exact for the
-rounded scores; the gap refers to the original scores.
+*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group are copied to the
+CPU, and its experts are copied back; only then does a device wait for the host. The solver works on integers, so
+rounding can neither unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts.
+Then, in a fixed number of steps, each price rises where more tokens want the expert than it has slots, and falls where
+fewer do. Each token takes its best expert at these prices. That assignment is the best of all assignments with the same
+number of tokens per expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move
+along the cheapest path of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and
+Orlin 1993, chapter 9). The assignment stays optimal for its numbers of tokens per expert. The result is therefore exact
+for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial
@@ -104,7 +104,7 @@ def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
 
 
 def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
-    """Scores minus the best score of the token, as integers of at least `-2^bits`, and the exponent of their unit.
+    """Scores minus the best score of the token, as integers from `-2^bits` to 0, and the exponent of their unit.
 
     `bits` is small enough that every path is shorter than `FAR`.
     """
@@ -116,7 +116,7 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
 
 
 def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
-    """`_solve` by SciPy's assignment of tokens to slots. Its time grows with the cube of the number of tokens."""
+    """Like `_solve`, by SciPy's assignment of tokens to slots. Its time grows with the cube of the number of tokens."""
     from scipy.optimize import linear_sum_assignment  # takes half a second, and few routers need it
 
     _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)
@@ -151,7 +151,7 @@ def _solve(
         path = [last]
         while before[path[-1]] != path[-1]:
             path.append(int(before[path[-1]]))
-        # Each move takes the tokens that lose least, the same number at every move, and the path stays the cheapest.
+        # Each move takes the same number of tokens, those with the least loss, and the path stays the cheapest.
         moves = [
             (target, np.flatnonzero((expert == source) & (loss(source, target) == cost[source, target])))
             for target, source in pairwise(path)

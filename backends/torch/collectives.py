@@ -68,7 +68,7 @@ class Devices:
                 self.groups[axes] = Group(group.group_name, group.size())
 
     def group(self, axes: Sequence[str]) -> Group | None:
-        """The devices along some axes, or None if there is only this one."""
+        """The devices along some axes, or None if there is only this device."""
         return self.groups.get(tuple([axis for axis in AXES if axis in axes and getattr(self.sizes, axis) > 1]))
 
     def sums(self, tensors: list[Tensor], axes: Sequence[str]) -> list[Tensor]:

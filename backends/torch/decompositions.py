@@ -19,7 +19,7 @@ DEFINING = (gathers, grouped, products, rng, selection, solvers)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Maps each torch operator to the function that replaces it. Operators of training only are omitted."""
+    """Maps each torch operator to the function that replaces it. Operators that only training uses are omitted."""
     return {overload(name): OTHERS.get(name, function) for name, function in FUNCTIONS.items() if name != "balanced"}
 
 

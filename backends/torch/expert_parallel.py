@@ -1,4 +1,4 @@
-"""Experts split among the processes of a group: the contents of slots travel to their experts and back."""
+"""Splits experts among the processes of a group: the contents of slots travel to their experts and back."""
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SplitOverGroup(SplitExperts):
     """The torch backend, with experts split over a group of processes.
 
-    Sent slots are ordered by expert, as `moe_layer` has them in memory. Received slots are ordered by sender and copied
+    Sent slots are ordered by expert, as `moe_layer` stores them. Received slots are ordered by sender and copied
     into that order.
     """
 
@@ -42,7 +42,7 @@ class SplitOverGroup(SplitExperts):
 
 
 def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """True for a DTensor. Tests for its mesh, because importing the class imports sympy, which takes half a second."""
+    """True for a DTensor. Checks for the attribute `device_mesh`, because importing DTensor imports sympy (half a second)."""
     return hasattr(tensor, "device_mesh")
 
 

@@ -42,7 +42,7 @@ def export_pt2(
     module: any `torch.nn.Module`, with moespec layers (`MoE`, `Model`) or without, in evaluation mode. It is not changed.
     example: a tensor (images, ...), or a tuple of tensors, the positional arguments of `module`. Their first axes are the same free
         number of images. Only the other axes and the dtype matter; one image is enough.
-    metadata: additional files in it, text by name (`torch.export.load(path, extra_files={name: ""})`).
+    metadata: additional text files to include, by name (`torch.export.load(path, extra_files={name: ""})`).
     multiple: images that are routed together; default: the `group_images` of the `MoE` layers in the module, else 1.
 
     Raises ConfigError, before tracing, for an argument that is not a module, a module in training mode (which draws noise and dropout)

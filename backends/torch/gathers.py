@@ -10,9 +10,9 @@ depend on the order of threads. An index equal to the number of rows means "no r
     take_scores    out[g, e, c] = scores[g, token[g, e, c], e]          gradient: `put_scores`, and the reverse
     invert_index   the position of each value in an index
 
-The first three also take the inverse of `index`, if it has one: `inverse` (N, K) holds, for each n, the K places in `index` (M,) that
-name it, M for none. Then the K rows are added in that order; without it, in the order of the rows. Sums are in float32 or better. On a
-GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
+The first three also take the inverse of `index`, if there is one: `inverse` (N, K) holds, for each n, the K places in `index`
+(M,) that name it, M for none. With `inverse`, the K rows are added in its order, otherwise in ascending order. Sums are in
+float32 or better. On a GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
 """
 
 from typing import Any
@@ -64,7 +64,7 @@ def _(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) ->
 def combine_rows(
     rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Like `sum_rows`, on the rows times their `weight` (M,), in `dtype`."""
+    """Like `sum_rows`, for the rows times their `weight` (M,), in `dtype`."""
     return _sum(rows, weight, index, count, inverse, dtype)
 
 
@@ -158,7 +158,7 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
 
 @operator
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
-    """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert has each token at most once."""
+    """Puts `values` (G, E, C) into zeros (G, tokens, E), at (g, token[g, e, c], e). An expert takes each token at most once."""
     if uses_kernel(values):
         from moespec.backends.torch import kernels
 
@@ -228,7 +228,7 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Both are products of the gradient with one of the two other arguments, so these two change places."""
+    """Both are products of the gradient with one of the other two arguments, so these two swap places."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
     arguments = (index, len(gradient), inverse, gradient.dtype)

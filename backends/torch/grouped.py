@@ -1,4 +1,4 @@
-"""The layer of perceptrons, and products of rows, sorted by expert, with the matrix of their expert.
+"""The layer whose experts are perceptrons: rows are sorted by expert, and each is multiplied by its expert's matrix.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
 are multiplied: the work grows with the tokens, not with the slots.
@@ -45,8 +45,8 @@ def moe_mlp(
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    If most slots are empty, only the filled slots are computed. A GPU does so in 16 bits with widths that are multiples
-    of 8. In float32 it computes all slots, because torch's grouped product would wait for the host.
+    If most slots are empty, only the filled slots are computed. A GPU skips empty slots only in 16 bits, and if all widths are
+    multiples of 8. In float32 it computes all slots, because torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -94,7 +94,7 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
 
 
 def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
-    """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
+    """The layer whose experts compute `run(rows, linear)`; `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (N, D) to (N, D') for the N = G T K choices.
     """
@@ -211,7 +211,7 @@ def _product(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
 
 
 def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """The experts and their rows, if the sizes are on the host."""
+    """Yields each expert with the slice of its rows; reads the sizes on the host."""
     start = 0
     for expert, end in enumerate(ends.tolist()):
         yield expert, slice(start, end)

@@ -103,7 +103,7 @@ class OnMesh(SplitOverGroup):
         self.bind_routers()
 
     def whole(self, params: Any) -> Any:
-        """The parameters, with parameters split over `fsdp` gathered."""
+        """All parameters; gathers the parameters that are split over `fsdp`."""
         if isinstance(params, dict):
             return {name: self.whole(value) for name, value in params.items()}
         return gather(params.array, params.axis, self.devices.groups["fsdp",]) if isinstance(params, Part) else params
@@ -130,7 +130,7 @@ class OnMesh(SplitOverGroup):
         return devices()
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in process order. Waits for all processes."""
+        """Waits for all processes, and returns their texts in process order."""
         if self.processes == 1:
             return [value]
         own = from_numpy(np.frombuffer(value.encode(), np.uint8))
@@ -202,7 +202,7 @@ class OnMesh(SplitOverGroup):
         return step
 
     def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
-        """`function(params, rows)`, compiled, for the parameters of a state and the rows of this process.
+        """Compiles `function(params, rows)` for the parameters of a state and the rows of this process.
 
         Its result must be the same on all devices, like a result of `over_devices`.
         """

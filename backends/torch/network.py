@@ -127,8 +127,8 @@ def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
 def convolution(images: Tensor, kernel: Tensor, bias: Tensor, *, stride: int = 1) -> Tensor:
     """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
 
-    The result has the dtype of `images` or of autocast. One product over squares of pixels: unlike torch's convolution
-    on a GPU, it has the precision of products.
+    The result has the dtype of `images` or of autocast. Computes one product over squares of pixels, which is more
+    precise than torch's convolution on a GPU.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "size size channels features")

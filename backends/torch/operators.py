@@ -44,7 +44,7 @@ def differentiable(
     def forward(*arguments: Any) -> Any:
         return operator(*arguments)
 
-    forward.__signature__ = inspect.signature(SIGNED[operator])  # type: ignore[attr-defined]  # for the defaults of arguments
+    forward.__signature__ = inspect.signature(SIGNED[operator])  # type: ignore[attr-defined]  # gives arguments their defaults
     functions = {"forward": forward, "backward": backward, "setup_context": setup, "jvp": _no_tangents}
     members: dict[str, Any] = {name: staticmethod(value) for name, value in functions.items()}
     function: Any = type(backward.__name__, (torch.autograd.Function,), {**members, "generate_vmap_rule": True})
@@ -52,7 +52,7 @@ def differentiable(
     def call(*arguments: Any) -> Any:
         return operator(*arguments) if torch.compiler.is_compiling() else function.apply(*arguments)
 
-    call.operator = operator  # type: ignore[attr-defined]  # torch.library knows only this
+    call.operator = operator  # type: ignore[attr-defined]  # torch.library accepts only the operator
     return call
 
 

@@ -21,9 +21,9 @@ def _named(name: str) -> Any:
         raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec needs; {wanted}") from None
 
 
-# Collectives that torch.compile traces; tensors with a shape and no numbers; a check that gives a tracer facts about a number.
+# Collectives that torch.compile traces; tensors that have a shape but no values; a check that tells a tracer facts about a number.
 collectives, TracingMode, check = map(_named, ("ops._c10d_functional", "_subclasses.FakeTensorMode", "_check"))
-# For lists of tensors, in one call; the first two work in place.
+# One call for a list of tensors; the first two work in place.
 foreach_add, foreach_mul, foreach_norm = map(_named, ("_foreach_add_", "_foreach_mul_", "_foreach_norm"))
 _task: Callable[[], int] = _named("_C._current_graph_task_id")
 
@@ -34,7 +34,7 @@ def in_backward() -> bool:
 
 
 def of_dynamo(name: str) -> Any:
-    """The attribute `name` of the compiler's module, which takes long to import."""
+    """The attribute `name` of the compiler's module, which is slow to import."""
     return _named(f"_dynamo.{name}")
 
 

@@ -82,7 +82,7 @@ def _(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]
     return tokens.new_empty(tokens.shape), matrix.new_empty(matrix.shape)
 
 
-# Gradients. Both gradients of the second operator are products with its first argument, so the other two change places.
+# Gradients. Both gradients of the second operator are products with its first argument, so the other two swap places.
 
 
 def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:

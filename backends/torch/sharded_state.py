@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class Extent(optimizers.Extent):
-    """A parameter of a `shape`, split over devices according to `split`."""
+    """A parameter of shape `shape`, split over devices according to `split`."""
 
     def __init__(self, devices: Devices, shape: Sequence[int], split: Split) -> None:
         super().__init__(shape)
@@ -65,8 +65,8 @@ class SpreadState(TrainState):
         )
 
     def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Found:
-        """Sums each gradient over the devices with the same part of the parameter. Returns means of metrics and totals
-        of sums.
+        """Sums each gradient over the devices with the same part of the parameter. Returns the means of the metrics and
+        the totals of the sums.
 
         There is one reduction per set of axes. The reduction over all devices includes the metrics and sums.
         """

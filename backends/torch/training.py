@@ -81,7 +81,7 @@ def compile(
 
 
 def _not_recorded() -> int:
-    """The number of programs that torch has not recorded as CUDA graphs."""
+    """The number of programs that torch could not record as CUDA graphs."""
     return int(private.of_dynamo("utils.counters")["inductor"]["cudagraph_skips"])
 
 
@@ -91,17 +91,17 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`compile` without code generation: the complete graph and its gradient are traced, then run op by op."""
+    """Like `compile`, but without code generation: the complete graph and its gradient are traced, then run op by op."""
     return compile(function, compiler="aot_eager")
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces `function`, of trees of tensors, on shapes only. The graph of its operations then runs op by op on numbers.
+    """Traces `function`, which takes trees of tensors, on shapes only. The graph of its operations then runs op by op on numbers.
 
     It takes less time than `quick_compile`. Code that needs the numbers of a tensor raises an error (`.item()`, `if`, a
-    shape by values); so does an operator without a rule for shapes. It traces the code for compilers. With a
-    function from `value_and_grad`, the graph includes the backward pass. The trace does not test Dynamo (Python that it
-    cannot follow, its guards) or the code that a compiler generates.
+    shape that depends on values); so does an operator without a rule for shapes. It traces the code for compilers. With
+    a function from `value_and_grad`, the graph includes the backward pass. The trace does not test Dynamo (Python that
+    it cannot follow, its guards) or the code that a compiler generates.
     """
     graphs: dict[str, Any] = {}
 
@@ -126,7 +126,7 @@ def value_and_grad(function: Callable[..., tuple[Tensor, Any]]) -> Callable[...,
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Tensor, Any], Params]:
         leaves = {path: leaf.detach().requires_grad_() for path, leaf in flatten(params).items()}
         loss, aux = function(unflatten(leaves), *args)
-        if not loss.requires_grad:  # it depends on no parameter
+        if not loss.requires_grad:  # the loss depends on no parameter
             return (loss, _detached(aux)), tree_map(torch.zeros_like, params)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return (loss.detach(), _detached(aux)), unflatten(dict(zip(leaves, gradients, strict=True)))
@@ -177,7 +177,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, with the average of each parameter that has one in its place. They change with the next step."""
+    """The parameters, each replaced by its average if it has one. They change with the next step."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 
@@ -233,7 +233,7 @@ def make_step(
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
     The update is in place: the step returns the same state. Metrics stay on the device. The forward and backward pass of the loss are
-    compiled; a new learning rate causes no compilation. compiled: False runs op by op, without compiling.
+    compiled; a new learning rate causes no compilation. compiled: if False, runs op by op, without compiling.
     cuda_graph: as for `compile`, with the batch in one part. If torch does not record a graph, the step runs normally and warns.
     """
     check_at_least("accumulate", accumulate, 1)
@@ -264,7 +264,7 @@ def set_gradients(
 ) -> Found:
     """Sets the `.grad` of the leaves `trained`: the mean over `parts` equal parts of a batch, times `share`.
 
-    Returns the means over the parts of the metrics and of "loss", and the sums. given: the parameters for `evaluate`,
+    Returns the metrics and "loss", averaged over the parts, and the sums. given: the parameters for `evaluate`,
     which include `trained`, and optionally their average.
     """
     for leaf in trained.values():

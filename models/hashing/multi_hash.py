@@ -39,7 +39,7 @@ def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> 
 def layer(
     B: Backend, settings: Options, params: Params, experts: Params, tokens: Array, *, ids: Array
 ) -> tuple[Array, RouterOutput]:
-    """The layer on `tokens` `(G, T, D)` with `ids` `(G, T)`.
+    """Applies the layer to `tokens` `(G, T, D)` with `ids` `(G, T)`.
 
     It reports the routing of its first hash, and the mean of the metrics over all hashes.
     """

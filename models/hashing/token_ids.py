@@ -51,7 +51,7 @@ def count(config: IdConfig) -> int:
 
 
 def pixels(config: IdConfig) -> int:
-    """The number of values in a patch, and therefore in a codeword."""
+    """The number of values in a patch, which is also the size of a codeword."""
     return config.patch_size**2 * config.channels
 
 

@@ -17,7 +17,7 @@ __all__ = ["render"]
 
 
 def _shown(value: Any) -> Any:
-    """Escapes characters that a terminal obeys or a browser hides, as in a class name that comes from a folder."""
+    """Escapes characters that a terminal interprets or a browser hides, as in a class name that comes from a folder."""
     return printable(value) if type(value) is str else value
 
 

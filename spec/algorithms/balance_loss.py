@@ -78,8 +78,8 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
-    With `load`, f covers the tokens that `load` counts: `f[e] = K load[e] / sum load` for K choices. P still covers the
-    group. The mean loss over groups and devices is then the loss of all their tokens.
+    With `load`, f covers the tokens that `load` counts: `f[e] = K load[e] / sum load` for K choices. P is still a mean
+    over the group. The mean loss over groups and devices is then the loss of all their tokens.
 
     Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token.
     With K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): then a fraction

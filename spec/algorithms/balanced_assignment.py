@@ -21,7 +21,7 @@ class Assignment(NamedTuple):
     """A balanced assignment, and a bound on how far its total score is below the best.
 
     expert: (tokens,) integers. objective: the total score `sum_t scores[t, expert[t]]`.
-    gap: no balanced assignment has a total that is larger by more than this; 0, up to rounding, for the best assignment.
+    gap: an upper bound on how much larger another balanced total can be; 0, up to rounding, for the best assignment.
     """
 
     expert: Any
@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
 
 
 def even_slots(scores: Any, shards: int = 1) -> int:
-    """Returns `T / (S E)`, the tokens per expert and shard, from the shape of `scores`. Raises `ShapeError` unless it is whole."""
+    """Returns `T / (S E)`, the tokens per expert and shard, from the shape of `scores`. Raises `ShapeError` unless it is an integer."""
     tokens, experts = scores.shape[-2:]
     if tokens % (experts * check_at_least("shards", shards, 1)):
         among = plural(experts, "experts") + (f" in each of {shards} shards" if shards > 1 else "")

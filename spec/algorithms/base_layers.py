@@ -14,7 +14,7 @@ writes the sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s
 Ambiguity ledger
 
 BL-1: Which balanced assignment is used?
-    Reading: one with the largest total score, found exactly. If several have the same total, any of them.
+    Reading: one with the largest total score, found exactly. If several have the same total, any of them is used.
         By: the paper, eq. (2).
     Alternative b: the result of an auction that stops early, with a lower total.
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.

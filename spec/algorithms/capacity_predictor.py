@@ -85,7 +85,7 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
         mask: M, (tokens, experts) booleans, from `batchwise_mask`.
 
     Returns:
-        A scalar of at least 0.
+        A scalar, at least 0.
 
     Source: KwaiVGI/DiffMoE, diffusion/rectified_flow.py (BCEWithLogitsLoss).
 
@@ -98,7 +98,7 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
 
 
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
-    """The C-th largest score of each expert, and a count of 1 for the group.
+    """Computes the C-th largest score of each expert, and a count of 1 for the group.
 
     Add up the results of groups, micro-batches and devices. The sum of scores divided by the sum of counts is the mean score.
 

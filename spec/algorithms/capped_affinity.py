@@ -78,7 +78,7 @@ def capped_affinity(
         iterations: rounds, at least 1.
 
     Returns:
-        (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach numbers of at most b.
+        (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach values not above b.
 
     Raises:
         ConfigError: no A satisfies the constraints.

@@ -6,7 +6,7 @@ from moespec.spec.numerics import Array, normal_cdf, softplus, stable_order, z_s
 
 
 def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
-    """P of `noisy_top_k_load_loss`, (tokens, experts): eq. (9) of Shazeer et al. 2017, and 1 if all experts are chosen."""
+    """The probabilities P of `noisy_top_k_load_loss`, (tokens, experts): eq. (9) of Shazeer et al. 2017, or 1 if all experts are chosen."""
     if choices == logits.shape[1]:
         return np.ones(logits.shape)
     ranked = np.take_along_axis(noisy_logits, stable_order(noisy_logits), axis=1)

@@ -34,7 +34,7 @@ CO-4: Are the two directions of the softmax loss averaged?
         big_vision/trainers/proj/image_text/_deprecated_contrastive.py, softmax_loss.
     Alternative b: no, they are summed.
         By: ALIGN (arXiv 2102.05918), section 4.1.
-CO-5: What is the sum over the pairs divided by in the sigmoid loss?
+CO-5: By which number is the sum over the pairs divided in the sigmoid loss?
     Reading: the number of rows n.
         By: the paper, eq. (1); google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py,
         update_fn; google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
@@ -93,7 +93,7 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
 
 
 def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared) -> Array:
-    """The loss of classifying every two rows as matching or not, summed over the rows of the other tower:
+    """The loss of classifying every pair of rows as matching or not, summed over the rows of the other tower:
 
         loss = -1 / n sum_i,j log sigmoid(z[i, j] (l[i, j] + bias)),    z[i, i] = 1, else -1
 

@@ -5,7 +5,7 @@ Ambiguity ledger
 CV-1: Where is an image padded when the stride is 2?
     Reading: equally on each side, by (size - 1) / 2 pixels.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: so that the result has height / stride rows. If the number of padding rows is odd, the extra one goes at the end.
+    Alternative b: by enough to give the result height / stride rows. If the number of padding rows is odd, the extra row is at the end.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 

@@ -97,7 +97,7 @@ def branch_rate(rate: float, *, block: int, depth: int) -> float:
 
 
 def check_rate(name: str, value: float) -> float:
-    """Returns `value` as a float. Raises `ConfigError` unless it is at least 0 and less than 1."""
+    """Returns `value` as a float. Raises `ConfigError` unless `value` is at least 0 and less than 1."""
     if check_non_negative(name, value) >= 1:
         raise ConfigError(f"{name}: expected a number in [0, 1), got {value!r}")
     return float(value)

@@ -15,7 +15,7 @@ __all__ = ["Codes", "dselect_k_codes"]
 
 
 def code_bits(experts: int) -> int:
-    """The number M of binary digits in a code for one of `experts`: `ceil(log2 E)`, 0 for one expert."""
+    """The number M of binary digits in the code of an expert: `ceil(log2 E)`, 0 for one expert."""
     return (check_at_least("experts", experts, 1) - 1).bit_length()
 
 

@@ -61,7 +61,7 @@ def expert_choice(
         scores: (tokens, experts), the selection scores.
         capacity: slots C per expert, from 1 to tokens.
         combine_scores: (tokens, experts), the combine weights; `scores` if None.
-        drop_zero: leave a slot empty if its token has a score of at most 0.
+        drop_zero: leave a slot empty if the score of its token is not above 0.
 
     Returns:
         Routing of (tokens, experts, capacity).

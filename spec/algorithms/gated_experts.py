@@ -1,4 +1,4 @@
-"""Gated experts, experts without biases, and shared experts, which work with any router.
+"""Gated experts, experts without biases, and shared experts; all work with any router.
 
 | here | GLU variants (arXiv 2002.05202) | DeepSeekMoE (arXiv 2401.06066) |
 |---|---|---|

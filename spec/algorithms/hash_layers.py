@@ -29,7 +29,7 @@ HL-3: Which activation does MultiHash use, and where?
     Alternative b: GELU (`activation`).
 HL-4: What surrounds the perceptron of an expert?
     Reading: nothing: the block has the residual connection and the norm, as for every router.
-    Alternative b: a second residual connection and norm, inside the block's and shared by all experts.
+    Alternative b: a second residual connection and norm, nested inside the block's own and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 
@@ -93,7 +93,7 @@ def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
 
 
 def check_tables(tables: Any, hash: int) -> None:
-    """The checks of `hash_table_of` for backends: dtype and axes of `tables`, and the range of `hash`."""
+    """Does the checks of `hash_table_of` for backends: the dtype and the axes of `tables`, and the range of `hash`."""
     check_numbers("tables", tables, "hashes ids")
     if check_at_least("hash", hash, 0) >= tables.shape[0]:
         raise ConfigError(f"hash: expected less than the number of tables, {tables.shape[0]}, got {hash}")

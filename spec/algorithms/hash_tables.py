@@ -133,7 +133,7 @@ def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
     Experts differ by at most one id, both within each cluster and overall.
 
     Args:
-        clusters: (ids,) integers of at least 0: the cluster of each id, for example from `k_means`.
+        clusters: (ids,) non-negative integers: the cluster of each id, for example from `k_means`.
         experts: E, at least 1.
 
     Returns:

@@ -21,7 +21,7 @@ LI-3: Are the probabilities computed before noise is added?
 LI-4: Does the global loss fall as tokens spread over experts?
     Reading: yes: it is minus the entropy of the mean, and with a threshold max{0, tau + Omega_global}.
         By: LIMoE (arXiv 2206.02770), the formula of the threshold.
-    Alternative b: no, it is the entropy of the mean, which falls as tokens concentrate on one expert.
+    Alternative b: no, the loss is the entropy of the mean, which falls as tokens concentrate on one expert.
         By: koayon/ml-implementations, moet_experiment/hf_model.py, global_entropy_loss.
 """
 

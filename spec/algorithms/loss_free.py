@@ -40,7 +40,7 @@ LF-4: How far does a bias move?
     Alternative b: in proportion to the violation.
         By: the paper, section 4.3 (no better), and appendix C.2 (with softmax scores).
 LF-5: Is the bias part of the gate?
-    Reading: no, the gate is the score without it.
+    Reading: no, the gate is the score without the bias.
         By: the paper, eq. (3); DeepSeek-V3 (arXiv 2412.19437), eq. (16); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,

@@ -70,7 +70,7 @@ def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon
 
 
 def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
-    """Cuts an image into square patches, row by row, and maps each linearly: a convolution with stride `patch`.
+    """Cuts an image into square patches, row by row, and maps each patch linearly (a convolution with stride `patch`).
 
     Args:
         images: one image, (height, width, channels); height and width are multiples of the patch size.

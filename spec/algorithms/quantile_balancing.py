@@ -52,7 +52,7 @@ ALGORITHMS = (
 
 
 def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
-    """For each expert, a histogram of the bias that each token requires to choose it, given the token's current cutoff:
+    """For each expert, a histogram of the bias that each token requires to choose this expert, given the token's current cutoff:
 
         r[t, e] = (the (K + 1)-th largest of s[t, :] + b) - s[t, e]
 
@@ -93,7 +93,7 @@ def _ends(bias: Array) -> tuple[Array, Array]:
 
 
 def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
-    """The bias after a step. With it, K T / E of the step's T tokens would have chosen each expert:
+    """The bias after a step. With this bias, K T / E of the step's T tokens would have chosen each expert:
 
         q[e] = the required bias of e of rank K T / E, interpolated within its bin;    b'[e] = q[e] - mean of q
 

@@ -95,7 +95,7 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
     """The number of gates above 0 minus its target, `#{(t, e) : R[t, e] > 0} - K T`.
 
-    It has the sign of the target sparsity 1 - K / E minus the sparsity. The numbers of groups, micro-batches and devices add up.
+    Its sign is that of the target sparsity, 1 - K / E, minus the actual sparsity. Add up the results of groups, micro-batches and devices.
 
     Args:
         gates: R, (tokens, experts).

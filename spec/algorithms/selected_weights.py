@@ -57,7 +57,7 @@ def normalize_selected(
         combine_scores: B, (tokens, experts), positive for the chosen experts; `scores` if None.
         choices: K, from 1 to experts.
         norm: "sum", or "euclidean" for the square root of the sum of squares.
-        epsilon: at least 0. If it is 0, a sum of 0 is an error.
+        epsilon: at least 0. If epsilon is 0, a sum of 0 is an error.
 
     Returns:
         (tokens, experts), for `token_choice(scores, combine_scores=...)`.

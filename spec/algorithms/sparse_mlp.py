@@ -41,7 +41,7 @@ SL-7: Which of the two MoE layers uses importance-score routing?
 SL-8: Does stochastic depth drop an image before routing, or only the experts' output for it?
     Reading: the output, image by image: the image's channels and tokens still take slots and count in the losses.
     Alternative b: the image before routing, which leaves more slots for the other images of its group.
-    Alternative c: neither: the branch is dropped for all images of the batch or for none.
+    Alternative c: neither, because the branch is dropped for all images of the batch or for none.
 SL-9: How many parameters does Sparse-B have with its last four blocks sparse instead of the last two?
     Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L. The
         tables give 59, 69 and 130 for these models.

@@ -1,7 +1,7 @@
 """Addresses of the sources in the ledger: papers, lines of public code, and measured packages.
 
 For each repository, `places.json` has a commit and, by path, the first line of each function or class that the ledger names.
-`python -m generator.find_places` (in docs/) writes it from copies of the repositories and checks that each place exists.
+`python -m generator.find_places` (in docs/) writes this file from copies of the repositories and checks that each place exists.
 """
 
 import json
@@ -31,7 +31,7 @@ class Code(NamedTuple):
 def code(where: str) -> Code:
     """Splits a place, such as "moe.py, MoE.gate and top_k (the default)", into the file, the names and the remark.
 
-    Raises ValueError unless it begins with the path of a file.
+    Raises ValueError unless the place begins with the path of a file.
     """
     if not (match := _CODE.fullmatch(where)):
         raise ValueError(f"{where!r}: expected a file path, then the name of a function or class")
@@ -45,7 +45,7 @@ def places() -> dict[str, Any]:
 
 
 def addresses(implementation: Implementation, module: str) -> list[str]:
-    """The addresses of the answer that `implementation` gives to an entry of `module`; empty if unknown.
+    """The addresses of the answer that `implementation` gives to an entry of `module`; empty if no address is known.
 
     The result has one address per function or class, one for a file without names, or one for a paper.
     """

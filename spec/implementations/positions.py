@@ -25,8 +25,8 @@ PAPER = "the paper"
 class Measured:
     """A package that the suite was run on.
 
-    package, version: what was run. repository: where its code is. readings: by the id of each reading that the package
-    was measured to take, the code that ran.
+    package, version: what was run. repository: where its code is. readings: the code that ran, by the id of each
+    reading that the package was measured to take.
     """
 
     package: str
@@ -63,7 +63,7 @@ def measured() -> tuple[Measured, ...]:
 def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, list[Seen]]:
     """The known answers of an implementation, by the id of the entry. name: as returned by `find`.
 
-    packages: the packages that the suite was run on; None for those in `measured`.
+    packages: the packages that the suite was run on; None for the packages in `measured`.
     """
     mine = [each for each in (measured() if packages is None else packages) if is_of(each.repository, "", name)]
     by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
@@ -94,8 +94,8 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """The implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` all repositories of that owner,
-    `mixtral` (no repository) all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
+    """The implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` is all repositories of that owner, and
+    `mixtral` (no repository) is all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]

@@ -1,4 +1,4 @@
-"""The page `docs/implementations.md`: which reading each implementation takes of the entries of each module."""
+"""The page `docs/implementations.md`: for the entries of each module, the reading that each implementation takes."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ To cite an answer, name the version and the reading: "Routing as in moespec 0.2,
 
 
 def page(packages: Sequence[Measured]) -> str:
-    """The page as Markdown. packages: those that the suite ran on."""
+    """The page as Markdown. packages: the packages that the suite ran on."""
     known = {name: seen(name, packages) for name in implementations(packages)}
     answered = {id for readings in known.values() for id in readings}
     parts = {title: [entry for entry in entries if entry.id in answered] for title, entries in groups().items()}
@@ -42,7 +42,7 @@ def page(packages: Sequence[Measured]) -> str:
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
-    """The entries of each part of the specification, by a heading with the names of its modules."""
+    """The entries of each part of the specification, keyed by a heading that names its modules."""
     parts: dict[str, list[LedgerEntry]] = {}
     for entry in LEDGER.values():
         parts.setdefault(entry.id.partition("-")[0], []).append(entry)

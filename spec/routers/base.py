@@ -52,7 +52,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """With `train`, an optimal balanced assignment, with its gap among the metrics; otherwise the greedy assignment.
+    """With `train`, the assignment is balanced and optimal, and its gap is a metric; otherwise it is greedy.
 
     params: `kernel` (width, experts). noise: (tokens,), uniform, only with several shards: tokens are sorted
     into the shards by descending noise, or by index if it is None. A group should be the entire batch. There are no

@@ -1,4 +1,4 @@
-"""Batch-level Expert Choice: an expert takes its best tokens from a group of images; at evaluation, a predictor sets how many.
+"""Batch-level Expert Choice: an expert takes its best tokens from a group of images; at evaluation, a predictor sets the number.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -21,7 +21,7 @@ BE-2: Which tokens does an expert take at evaluation?
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
     Alternative b: each token with a predicted probability above the expert's threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
-    Alternative c: without a predictor, each token with a score above a threshold for scores (`predictor=False`).
+    Alternative c: without a predictor, each token whose score is above the expert's threshold (`predictor=False`).
 BE-3: What are the scores?
     Reading: the softmax over the experts.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train.
@@ -76,7 +76,7 @@ class Options(RouterOptions):
     """decay of the thresholds' moving average per step"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Raises ConfigError if there are none, or more than tokens."""
+        """Slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
         return self.tokens if not train and self.eval_capacity_factor is None else super().capacity(train=train)
 
 

@@ -43,7 +43,7 @@ def jitter_noise(options: Any) -> Noise | None:
 
 
 def gating_noise(options: Any) -> Noise | None:
-    """Standard normal noise for the logits or, if its multiplier is 0, the noise for the jitter."""
+    """The standard normal noise for the logits or, if the noise multiplier is 0, the noise for the jitter."""
     return Noise((options.tokens, options.experts)) if options.noise_multiplier else jitter_noise(options)
 
 

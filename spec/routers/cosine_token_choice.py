@@ -65,7 +65,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`projection` (width, dimensions), `embeddings` (dimensions, experts), small as in Tutel, a scalar
+    """`projection` (width, dimensions), `embeddings` (dimensions, experts), with small values as in Tutel, a scalar
     `temperature` and, if the option is set, `projection_bias` (dimensions,), all 0."""
     projection = lecun_normal(generator, (options.width, options.dimensions), options.width)
     embeddings = generator.normal(0.0, 0.01, (options.dimensions, options.experts)).astype(np.float32)

@@ -49,7 +49,7 @@ class Options(RouterOptions):
 
     @property
     def levels(self) -> tuple[int, int]:
-        """Branches a, and experts b per branch. Raises ConfigError unless `branches` divides `experts`."""
+        """The number a of branches, and the number b of experts per branch. Raises ConfigError unless `branches` divides `experts`."""
         branches = self.branches
         if branches is None:
             branches = max([n for n in range(1, math.isqrt(self.experts) + 1) if self.experts % n == 0])
@@ -96,7 +96,7 @@ def route(
     ([[0, 1, 3, 4, 6, 6], [6, 6, 6, 6, 6, 6], [6, 6, 6, 6, 6, 6], [2, 5, 6, 6, 6, 6]], [4.0, 0.0, 0.0, 2.0])
     """
 
-    # Logits of branches and experts, and of the scale of their noise.
+    # Logits of branches and experts, and logits of the scale of their noise.
     logits = router_logits(tokens, params["kernel"])
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("kernel", logits, -1, options.columns, "options.branches and options.experts")

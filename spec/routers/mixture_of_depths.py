@@ -24,7 +24,7 @@ MD-2: How are tokens chosen at evaluation?
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; astramind-ai/Mixture-of-depths,
         MoD/MoD.py, MoD.forward.
     Alternative b: a second router decides for each token independently, as autoregressive sampling requires. A binary
-        cross-entropy trains it to predict whether a token is among the best.
+        cross-entropy trains this router to predict whether a token is among the best.
         By: the paper, section 3.5; Mixture-AI/Mixture-of-Depths, MoD/MoD.py, MoDTransformerBlock.forward.
 MD-3: Is the C-th best token of a group chosen?
     Reading: yes, C tokens are chosen.

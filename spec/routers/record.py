@@ -118,7 +118,7 @@ class Router(Generic[OptionsOf]):
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:
-        """Returns the output of `route`. Raises ConfigError unless it is a RouterOutput whose losses are scalars, as means over groups."""
+        """Returns the output of `route`. Raises ConfigError unless this is a RouterOutput whose losses are scalars (means over groups)."""
         if not isinstance(output, RouterOutput):
             raise ConfigError(f"router {self.name!r}: route: expected a RouterOutput, got {type(output).__name__}")
         for name, loss in output.losses.items():

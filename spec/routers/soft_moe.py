@@ -52,7 +52,7 @@ class Options(RouterOptions):
     """ablation of the combine weights"""
 
     def of_tokens(self, tokens: int, images: int | None = None) -> Self:
-        """These options for groups of another size, with the same slots."""
+        """Copies these options for groups of a different size, with the same number of slots."""
         options = super().of_tokens(tokens, images)
         object.__setattr__(options, "slots_per_expert", self.capacity())
         return options

@@ -60,7 +60,7 @@ class Options(RouterOptions):
     """weight lambda of the entropy in that program"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Also raises ConfigError if the cap leaves too few tokens to fill them."""
+        """Slots C of an expert. Also raises ConfigError if the cap leaves too few tokens to fill the slots."""
         slots = super().capacity(train=train)
         if self.cap is not None:
             check_cap(slots, self.cap, self.tokens, self.experts)
@@ -74,7 +74,7 @@ def route(
 
     noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
-    The cap is not strict: in the example, token 3 has three experts although the cap is 2.
+    The cap is not a strict limit: in the example, token 3 has three experts although the cap is 2.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

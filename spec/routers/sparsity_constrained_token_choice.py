@@ -85,8 +85,8 @@ def route(
     noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
     The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. Rows of the
-    semi-dual's plan sum to 1. Batch priority by the sum of the choices therefore orders tokens only by rounding. So
-    does priority by the largest entry, for tokens that the plan assigns to a single expert.
+    semi-dual's plan sum to 1. Batch priority by the sum of the choices therefore orders tokens only by rounding.
+    Priority by the largest entry does the same for tokens that the plan assigns to a single expert.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

@@ -47,7 +47,7 @@ class Options(RouterOptions):
     """weight of the threshold loss, a sum over tokens and experts, in training only"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Raises ConfigError if there are none, or more than tokens."""
+        """Slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
         if not train and self.eval_capacity_factor is None:
             return self.tokens
         return super().capacity(train=train)

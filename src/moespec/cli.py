@@ -25,7 +25,7 @@ __all__ = ["COMMANDS", "main"]
 
 
 class Command(NamedTuple):
-    """A command: the module whose `main` runs it, its summary, and the extra of the distribution that it needs."""
+    """A command: the module whose `main` runs it, its summary, and the pip extra that it needs."""
 
     module: str
     text: str

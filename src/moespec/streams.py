@@ -33,7 +33,7 @@ def open_streams() -> Output:
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # otherwise, the next opened file would take its number
+        except OSError:  # otherwise, the next opened file would get this number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     outputs = Output(1, "w", closefd=False), Output(2, "w", closefd=False)
     for name, output in zip(("stdout", "stderr"), outputs, strict=True):

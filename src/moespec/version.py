@@ -8,7 +8,7 @@ UNKNOWN = "unknown"
 
 
 def version(package: str = "moespec") -> str:
-    """The version of an installed package, or `UNKNOWN` for others, such as an uninstalled source tree."""
+    """The version of an installed package, or `UNKNOWN` for any other, such as an uninstalled source tree."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -12,7 +12,7 @@ after the optimiser, to update router states such as the bias of `sigmoid_token_
 
 After a forward pass, the module has `losses` (the weighted auxiliary losses by name, with gradient) and `metrics` (for logging). Copies
 and pickles omit them. Activation checkpointing inside a compiled function needs
-`torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`, because `forward` stores them.
+`torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`, because `forward` stores losses.
 """
 
 from typing import TYPE_CHECKING, Any

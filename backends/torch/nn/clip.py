@@ -28,7 +28,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     if not norms:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    # A minimum instead of an if, so that the host does not wait for the norm. torch uses the same number below 1.
+    # Clamps instead of branching, so that the host does not wait for the norm. The 1e-6 is torch's.
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         local = gradient.to_local() if is_split(gradient) else gradient

@@ -14,8 +14,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
         torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3)
 
-    In `MoE` and `Model`, the parameters in `no_weight_decay()` do not decay: biases of experts, slots. In other modules, parameters
-    with at most one axis, parameters called `bias`, and parameters in the model's own `no_weight_decay()` (timm) do not decay.
+    In `MoE` and `Model`, the parameters in `no_weight_decay()` do not decay (the biases of experts, and slots). In other modules,
+    parameters with at most one axis, parameters called `bias`, and parameters in the model's own `no_weight_decay()` (timm) do not decay.
     """
     of_model: Any = getattr(model, "no_weight_decay", set)
     without: set[str] = set(of_model())

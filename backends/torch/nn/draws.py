@@ -7,7 +7,7 @@ from moespec.spec.routing import Noise
 
 
 def draw(noise: Noise, device: torch.device) -> Tensor:
-    """Normal or uniform noise of the given shape."""
+    """Draws normal or uniform noise of the given shape."""
     if noise.interval is None:
         return torch.randn(noise.shape, device=device)
     low, high = noise.interval

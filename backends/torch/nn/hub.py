@@ -5,7 +5,7 @@ try:
 except ImportError:  # an extra: pip install 'moespec[huggingface]'
 
     class HubMixin:  # type: ignore[no-redef]
-        """Empty: without `huggingface_hub`, save a layer by its state dict."""
+        """An empty class: without `huggingface_hub`, save a layer through its state dict."""
 
 
 __all__ = ["HubMixin"]

@@ -72,8 +72,8 @@ class MoE(Reporting, HubMixin):
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
             saved["router"] = layer.router  # the name, if a `Router` was passed
-        # As text, so that torch.compile sees a different object for different options. It would turn a number that
-        # differs from an earlier layer's number into a symbol, but capacities need its value.
+        # Stored as text, so that torch.compile sees a different object for different options. It would make a symbol of
+        # a number that differs from an earlier layer's number, but capacities need its value.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -134,7 +134,7 @@ class MoE(Reporting, HubMixin):
             "expert_bias": biases,
         }
         start |= {"seed": seed, "dtype": weight.dtype}
-        with torch.device("meta"):  # draws nothing that would be overwritten
+        with torch.device("meta"):  # avoids drawing values that would be overwritten
             layer = cls(width, hidden, experts, tokens=tokens, router=router, **start, **options)
         if weight.is_meta:
             return layer

@@ -1,4 +1,4 @@
-"""Experts split over the processes of a mesh, in any user's model."""
+"""Splits experts over the processes of a mesh, in any model."""
 
 from typing import Any
 

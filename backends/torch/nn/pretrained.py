@@ -34,12 +34,10 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
             raise ConfigError(
                 f"folder={str(folder)!r}: its configuration has no MoE layers ({CONFIG}={entry!r}); use {cls.__name__}.from_pretrained"
             )
-        delattr(config, CONFIG)  # each call adds it again
+        delattr(config, CONFIG)  # each call of `replace_mlps` adds an entry again
         for call in calls:
             try:
-                replace_mlps(
-                    self, **{"router": "soft_moe", **call}
-                )  # the default of moespec 0.2, which did not write it
+                replace_mlps(self, **{"router": "soft_moe", **call})  # moespec 0.2 did not record its default router
             except TypeError as error:
                 raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced: bad entry {call!r}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Replaces the MLPs of a complete model, such as a model from timm or Hugging Face, by experts."""
+"""Replaces the MLPs of a complete model, such as a model from timm or Hugging Face, with experts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -36,7 +36,7 @@ def replace_mlps(
     model: a model with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
     tokens: number of tokens of an image in these blocks, including the class token if there is one.
     blocks: block numbers in the order of the model, -1 for the last; default: the second half of the blocks, as in the papers.
-    router: the default preserves the function of the MLPs. It has a bias, which `update_states` updates after each step.
+    router: the default preserves the function of the MLPs. After each step, `update_states` updates the default router's bias.
     options: passed to `MoE.from_mlp`: `noise`, `group_images`, the options of the router, ...
 
     The configuration of a transformers model gets an entry `moespec`, from which this package's `from_pretrained` restores it.

@@ -44,7 +44,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     if shared_hidden % hidden:
         raise ConfigError(f"moe: its shared expert has width {shared_hidden}, expected a multiple of {hidden}")
     of_block |= {"expert_bias": False, "shared_experts": shared_hidden // hidden}
-    of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # draws nothing that would be overwritten
+    of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # avoids draws that are overwritten
     if fixed := sorted(of_block.keys() & options.keys()):
         raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the block determines this option; remove it")
     layer = MoE(width, hidden, experts, tokens=tokens, **of_block, **options)
