@@ -123,7 +123,7 @@ class OptimizerConfig:
     """adafactor: largest decay of the second moment (0.999)"""
     factored_from: int | None = None
     """adafactor: factor a second moment into means along its two largest axes if both have at least this size (32); with experts,
-    choose more than their number"""
+    use a larger value than the number of experts"""
     weight_decay: float = 0.0
     """weight decay of kernels and of Soft MoE's scale, multiplied by the learning rate"""
     decay: str = ""

@@ -53,7 +53,7 @@ class BlocksConfig:
     """compute dtype; float32: the dtype of the parameters (initialised in float32); bfloat16: blocks in bfloat16, with router
     logits, final norm, pooling and head in float32"""
     stochastic_depth: float = 0.0
-    """rate at which inputs skip residual branches of the last block in training, decreasing linearly to 0 at the first block"""
+    """probability that an input skips a residual branch of the last block in training; falls linearly to 0 at the first block"""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -88,7 +88,7 @@ class CommonConfig(BlocksConfig):
     patch_size: Count = 16
     """height and width of a patch, in pixels; divides image_size"""
     channels: Count = option(3, rare=True)
-    """channels of an image"""
+    """number of channels of an image"""
     classes: Size = 1000
     """number of outputs of the head; 0 for no head"""
     head_bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = 0.0

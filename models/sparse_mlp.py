@@ -76,19 +76,19 @@ class SparseMlpConfig(layers.CommonConfig):
     channel_router: Mode = "softmax_token_choice"
     """router of the channel-mixing MoE"""
     token_experts: Count
-    """experts N_S of the token-mixing MoE"""
+    """number N_S of experts in the token-mixing MoE"""
     token_choices: Count = 1
-    """experts K_S that a channel chooses"""
+    """number K_S of experts that a channel chooses"""
     sparse_token_hidden: Count
     """hidden width of an expert that mixes tokens"""
     experts: layers.Size = option(0, only=MOE)
-    """experts N_C of the channel-mixing MoE; 0 for a dense MLP"""
+    """number N_C of experts in the channel-mixing MoE; 0 for a dense MLP"""
     choices: Count = 2
-    """experts K_C that a token chooses"""
+    """number K_C of experts that a token chooses"""
     sparse_hidden: Count
     """hidden width of an expert that mixes channels, or of the dense MLP"""
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
-    """router options that differ from the defaults; they also apply to the channel-mixing router where it has them; the
+    """router options that differ from the defaults; they also apply to the channel-mixing router if it has them; the
     capacity factor is 1.05"""
     expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
     """initial values: independent for each expert, or shared by all experts of a layer"""

@@ -61,7 +61,7 @@ class TextConfig(transformer.TransformerConfig):
     vocabulary: Count = 257
     """number of token ids; 257 for bytes and the end token (moespec.training.data.tokens)"""
     length: Count = 64
-    """tokens S of a text"""
+    """number S of tokens in a text"""
     causal: bool = False
     """let tokens attend only to themselves and earlier tokens"""
     pool: Literal["last", "gap", "map"] = "last"

@@ -65,14 +65,14 @@ class TransformerConfig(layers.BlocksConfig):
     expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
     """initial values: independent for each expert, or shared by all experts of a block"""
     expert_hidden: layers.Size = option(0, only=MOE)
-    """hidden width of an expert; 0 for the hidden width of an MLP"""
+    """hidden width of an expert; 0: the same as that of an MLP"""
     expert_activation: Literal["gelu", "geglu", "swiglu"] = option("gelu", only=MOE)
     """expert network; gelu: gelu(x w1 + b1) w2 + b2; geglu: (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu: geglu with silu
     instead of gelu"""
     expert_bias: bool = option(True, only=MOE, rare=True)
     """add biases to the experts"""
     shared_experts: layers.Size = option(0, only=MOE)
-    """experts per block that process every token besides the routed ones; computed as one expert of their total width"""
+    """experts per block that process every token, in addition to the routed experts; computed as one expert of their total width"""
     block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """overrides of single MoE blocks, by block number, for the fields router, experts, router_options and so on;
     router_options override the model's options or, if the block changes the router, that router's defaults"""

@@ -64,7 +64,7 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
 
     stem: int = option(0, rare=True)
     """number of 3 x 3 convolutions with stride 2 before the patch embedding, each with a layer normalisation and a GELU; the
-    last has the width of a token, each earlier one half of the next; 2^stem must divide patch_size"""
+    last has the width of a token, each earlier one has half the width of the next; 2^stem must divide patch_size"""
     stem_depth: Annotated[int, Range(1, 1000, below=False)] = option(1, only=Only("stem"))
     """convolutions at each resolution of the stem: one with stride 2, the rest with stride 1"""
     pool: Literal["gap", "gap_norm", "token", "map"] = "gap"
@@ -90,12 +90,12 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     group_tokens: layers.Size = option(0, only=MOE)
     """tokens routed together as one group, cut from the concatenated tokens of all images; 0: use group_images"""
     round_experts: bool = option(False, only=(MOE, Only("dtype", unless="bfloat16")))
-    """round the experts' inputs and outputs to bfloat16 in a float32 model, as vmoe's bfloat16 dispatcher does; computes all
-    slots"""
+    """round the experts' inputs and outputs to bfloat16 in a float32 model, as vmoe's bfloat16 dispatcher does;
+    empty slots are computed too"""
     token_ids: IdKind = option("patch_code", only=(MOE, IDS))
     """source of the token ids for a router that takes ids (see moespec.models.hashing.token_ids)"""
     codes: Count = option(1024, only=(MOE, IDS))
-    """number of codewords in the codebook of patches, for token ids"""
+    """number of codewords in the patch codebook, from which token ids are computed"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

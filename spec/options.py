@@ -16,12 +16,12 @@ from moespec.spec.ranges import Count, check, option_types, plain
 __all__ = ["RouterOptions"]
 
 TEXTS = {
-    "capacity_factor": "slots relative to tokens: capacity = factor * tokens (times choices) / experts; inf for no limit",
+    "capacity_factor": "capacity = factor * tokens / experts, multiplied by the choices if tokens choose; inf: no limit",
     "eval_capacity_factor": "capacity factor at evaluation; None for the factor of training",
     "rounding": "rounding of the capacity to an integer",
     "multiple_of": "round the capacity up to a multiple of this",
     "slots_per_expert": "slots per expert, instead of capacity_factor",
-    "choices": "experts K that a token chooses",
+    "choices": "number K of experts that a token chooses",
     "batch_priority": "order in which tokens get slots: by position, by highest score, or by the sum over their choices",
     "slot_order": "give slots to all first choices before all second choices, or to all choices of a token before the next token",
     "normalize_selected": "divide the combine weights of a token by their sum over its choices",
@@ -62,7 +62,7 @@ class RouterOptions:
     experts: Count
     """number of experts E"""
     tokens: Count
-    """tokens T of one routing group"""
+    """number T of tokens in a routing group"""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)  # mypy considers the class of a dataclass unhashable

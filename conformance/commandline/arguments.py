@@ -73,14 +73,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, **more)
-        text = "folder of the vectors (default: shipped)"
+        text = "folder of the vectors (default: the shipped vectors)"
         added.add_argument("--vectors", type=Path, default=VECTORS, help=text)
         return added
 
     def interfaces(added: argparse.ArgumentParser, *, required: bool, files: bool) -> None:
         group = added.add_mutually_exclusive_group(required=required)
         group.add_argument("--target", help="module with the public names, e.g. moespec.backends.jax")
-        group.add_argument("--adapter", help="module[:object] with layer(x, params, options)")
+        group.add_argument("--adapter", help="module or module:object that has a function layer(x, params, options)")
         if files:
             group.add_argument("--files", help="folder of safetensors files, as for `check`")
         default = DEFAULT if required else ("eager",)
@@ -89,11 +89,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
             f"strided views, torch only) (default: {','.join(default)})"
         )
         added.add_argument("--mode", action=_Words, type=_some_of("--mode"), default=list(default), help=text)
-        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16) (default: first three)"
+        text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16) (default: the first 3)"
         added.add_argument("--dtype", action=_Words, type=_some_of("--dtype"), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
-        text = "only these algorithms, comma-separated: the part before the / in the ids that `list` prints"
+        text = "use only these comma-separated algorithms; `list` prints case ids as algorithm/case"
         added.add_argument("--algorithm", metavar="NAME", action=_Words, type=_some_of("--algorithm"), help=text)
 
     def called(added: argparse.ArgumentParser) -> None:
@@ -108,16 +108,16 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--trust", metavar="NAMES", default="", help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
-        text = "generate cases from an integer seed instead of using the vectors: values, ties, overflow, gradients; "
-        text += "without error cases, training, complete models and cases with fixed inputs"
+        text = "run cases (values, ties, overflow, gradients) generated from this integer seed instead of the vectors; "
+        text += "this skips error cases, training, complete models and cases with fixed inputs"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
-        text = "size of the --fresh cases: small, the shapes of the vectors; large, layers of 64 to 264 tokens, "
+        text = "size of the --fresh cases; small: the shapes of the vectors; large: layers with 64 to 264 tokens, "
         text += "width 64 to 384 and 8 to 264 experts, and their gradients (default: small)"
         added.add_argument("--size", choices=SIZES, default="small", help=text)
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
-        text = "only this case id or pattern, such as 'z_loss/*' (repeatable)"
+        text = "use only cases that match this id or pattern, such as 'z_loss/*' (repeatable)"
         added.add_argument("--case", metavar="ID", action="append", help=text)
         text = f"comma-separated classes of cases: {', '.join(CLASSES)} (default: all)"
         added.add_argument("--class", dest="classes", action=_Words, type=_some_of("--class"), help=text)
@@ -140,34 +140,34 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     seeded(run_)
 
     check = command("check", "Check safetensors files that a program in any language wrote from the published inputs.")
-    check.add_argument("folder", help="folder of <algorithm>/<case>.safetensors with tensors named <stage>/<result>")
+    check.add_argument("folder", help="folder of files <algorithm>/<case>.safetensors with tensors <stage>/<result>")
     check.add_argument("--dtype", type=_one_dtype, help="dtype of the results (default: the common dtype of the files)")
     checked(check)
 
     report_ = command("report", "Print the matrix of one or more reports, and write a page or a badge.")
-    report_.add_argument("reports", type=Path, nargs="+", help="files written by `--report`; each adds columns")
+    report_.add_argument("reports", type=Path, nargs="+", help="files written by `--report`; each file adds columns")
     report_.add_argument("--html", type=_output, help="write one HTML file with every case")
     report_.add_argument("--badge", type=_output, help="write an SVG badge")
     report_.add_argument("--shields", type=_output, help="write the JSON of a shields.io endpoint badge")
 
     golden = command("golden", "Generate the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
-    golden.add_argument("--cases", metavar="MODULE", help="module with routers to generate vectors for; it is imported")
-    text = "folder for the vectors and page of --cases; the installed backends are checked on them (default: vectors)"
+    golden.add_argument("--cases", metavar="MODULE", help="module to import; vectors are generated for its routers")
+    text = "with --cases: folder for the vectors and for a page with the results of the installed backends (default: vectors)"
     golden.add_argument("--out", metavar="FOLDER", type=Path, default=Path("vectors"), help=text)
     algorithms(golden)
-    text = "Run the suite on the known variants; each must fail."
+    text = "Run the suite on the known variants; each variant must fail."
     algorithms(command("variants", text))
     text = "Print the number of vectors per function and rule; fail if a required vector is missing."
     algorithms(command("coverage", text))
 
     text = "Run a model and record the logits, choices and weights of its gates."
     record = commands.add_parser("record", help=text, description=text)
-    text = "package:name of a torch module or function, of a function that creates one, or of one that runs everything"
+    text = "package:name of the model (a torch module or function), or of a function that creates or runs the model"
     record.add_argument("model", help=text)
     text = "record the torch modules or taps whose names match (default: all taps)"
     record.add_argument("--module", metavar="PATTERN", help=text)
-    text = "arguments of the model, or batches of arguments"
+    text = "file with the arguments of the model, or a function that returns batches of them"
     record.add_argument("--data", metavar="FILE.npz|package:function", help=text)
     text = "function that names the outputs of a module if they are ambiguous"
     record.add_argument("--outputs", metavar="package:function", help=text)

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m moespec.conformance.peers", description=__doc__)
     words = f"peer to run (repeatable): {', '.join(PEERS)}; without --peer, only rewrite the pages from the records"
     parser.add_argument("--peer", action="append", choices=list(PEERS), default=[], metavar="NAME", help=words)
-    parser.add_argument("--root", type=Path, default=Path(), help="checkout (default: the current folder)")
+    parser.add_argument("--root", type=Path, default=Path(), help="folder of the checkout (default: current folder)")
     parser.add_argument("--vectors", type=Path, default=VECTORS, help="vector folder (default: the shipped vectors)")
     options = parser.parse_args(arguments)
     records, docs, measured = (options.root / name for name in (RECORDS, "docs", MEASURED))

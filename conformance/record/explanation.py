@@ -35,7 +35,7 @@ __all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explain
 
 Array = NDArray[Any]
 SAMPLE = 64
-"""Number of tokens on which the rules with expert groups, which are many, are tried first."""
+"""Number of tokens on which the many rules with expert groups are tried first."""
 
 
 AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
@@ -351,14 +351,14 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
     yield f"{names}: {plural(tokens, 'tokens')}, {plural(first.gate.experts, 'experts')}, {plural(choices, 'choices')} ({dtypes})"
     if first.choice is None:
         missing = "choices" if first.gate.choices is None else "logits"
-        yield f"  no {missing} were recorded, so no router can be inferred; compare with another recording"
+        yield f"  no {missing} were recorded, so the router cannot be inferred; compare with another recording"
     else:
         fits = [one.choice for one in group if one.choice is not None]
         what = "experts" if first.choice.rule.by_expert else "tokens"
         yield f"  choice   the {choices} largest of {first.words[0]}: {_holds(fits, what)}"
         dropped = choices * tokens - sum(int((gate.chosen >= 0).sum()) for gate in gates)
         if dropped and what == "tokens":
-            yield f"           {plural(dropped, 'choices')} of {choices * tokens} dropped, by a capacity or a threshold"
+            yield f"           {plural(dropped, 'choices')} of {choices * tokens} dropped because of a capacity or threshold"
     if first.weights is not None:
         forms = [one.weights for one in group if one.weights is not None]
         agree, of = sum(int(form.agrees.sum()) for form in forms), sum(len(form.agrees) for form in forms)
@@ -381,6 +381,6 @@ def _holds(fits: Sequence[Choice], what: str) -> str:
     near, exact = (sum(int(getattr(fit, kind).sum()) for fit in fits) for kind in ("near", "exact"))
     text = f"{sum(fit.holds for fit in fits)} of {plural(sum(len(fit.agrees) for fit in fits), what)}"
     if near:
-        text += f", {near} of them near ties decided differently within rounding"
+        text += f", {near} of them near ties that rounding decides differently"
         text += f" ({exact} with equal scores where the lower index did not win)" if exact else ""
     return text

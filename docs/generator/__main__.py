@@ -18,7 +18,7 @@ from moespec.conformance.report.report import ReportError
 def main() -> int:
     """Build the site. Returns 0 if every example passes and every internal link resolves."""
     parser = argparse.ArgumentParser(prog="python -m generator", description=__doc__)
-    parser.add_argument("reports", type=Path, nargs="*", help="reports of the suite, shown as rows of the matrix")
+    parser.add_argument("reports", type=Path, nargs="*", help="reports of the suite; each adds rows to the matrix")
     options = parser.parse_args()
     made, site = ROOT / "build" / "pages", ROOT / "build" / "site"
     try:

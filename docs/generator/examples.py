@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "soft_moe": {"slots_per_expert": 2},
     "dselect_k": {"choices": 1, "selector_gamma": 4.0},
 }
-"""Options for more informative worked examples than a router's defaults give."""
+"""Options that make a worked example more informative than a router's defaults."""
 
 
 @dataclass(frozen=True)

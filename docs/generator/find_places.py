@@ -99,9 +99,9 @@ def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
 def main() -> int:
     """Find the places and write them. Returns 0 if everything was found, else 1."""
     parser = argparse.ArgumentParser(prog="python -m generator.find_places", description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="of the copies: FOLDER/OWNER/NAME or FOLDER/OWNER/NAME-COMMIT")
+    parser.add_argument("folder", type=Path, help="folder of the copies: FOLDER/OWNER/NAME or FOLDER/OWNER/NAME-COMMIT")
     found, missing = find(parser.parse_args().folder)
-    print(*missing or [f"found all that is named in {len(found)} repositories"], sep="\n")
+    print(*missing or [f"found every named file and function in {len(found)} repositories"], sep="\n")
     if not missing:
         write_atomically(PLACES, (json.dumps(found, indent=1) + "\n").encode())
     return 1 if missing else 0

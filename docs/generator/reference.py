@@ -27,7 +27,7 @@ OF_MODEL = ("named", "init", "forward", "moe_layers", "moe_noise", "parameter_co
 ROOMS = {
     "api-models": Room(
         "Models",
-        "Models by name, bound to a backend or as functions of their module.",
+        "Create models by name for a backend, or call the functions of a model's module.",
         {
             "moespec.models": (),
             "moespec.models.vit": ("VitConfig", *OF_MODEL),

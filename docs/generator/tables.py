@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 LARGEST = 160
-"""Maximum number of entries in a table. Larger arrays show only their shape."""
+"""Maximum number of values in a table. Larger arrays show only their shape."""
 
 
 def number(value: Any) -> str:

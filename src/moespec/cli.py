@@ -40,7 +40,7 @@ COMMANDS = {
     "study": Command("moespec.training.commands.study", "compare routers or models with several seeds each"),
     "count": Command("moespec.training.commands.count", "count the parameters and operations of a model"),
     "plan": Command("moespec.training.commands.plan", "estimate memory and time of a training run on other hardware"),
-    "inspect": Command("moespec.training.commands.inspect", "draw which experts handle which patch of an image"),
+    "inspect": Command("moespec.training.commands.inspect", "draw which experts process each patch of an image"),
     "predict": Command("moespec.training.commands.predict", "classify the images in a folder"),
     "convert": Command("moespec.training.commands.convert", "convert weights to and from other projects' files"),
     "export": Command("moespec.training.commands.export", "export a model as ONNX, StableHLO or torch.export program"),

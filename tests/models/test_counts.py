@@ -141,7 +141,7 @@ def test_the_command(said: Any) -> None:
     assert [part.split("  ")[1] for part in parts][:2] == ["embedding", "attention"]
     shares = [float(part.rsplit(None, 1)[1].rstrip("%")) for part in parts]
     assert sum(shares) == pytest.approx(100, abs=0.5)
-    words = "MoE in blocks 10, 11 of 0 to 11: importance_score with 8 experts and softmax_token_choice with 4 experts"
+    words = "MoE blocks 10, 11 (of 0 to 11): importance_score with 8 experts and softmax_token_choice with 4 experts"
     assert said(["count", "--model", "sparse_mlp_b"]).splitlines()[1].strip() == words
 
 

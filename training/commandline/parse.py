@@ -283,7 +283,7 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
     parser = _Parser(
         usage=" ".join(["moespec", command, *places, "[options]"]),
         description="\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in kind.__doc__.split("\n\n")),
-        epilog="This help omits rarely used options; every field of these sections can be set as an option."
+        epilog="This help omits rarely used options; each field of a section above can be set as an option."
         if any(option.hidden for option in options)
         else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,

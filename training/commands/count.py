@@ -30,7 +30,7 @@ class CountArguments:
     images: Number | None = None
     """images per batch, for models that route several images together (default: the fewest that fill a group)"""
     examples: Number | None = None
-    """training images of a run, counting repetitions, to count the run's operations (default: from the configuration)"""
+    """length of the run in training images, counting repetitions, to count its operations (default: from the configuration)"""
     model: ModelConfig = field(default_factory=ModelConfig)
 
 

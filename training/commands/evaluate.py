@@ -36,10 +36,10 @@ __all__ = ["EvaluateArguments", "evaluate_command", "main"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateArguments(OfRun):
-    """Evaluate the newest checkpoint of a run on its validation images and on the tables [evaluation.NAME] of its
-    config.toml. --fewshot and --knn use the features before the head and the run's training images.
+    """Evaluate the newest checkpoint of a run on its validation images, and run the evaluations [evaluation.NAME]
+    of its config.toml. --fewshot and --knn use the features before the head and the run's training images.
 
-    moespec evaluate runs/x --data folder --data.path new evaluates on other images instead and skips these tables. It uses the
+    moespec evaluate runs/x --data folder --data.path new evaluates on other images and skips these evaluations. It uses the
     validation split of the new data, or all images if there is none. Classes are matched by name and must be a subset of the
     run's.
     """
@@ -55,13 +55,13 @@ class EvaluateArguments(OfRun):
     data: str | None = option(None, flags=("--data", "--data.name"))
     """data set to evaluate on (moespec list datasets) (default: the run's data set)"""
     path: str = option("", flags=("--data.path",))
-    """file or folder of the other data set"""
+    """file or folder of the data set that --data names"""
     broken: Literal["error", "skip"] = option("error", flags=("--data.broken",))
-    """unreadable images; error: stop at the first; skip: check all images first, then count and leave out the unreadable ones"""
+    """handling of unreadable images; error: stop at the first; skip: check all images first, count the unreadable ones and skip them"""
     csv: Path | None = None
-    """write a table with a row per image and its true class, in the format of `moespec predict`"""
+    """write a table in the format of `moespec predict`, with one row per image and a column for the true class"""
     html: Path | None = None
-    """write a page with the results of each class and the mistakes"""
+    """write a page with the results of each class and the misclassified images"""
 
 
 def main(words: list[str]) -> None:

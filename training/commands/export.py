@@ -39,13 +39,13 @@ class ExportArguments(Stored):
     """Export a model as a program that runs without moespec.
 
     moespec export runs/x --format onnx. The input is float32 images with axes (images, height, width, channels), normalised as in
-    training. Any number of images is accepted; if the router groups images, it must be a multiple of the group size. The
-    output is logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for jax.export.deserialize
-    on CPU, CUDA and TPU. safetensors: only the parameters, as convert writes them.
+    training. Any number of images is accepted; if the router groups images, the number must be a multiple of the group
+    size. The output is logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for
+    jax.export.deserialize on CPU, CUDA and TPU. safetensors: only the parameters, in the format of `moespec convert`.
     """
 
     source: Path = option(positional=True)
-    """model to export: a run, a file of moespec convert, a Hugging Face hub folder, or other weights that describe their model"""
+    """model to export: a run, a file written by moespec convert, a Hugging Face hub folder, or another file that describes its model"""
     format: Literal["onnx", "stablehlo", "pt2", "safetensors"]
     """format to write"""
     out: Path | None = None

@@ -26,20 +26,20 @@ INSPECTED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArguments(OfRun):
-    """Draw which experts handle which patch of an image, or the weight of each patch in each slot.
+    """Draw which experts process each patch of an image, or the weight of each patch in each slot.
 
     moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis uses validation images instead: it draws the inputs,
-    outputs and similarity of Soft MoE's slots and writes the numbers.
+    outputs and similarity of Soft MoE's slots, and writes the numbers to a .json file.
     The image is routed as a group of one image, even if the model was trained with several images per group. Sparse-MLP
-    routes channels and mixed tokens, which have no position in the image: they are drawn in index order.
+    routes channels and mixed tokens, which have no position in the image, so they are drawn in index order.
     """
 
     image: Path | None = None
-    """image file, or a folder of a few images, drawn in one picture each; images are cropped to a square and resized to the model's size"""
+    """image file, or a folder of images; each image is cropped to a square, resized to the model's size and drawn in its own picture"""
     analysis: bool = False
     """draw the figures of the Soft MoE paper from validation images, and write the numbers to a .json file of the same name"""
     out: Path | None = None
-    """picture to write (default: routing.png, or analysis.png with --analysis); for a folder routing-1.png and so on"""
+    """picture to write (default: routing.png, or analysis.png with --analysis); a folder gives routing-1.png, routing-2.png, ..."""
     panels: tuple[str, ...] = ()
     """experts to draw, such as 0 5; with Soft MoE, slots such as 0.0 5.1, or 5 for all slots of expert 5 (default: eight panels)"""
 

@@ -45,7 +45,7 @@ sys.exit(main())
 class LaunchArguments:
     """Run train or finetune in several processes on this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
 
-    With torch, each process uses one device; with JAX, each uses the devices that it sees. Options after the command belong to
+    With torch, each process uses one device; with JAX, it uses all devices visible to it. Options after the command are passed to
     the command. If a process fails, the others are stopped; with --restarts, all restart from the last checkpoint. `torchrun
     --nproc-per-node 4 --no-python -- moespec train ...` and srun can also start the processes.
     """

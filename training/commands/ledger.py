@@ -109,10 +109,10 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
     differing = [entry for entry in known if entry not in same]
     lines = _wrapped(
         f"{name}: the ledger lists its answers to {len(known)} of {_questions(len(entries))}: {len(same)} as in this "
-        f"specification, {len(differing)} with another answer or several.",
+        f"specification, {len(differing)} with a different answer or with several.",
         0,
     )
-    for title, part in (("Different, or several answers:", differing), ("As in this specification:", same)):
+    for title, part in (("Different answer, or several answers:", differing), ("As in this specification:", same)):
         lines += ["", title] if part else []
         for entry in part:
             lines += ["", *_wrapped(f"{entry.id}: {entry.question}", 0)]

@@ -18,7 +18,7 @@ class ListArguments:
     """List models, routers, data sets and recipes."""
 
     what: Literal["all", "models", "routers", "datasets", "recipes"] = option("all", positional=True)
-    """kind of names to list; routers alone also lists their properties"""
+    """kind of names to list; only `routers` also lists the properties of each router"""
 
 
 def main(words: list[str]) -> None:

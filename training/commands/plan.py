@@ -33,20 +33,20 @@ class PlanArguments(Configured):
     """Estimate memory and time of a training step on other hardware, and find the best mesh.
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Prints the memory,
-    operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh of --mesh.
-    All options of train are accepted; only options of the model, optimiser, batch and computation affect the estimate.
+    operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh that
+    --mesh sets. All options of train are accepted; only options of the model, optimiser, batch and computation affect the estimate.
     """
 
     devices: Number
     """number of devices in the mesh"""
     chip: str
     """v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, rtx4090, or another chip as
-    flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9: bfloat16 operations per second, bytes of memory, bytes per second of the
-    memory, and of all links in one direction; optional: float32=156e12 (float32 operations per second), torus=3 (torus dimensions)"""
+    flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9: bfloat16 operations per second, bytes of memory, bytes per second to memory,
+    bytes per second received over all links; optional: float32=156e12 (float32 operations per second), torus=3 (torus dimensions)"""
     utilisation: Annotated[float, Range(0, 1, above=True, below=False)] | None = None
     """assumed fraction of the chip's peak rate, to estimate the device-days of the run"""
     sharding: bool = False
-    """print the sharding of each parameter, on the mesh of --mesh or the best mesh"""
+    """print the sharding of each parameter, on the mesh that --mesh sets, or else on the best mesh"""
     json: bool = False
     """print JSON"""
 

@@ -42,7 +42,7 @@ BATCH = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PredictArguments(OfRun):
-    """Classify the images in a folder: the classes with their probabilities, and the experts that handle each image.
+    """Classify the images in a folder; list the most probable classes and the experts that process each image.
 
     moespec predict runs/x new --csv new.csv --html new.html. Images are read, resized and normalised as in training; unreadable
     images are listed and skipped. Each image is routed separately, so its result does not depend on the other images.
@@ -52,7 +52,7 @@ class PredictArguments(OfRun):
     folder: Path = option(positional=True)
     """folder of images, searched recursively, or one image"""
     csv: Path | None = None
-    """write a table with a row per image"""
+    """write a table with one row per image"""
     html: Path | None = None
     """write a page with a gallery of the images"""
     top: Number = TOP

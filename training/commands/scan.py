@@ -28,7 +28,7 @@ class ScanArguments:
     data: Literal["folder", "webdataset", "huggingface", "pairs"] = "folder"
     """kind of data set"""
     workers: Annotated[int, Range(0, 1024, below=False)] = 0
-    """worker processes that decode images; 0 for a thread of this process"""
+    """worker processes that decode images; 0: decode in a thread of this process"""
 
 
 def main(words: list[str]) -> None:

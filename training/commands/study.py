@@ -57,14 +57,14 @@ class StudyArguments(Configured):
     """
 
     routers: tuple[str, ...] = ()
-    """entries: a router, your own router as package.module:ROUTER, dense, or NAME: OPTIONS of train, such as
+    """entries to compare: a router, your own router as package.module:ROUTER, dense, or NAME: and options of train, such as
     'hash2: --router hash --model.router-options.hashes 2'"""
     grid: Path | None = None
     """TOML file with a list of values per option, such as schedule.peak = [1e-3, 3e-3]; each combination is an entry"""
     out: Path
     """folder of the study"""
     seeds: Number = 5
-    """number of seeds per entry: 0, 1, ..."""
+    """number of seeds per entry; the seeds are 0, 1, ..."""
     measure: str = ""
     """result of a scheduled evaluation to compare instead of the head's accuracy, such as few_shot/shots_10/accuracy"""
 

@@ -53,7 +53,7 @@ class ScheduleConfig:
     peak: float = 1e-3
     """peak learning rate"""
     warmup: int = 0
-    """warm-up steps, during which the learning rate rises linearly from 0; half of the run if it is not longer"""
+    """warm-up steps, during which the learning rate rises linearly from 0; half of the run if the run is not longer than that"""
     cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
@@ -73,7 +73,7 @@ class MeshConfig:
     data: int | None = None
     """size of the data axis, which splits the batch (default: all remaining devices)"""
     fsdp: int = 1
-    """size of the axis that shards the batch, large parameters and their optimiser state; gathers them block by block"""
+    """size of the axis that shards the batch, large parameters and their optimiser state; parameters are gathered block by block"""
     expert: int = 1
     """size of the axis that shards the batch and the experts"""
     transport: Transport = option("model", only=Only("expert", unless=1))
@@ -115,7 +115,7 @@ class TrainingConfig:
     accumulate: Number = 1
     """micro-batches per batch, to save memory"""
     recompute: bool = False
-    """recompute the activations of each block in the backward pass: less memory, a third more operations"""
+    """recompute the activations of each block in the backward pass, which saves memory and takes a third more operations"""
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] | OwnName = option("softmax", only=TARGETS)
@@ -131,7 +131,7 @@ class TrainingConfig:
     checkpoint_every: Number = 150
     """steps between checkpoints"""
     keep: Number = option(2, rare=True)
-    """checkpoints to keep"""
+    """number of checkpoints to keep"""
     keep_best: str = ""
     """also keep the checkpoint with the best value of this metric: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of a
     table [evaluation.NAME]"""
@@ -190,7 +190,7 @@ class LitConfig:
     locked: bool = True
     """freeze the image tower; otherwise train both towers"""
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """softmax: contrastive over all texts for each image and all images for each text; sigmoid: each pair independently (SigLIP)"""
+    """softmax: compare each image with all texts and each text with all images; sigmoid: classify each pair independently (SigLIP)"""
     scale: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 10.0
     """initial value of the learned factor of the cosine similarities"""
     bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = option(-10.0, only=SIGMOID)
@@ -229,7 +229,7 @@ class Config:
     """The complete configuration of a run."""
 
     objective: Literal["classification", "moco", "lit"] | OwnName = "classification"
-    """classification: the classes of the data; moco: an encoder with MoCo v3, without labels; lit: towers for images and captions;
+    """classification: predict the classes; moco: train an encoder without labels (MoCo v3); lit: train image and text towers;
     or your own objective as package.module:object (docs/own-objects.md)"""
     backend: BackendName = "auto"
     """compute framework; auto: MOESPEC_BACKEND, else the one already imported, else the only one
@@ -245,7 +245,7 @@ class Config:
     text: ModelConfig = option(factory=lambda: ModelConfig("text_tiny"), only=LIT)
     lit: LitConfig = option(factory=LitConfig, only=LIT)
     init: str | None = None
-    """initial weights: a run, a file of moespec convert, or a Hugging Face hub folder"""
+    """initial weights: a run, a file written by moespec convert, or a Hugging Face hub folder"""
     init_skip: str | None = option(None, only=Only("init", why="init is not set"))
     """parameters to initialise instead of loading: a regular expression of their names, such as ^head/"""
     log: str = ""

@@ -38,7 +38,7 @@ class DataConfig:
     background: str = option("white", only=FILES)
     """image files: colour behind transparent pixels, as a name or #rrggbb"""
     broken: Literal["error", "skip"] = option("error", only=FILES)
-    """unreadable images; error: stop at the first; skip: check all images first, then count and leave out the unreadable ones"""
+    """handling of unreadable images; error: stop at the first; skip: check all images first, count the unreadable ones and skip them"""
     mean: str = "0.5"
     """mean subtracted from the channels (white is 1): one number, or one per channel, such as 0.485,0.456,0.406"""
     std: str = "0.5"
@@ -84,7 +84,7 @@ class DataConfig:
     label_smoothing: Annotated[float, Range(0, 1)] = option(0.0, only=TARGETS)
     """fraction of each label spread evenly over all classes"""
     workers: Annotated[int, Range(0, 1024, below=False)] = option(0, only=DECODED)
-    """processes that prepare batches; 0 for a thread of the training process"""
+    """processes that prepare batches; 0: prepare batches in a thread of the training process"""
     prefetch: Annotated[int, Range(1, 2**20, below=False)] = option(2, rare=True)
     """batches prepared in advance by each worker"""
 

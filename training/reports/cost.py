@@ -19,7 +19,7 @@ from moespec.training.objectives.table import forward_passes, training_flops
 __all__ = ["aligned", "described", "milliseconds", "moe_of", "of_run", "scaled", "timed"]
 
 REPEATS, SECONDS = 5, 0.3
-"""Minimum number of timed forward passes, and minimum total time."""
+"""Minimum number of timed forward passes, and their minimum total time in seconds."""
 
 
 def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
@@ -69,7 +69,7 @@ def moe_of(model: Model) -> str:
     layers = family(model).moe_layers(model, fewest_images(model))
     blocks = ", ".join(dict.fromkeys(layer.name.partition("_")[0] for layer in layers))
     routers = " and ".join(dict.fromkeys(f"{layer.router} with {layer.settings.experts} experts" for layer in layers))
-    return f"MoE in blocks {blocks} of 0 to {model.depth - 1}: {routers}" if layers else "no MoE blocks"
+    return f"MoE blocks {blocks} (of 0 to {model.depth - 1}): {routers}" if layers else "no MoE blocks"
 
 
 def scaled(operations: float) -> str:

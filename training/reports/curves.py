@@ -20,11 +20,11 @@ QUANTITIES = {
     "entropy": "routing entropy (nats)",
 }
 NAMED = 9
-"""Maximum number of experts with a line each."""
+"""Maximum number of experts that have their own line."""
 POINTS = 200
 """Maximum number of points of a line."""
 WIDTH, HEIGHT, MARGIN, FOOT = 320, 170, 44, 26
-"""Size of a chart; margins inside it, on the left and at the bottom, for the numbers."""
+"""Width and height of a chart, and its left and bottom margins for the axis labels."""
 Records = Sequence[Mapping[str, Any]]
 
 

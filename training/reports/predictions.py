@@ -42,9 +42,9 @@ __all__ = [
 TOP = 3
 """Number of classes listed for each image."""
 ROWS, LETTERS = 20, 40
-"""Maximum number of pictures shown in the terminal, and of characters of their names."""
+"""Maximum number of pictures listed in the terminal, and maximum length of a listed name."""
 GALLERY, SIDE = 2000, 192
-"""Maximum number of pictures on a page, of 10 kB each, and their longer side in pixels."""
+"""Maximum number of pictures on a page (a picture takes 10 kB), and maximum side of a picture in pixels."""
 BUSIEST = 3
 """Number of experts listed per layer."""
 LEAST = 1e-30
@@ -79,7 +79,7 @@ class Prediction(NamedTuple):
 def check_model(run: Path, objective: str, model: Model) -> None:
     """Raises ConfigError if a run's model does not classify images."""
     if not model.classes or model.channels not in (1, 3):
-        why = f"images of {model.channels} channels, expected 1 or 3" if model.classes else "no head, so no classes"
+        why = f"{model.channels} channels, expected 1 or 3" if model.classes else "no head, so it predicts no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
 
 
@@ -154,9 +154,9 @@ def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
 def table(predictions: Sequence[Prediction]) -> list[str]:
     """The lines for the terminal: all pictures in order or, if there are more than `ROWS`, the least certain; with labels, the mistakes."""
     labelled, those = predictions[0].label >= 0, shown(predictions)
-    title = [f"the {ROWS} least certain:"] if len(those) > ROWS else []
+    title = [f"the {ROWS} least certain images:"] if len(those) > ROWS else []
     if labelled:
-        most = f"; the {ROWS} most probable" if title else ""
+        most = f"; these are the {ROWS} most confident mistakes" if title else ""
         title = [f"{len(those)} of {len(predictions)} images are misclassified{most}:"]
     last = list(predictions[0].experts)[-1:]
     rows = [["image", *["true class"] * labelled, "classes", *(f"experts of block {layer}" for layer in last)]]

@@ -52,7 +52,7 @@ from moespec.version import version
 __all__ = ["write_report"]
 
 IMAGES, MISTAKES = 4, 48
-"""Maximum number of validation images whose routing is shown, and of mistakes."""
+"""Maximum number of validation images whose routing is shown, and maximum number of mistakes shown."""
 MOST = 2000
 """Maximum number of predicted images."""
 SIDE = 112
@@ -61,7 +61,7 @@ MEASURED = (
     *("accuracy", "balanced_accuracy", "largest_class", "top5", "loss", "spread"),
     *("image_to_text", "text_to_image"),
 )
-"""Results of the last evaluation that a report shows."""
+"""A report shows these results of the last evaluation."""
 
 
 def write_report(
@@ -82,7 +82,7 @@ def write_report(
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
     spent = of_run(config, model, last["step"] * steps.batch, batch=steps.batch // steps.accumulate)
     if devices is not None:
-        spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
+        spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days (number of devices: {devices})"
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # the first includes compilation
     facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
@@ -156,7 +156,7 @@ def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: s
     blocks = getattr(config.model, "block", {}).values()
     names = dict.fromkeys([getattr(config.model, "router", None), *(own.get("router") for own in blocks)])
     router = [f"router {' and '.join(filter(None, names))}"] if hasattr(config.model, "router") else []
-    balance = f", classes of n images sampled by n^-{config.data.balance:g}" if config.data.balance else ""
+    balance = f"; sampling weight n^-{config.data.balance:g} in a class of n images" if config.data.balance else ""
     return {
         "model": ", ".join([config.model.name, *router]),
         "cost": cost,

@@ -89,9 +89,9 @@ def test_an_entry_in_full(said, few):
 
 def test_what_one_implementation_does(said, few):
     shown, same = said(["ledger", "--by", "vmoe"]).split("\nAs in this specification:\n")
-    counts = "the ledger lists its answers to 3 of 3 questions: 1 as in this specification, 2 with\n    another answer or several."
+    counts = "the ledger lists its answers to 3 of 3 questions: 1 as in this specification, 2 with a\n    different answer or with several."
     assert shown.startswith(
-        f"google-research/vmoe: {counts}\n\nDifferent, or several answers:\n\nXX-2: Is it green?\n    moespec: yes.\n"
+        f"google-research/vmoe: {counts}\n\nDifferent answer, or several answers:\n\nXX-2: Is it green?\n    moespec: yes.\n"
     )
     assert "    XX-2b: no.\n        Measured: vmoe-jax 1.0, `vmoe.green`.\n" in shown
     assert same.startswith("\nXX-1: Is it round?\n    XX-1a: yes.\n        In: vmoe/moe.py, round.\n")

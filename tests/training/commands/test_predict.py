@@ -155,7 +155,7 @@ def test_mistakes_of_a_labelled_folder(run: Path, folder: Path, tmp_path: Path, 
     assert f"{wrong} of 8 images are misclassified." in text
     monkeypatch.setattr("moespec.training.reports.predictions.GALLERY", 1)
     said([*words, "--data.path", str(tmp_path / "labelled")])
-    assert f"{wrong} of 8 images are misclassified; this page shows the 1 most probable" in html.read_text()
+    assert f"{wrong} of 8 images are misclassified; this page shows the 1 most confident" in html.read_text()
     assert html.read_text().count('<figure class="wrong">') == 1
     said(words)
     assert [Path(row["image"]).name for row in rows_of(out)] == ["3.jpg", "2.jpg"], "the validation images"

@@ -161,7 +161,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     last = read_log(run, "evaluation")[-1]
     wrong = last["images"] - round(last["accuracy"] * last["images"])
     assert (page.count(", predicted "), page.count('<figure class="wrong">')) == (2, min(wrong, 48))
-    assert f"{wrong} of 355 images are misclassified; this page shows the 48 most probable" in page
+    assert f"{wrong} of 355 images are misclassified; this page shows the 48 most confident mistakes" in page
     opening = page[page.index("<main>") : page.index("<table")]
     right, always = last["images"] - wrong, 100 * max(np.bincount(load("digits").validation.labels)) / 355
     assert f"<strong>{100 * last['accuracy']:.1f} %</strong> validation accuracy: {right} of 355 images" in opening
@@ -179,7 +179,7 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
     days = last["seconds"] / 86_400
     passes = r"cost of the run</th><td>training on 192 images: [\d.]+ MFLOP \(3 forward passes per image\); "
-    assert re.search(passes + f"{days:.4g} device-days, devices: 1</td>", page)
+    assert re.search(passes + f"{days:.4g} device-days \\(number of devices: 1\\)</td>", page)
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
 
 
