@@ -168,7 +168,7 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
         raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # decoders raise many exception types for damaged files
         unknown = isinstance(error, UnidentifiedImageError)  # its text contains a memory address
-        text = f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits" if unknown else error
+        text = f"expected {', '.join(FORMATS)}; grey TIFF needs 8, 12 or 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 
