@@ -155,7 +155,7 @@ def test_damaged_cifar(cifar_folder: tuple[str, Path]) -> None:
         with pytest.raises(DataError, match=re.escape(f"{path}: {message}")):
             load(name, str(folder))
     names.write_text("one\n")
-    with pytest.raises(DataError, match=rf"{names.name}: 1 names for {last} classes"):
+    with pytest.raises(DataError, match=rf"{names.name}: expected {last} class names, got 1"):
         load(name, str(folder))
 
 
@@ -265,7 +265,7 @@ def test_folder_with_train_and_val(tmp_path: Path, val: str) -> None:
     assert (len(data.train), len(data.validation)) == (10, 2)
     assert data.validation.read(np.array([0]))[0, 2, 2].tolist() == [77, 77, 77]
     (tmp_path / val / "ant" / "1.jpg").unlink()
-    with pytest.raises(DataError, match=rf"{val}/ant: the class has no images"):
+    with pytest.raises(DataError, match=rf"{val}/ant: found no images"):
         load("folder", str(tmp_path), image_size=6)
     (tmp_path / val / "ant").rmdir()
     with pytest.raises(DataError, match=r"classes \('bee',\), but train/ has"):

@@ -154,7 +154,7 @@ def test_parquet_by_the_hugging_face_library(tmp_path: Path) -> None:
     table.rename_column("image", "picture").save_to_disk(tmp_path / "saved")
     assert len(load("huggingface", str(tmp_path / "saved"), image_size=4).validation) == 2
     table.remove_columns("label").save_to_disk(tmp_path / "bare")
-    with pytest.raises(DataError, match=r"bare, train: no column of labels .* among image"):
+    with pytest.raises(DataError, match=r"bare, train: expected a column of labels .*, got image"):
         load("huggingface", str(tmp_path / "bare"), image_size=4)
 
 

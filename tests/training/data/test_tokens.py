@@ -31,7 +31,7 @@ def test_texts_and_lengths_without_tokens(monkeypatch):
     monkeypatch.setattr(tokens, "CHUNK", 2)
     with pytest.raises(DataError, match="caption 3: '' is empty"):
         tokens.encode(tokens.tokenizer_of(), ["a", "b", "c", ""], 4)
-    with pytest.raises(ConfigError, match=r"text\.length=1: expected at least 2, for a token and the end"):
+    with pytest.raises(ConfigError, match=r"text\.length=1: expected at least 2, for one token and the end token"):
         tokens.encode(tokens.tokenizer_of(), ["a"], 1)
 
 

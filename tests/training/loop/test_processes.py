@@ -151,7 +151,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
     assert launcher.returncode == 128 + signal.SIGTERM, errors[-2000:]
     (step,) = checkpoint.steps(run / "checkpoints")
     assert step % 5 == 0
-    assert f"the {step} steps done of 100000 are saved" in errors
+    assert f"{step} of 100000 steps are done and saved" in errors
 
 
 @pytest.mark.parametrize(

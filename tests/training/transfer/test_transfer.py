@@ -105,7 +105,7 @@ def test_positions_of_another_kind():
     np.testing.assert_array_equal(result.params["positions"][:, 0], initial["positions"][:, 0])
     # Positions of a class token and 8 registers, and 16 patches: as many as of 25 patches alone.
     of_all = weights(pool="token", registers=8)
-    with pytest.raises(ConfigError, match=r"positions has shape \(1, 25, 8\), 9 before the patches, but the model has"):
+    with pytest.raises(ConfigError, match=r"positions has shape \(1, 25, 8\) with 9 before the patches, but"):
         taken(of_all, replace(of_all.config, positions="learned_patches", image_size=10))
 
 
