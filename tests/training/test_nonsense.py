@@ -311,7 +311,7 @@ WRONG = {
     "study --routers '../up: --router switch' --out x": "routers='../up: --router switch': expected a router or NAME: OPTIONS",
     "study --routers \"a: --router 'switch\" --out x": "routers=\"a: --router 'switch\": No closing quotation",
     "study --routers switch --out ''": "--out: expected a path, got ''; is a shell variable empty?",
-    f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}': a run's folder; choose a separate folder for the",
+    f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}' is a run's folder; choose another folder for the",
     f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy": "evaluation.few-shot.shots=[10, 100000]: expected at most ",
     "evaluate x --seeds 4": "seeds=4 has no effect without --fewshot",
     f"finetune {OLD_RUN} --init x": f"init='x': expected the source, '{OLD_RUN}'",

@@ -33,7 +33,7 @@ WRONG = [
     ("data.name", "lambda config, image_size: replace(rings(config, 8), classes='aab')", "classes='aab': expected names, each"),
     ("data.name", "sys.exit()", "data.name='wrong:f': cannot be imported (SystemExit: , at "),
     ("schedule.name", "type('Odd', (), {'__repr__': 3})()", "expected the name of a function, got <Odd instance at "),
-    ("data.name", SPLITS.format("part.read(np.arange(2))[0], np.zeros(8)"), "image 0 uint8 (1, 8, 1); expected (images,)"),
+    ("data.name", SPLITS.format("part.read(np.arange(2))[0], np.zeros(8)"), "image 0 is uint8 (1, 8, 1); expected (images,)"),
     ("schedule.name", "lambda peak, *, total, warmup: lambda step: 'fast'", "its rate at step 0 is 'fast', expected a"),
     ("schedule.name", "lambda peak, *, total, warmup: lambda step: -peak", "its rate at step 0 is -0.01, expected"),
     ("optimizer.name", "focal", "optimizer.name='wrong:f': expected the name of an Optimizer"),

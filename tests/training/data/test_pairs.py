@@ -127,7 +127,7 @@ def test_folders_that_lack_something(folder: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", "image,caption\n", "no rows"),
-        ("a.csv", "picture,caption\nx,y\n", r"row 1: no column of the image \(image, .*\) among picture, caption"),
+        ("a.csv", "picture,caption\nx,y\n", r"row 1: expected an image column \(image, .*\), got picture, caption"),
         ("a.csv", "image,caption\n0/0.png,a\n0/none.png,b\n", r"row 2: '0/none\.png' is not a file below"),
         *(("a.csv", f"image,caption\n{name},b\n", "row 1: names ") for name in ("../out.png", "out.png")),
         ("a.csv", "image,caption\n0/0.png,a cat, asleep\n", "row 1: more values than columns"),

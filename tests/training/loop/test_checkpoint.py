@@ -105,7 +105,7 @@ def amended_arrays(path: Path, **changes: Any) -> None:
         (partial(amended_arrays, **{"mu/head/bias": ...}), "no array 'mu/head/bias'"),
         (partial(amended_arrays, **{"params/head/kernel": np.zeros((2, 3), np.float32)}), r"kernel is F32 \(2, 3\)"),
         (partial(amended_arrays, **{"params/x": np.zeros(1, np.float32)}), "'params/x' is not an array of this model's"),
-        (partial(amended, format=4, version="7.1"), r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
+        (partial(amended, format=4, version="7.1"), r"has format 4 of moespec 7\.1, expected one of \(1, 2, 3\)"),
         (partial(amended, format=3, files={"../x": "0"}), "files: '../x': invalid"),
         (partial(amended, step=True), r"state\.json: step=True: invalid"),
         (partial(amended, config={"optimizer": {"name": "shampoo"}}), "config.optimizer: name='shampoo': expected one of adamw"),

@@ -162,7 +162,7 @@ def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[...
 BATCH = partial(changed, "training_batch", module=classification)
 RARELY = ("--training.log-every", "100", "--training.evaluate-every", "100")
 STOPPED = (
-    r"{0}: finishing this step or batch; repeat to stop at once\n.*stopped by {0}; the 6 steps done of 12 are saved\. "
+    r"{0}: finishing this step or batch; repeat to stop at once\n.*stopped by {0}; 6 of 12 steps are done and saved\. "
     r"To resume: moespec train --run '.*/a run' --resume"
 )
 DIVERGED = f"training diverged at step 7: the loss is nan; {ADVICE}"
@@ -252,8 +252,8 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
 
     monkeypatch.setattr(evaluation, "check", check)
     for command, message in (
-        (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),
-        (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),  # in the same evaluation, which is pending
+        (resume, "stopped by SIGTERM; 12 of 12 steps are done and saved"),
+        (resume, "stopped by SIGTERM; 12 of 12 steps are done and saved"),  # in the same evaluation, which is pending
         (evaluate, "moespec: evaluation stopped by SIGTERM"),
     ):
         batches = count(1)

@@ -141,7 +141,7 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
     [
         ({}, {"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), the model \(2, 2, 1, 16\)"),
         ({}, {"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), the model \(8, 24\)"),
-        ({}, {"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale initializes it"),
+        ({}, {"depth": 3}, r"blocks/2/norm1/scale \(8,\) is not in the source; --init-skip blocks/2/norm1/scale initializes it"),
         ({}, {"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is unexpected"),
         ({}, {"positions": "sincos2d"}, r"positions \(1, 16, 8\) is unexpected"),
         (SOFT, {"moe": "none"}, r"blocks/1/mlp/w1 \(8, 12\) is missing"),
