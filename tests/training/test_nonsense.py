@@ -119,7 +119,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--router hash --model.token-ids bigram --codes 1000000", ("model.token_ids", "entries of tables")),
     ("--model.moe none --router switch", ("model.router='switch' has no effect",)),
     ("--data.workers 2", ("data.workers=2 has no effect",)),
-    ("--mesh.transport bfloat16", ("mesh.transport='bfloat16': has no effect with mesh.expert=1",)),
+    ("--mesh.transport bfloat16", ("mesh.transport='bfloat16' has no effect with mesh.expert=1",)),
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 has no effect here: the objective has no targets",)),
     ("--objective moco --data.crop-padding 0", ("data: without augmentation both views of an image are equal",)),
@@ -281,7 +281,7 @@ WRONG = {
     "plan --chip h100 --devices 8 --init=x": "--init=x has no effect: plan does not read data or train",
     "plan --chip v9 --devices 8": "chip='v9': expected one of v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, "
     "rtx4090, or figures such as flops=312e12,",
-    "plan --chip flops=1e12,memory=8e9 --devices 8": "chip='flops=1e12,memory=8e9': bandwidth, link missing; expected figures such",
+    "plan --chip flops=1e12,memory=8e9 --devices 8": "chip='flops=1e12,memory=8e9': the figures bandwidth, link are missing",
     "plan --chip flop=1e12 --devices 8": "chip.flop='1e12': expected each of flops, memory, bandwidth, link, torus, float32 at most",
     "plan --chip link=1,link=2 --devices 8": "chip.link='2': expected each of flops, memory, bandwidth, link, torus, float32 at most",
     "plan --chip memory=80GB --devices 8": "chip.memory='80GB': expected a finite number greater than 0, such as 312e12",
@@ -291,7 +291,7 @@ WRONG = {
     "plan --chip v5e --devices 8 --utilisation 1.5": "utilisation=1.5: expected a finite number greater than 0 and at most 1",
     "plan --chip v5e --devices 8 --utilisation 0.4 --sharding": "utilisation=0.4 has no effect with --sharding",
     "plan --chip v5e --devices 8 --utilisation 0.4 --training.epochs 9": "utilisation=0.4: training.epochs=9.0 needs the",
-    "convert x y.safetensors --to vmoe": "target='y.safetensors': expected NAME, since vmoe writes NAME.index and",
+    "convert x y.safetensors --to vmoe": "target='y.safetensors': remove the suffix; vmoe writes NAME.index and",
     f"convert {OLD_RUN} . --to hub": "target='.': is the working directory; choose a folder inside it",
     f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name ending in .png",
     "count --model.depth 1 2": "'2': unexpected argument after 1",
@@ -314,8 +314,8 @@ WRONG = {
     f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}' is a run's folder; choose another folder for the",
     f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy": "evaluation.few-shot.shots=[10, 100000]: expected at most ",
     "evaluate x --seeds 4": "seeds=4 has no effect without --fewshot",
-    f"finetune {OLD_RUN} --init x": f"init='x': expected the source, '{OLD_RUN}'",
-    f"finetune {OLD_RUN} --model vit_s16": "model.name='vit_s16': expected the source's model, 'vit_tiny';",
+    f"finetune {OLD_RUN} --init x": f"init='x': conflicts with the source '{OLD_RUN}'",
+    f"finetune {OLD_RUN} --model vit_s16": "model.name='vit_s16': expected the source's model 'vit_tiny';",
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),

@@ -90,12 +90,12 @@ def test_idx(idx_folder: Path) -> None:
     ("damage", "message"),
     [
         (lambda content: content[:-1], "in the header, got 24"),
-        (lambda content: content[:6], "truncated header of"),
+        (lambda content: content[:6], "the header is truncated to"),
         (lambda content: b"\0\0\x0d" + content[3:], "expected unsigned bytes"),
         (lambda content: b"PNG" + content, "not an IDX file"),
         (lambda content: gzip.compress(content)[:-9], "cannot be read"),
         (lambda content: idx_bytes(np.zeros((7, 5, 5), np.uint8)), r"labels-idx1-ubyte.*shape \(6,\) for the 7 images"),
-        (lambda content: idx_bytes(np.zeros((6, 4, 4), np.uint8)), ", t10k images"),
+        (lambda content: idx_bytes(np.zeros((6, 4, 4), np.uint8)), ", but t10k of"),
         (None, "no file t10k-images-idx3-ubyte"),
     ],
 )
@@ -179,12 +179,12 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
         ({"val_images": 0, "validation_images": 0}, "several validation splits, 'val' and 'validation'"),
         ({"labels": np.full(10, -1)}, "labels has the label -1"),
-        ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
+        ({"labels": np.arange(10) % 2 * 2}, "no training image has class 1"),
         ({"labels": None}, "no array 'labels'"),
         ({"maximum": 16, "images": np.full((10, 4, 4), 17, np.uint8)}, "maximum=16, but pixels reach 17"),
         ({"labels": np.array([None] * 10, object)}, "not a readable .npz file of plain arrays"),
-        ({"labels": np.arange(10) % 2 * 2**62}, "expected labels below 8, the number of training images, got 4611686018427387904"),
-        ({"labels": (np.arange(10) % 2).astype("u8") * np.uint64(2**63)}, "the label 9223372036854775808"),
+        ({"labels": np.arange(10) % 2 * 2**62}, "number of training images, got 4611686018427387904"),
+        ({"labels": (np.arange(10) % 2).astype("u8") * np.uint64(2**63)}, "images, got 9223372036854775808"),
         ({"maximum": np.array("white")}, "maximum='white': expected an integer from 1 to 255"),
         ({"maximum": 16.5}, r"maximum=16\.5: expected an integer from 1 to 255"),
         ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, r"too few images \(1\) to hold out"),
@@ -250,7 +250,7 @@ def test_an_idx_file_that_is_not_what_its_header_says(
     content = bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape)
     path = idx_folder / "t10k-images-idx3-ubyte"
     path.write_bytes(gzip.compress(content) if compressed else content)
-    check_refused_at_once("idx", idx_folder, "t10k-images-idx3-ubyte: 0 values, but the header says")
+    check_refused_at_once("idx", idx_folder, "t10k-images-idx3-ubyte: expected .* in the header, got 0")
 
 
 @pytest.mark.parametrize("val", ["val", "validation", "valid"])
