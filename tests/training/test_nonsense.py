@@ -292,7 +292,7 @@ WRONG = {
     "plan --chip v5e --devices 8 --utilisation 0.4 --sharding": "utilisation=0.4 has no effect with --sharding",
     "plan --chip v5e --devices 8 --utilisation 0.4 --training.epochs 9": "utilisation=0.4: training.epochs=9.0 needs the",
     "convert x y.safetensors --to vmoe": "target='y.safetensors': remove the suffix; vmoe writes NAME.index and",
-    f"convert {OLD_RUN} . --to hub": "target='.': is the working directory; choose a folder inside it",
+    f"convert {OLD_RUN} . --to hub": "target='.' is or contains the working directory; choose a folder inside it",
     f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name ending in .png",
     "count --model.depth 1 2": "'2': unexpected argument after 1",
     "list router": "what='router': expected one of 'all', 'models', 'routers', 'datasets', 'recipes'",

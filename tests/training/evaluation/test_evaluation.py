@@ -188,7 +188,7 @@ def test_other_images(trained: Path, digits, tmp_path: Path, said: Any) -> None:
             found = load_others(DataConfig(), own, name="npz", path=path, broken="error")
             np.testing.assert_array_equal(found.validation.labels, expected)
             assert found.train is digits.train
-    for wrong, message in (("--data=digits", "the run's own data; omit"), ("--data.broken=skip", "data.path=''")):
+    for wrong, message in (("--data=digits", "is the run's own data; omit"), ("--data.broken=skip", "data.path=''")):
         assert message in said(["evaluate", str(trained), wrong], 2)
     out = said(["evaluate", str(trained), "--data", "npz", "--data.path", path])
     right = int((logits_of(digits, *loaded(trained))[:90].argmax(axis=1) == labels).sum())

@@ -102,7 +102,7 @@ def amended_arrays(path: Path, **changes: Any) -> None:
         (lambda path: (path / "arrays.safetensors").unlink(), r"arrays\.safetensors: cannot be read.*To resume from step 3"),
         (lambda path: (path / "state.json").unlink(), r"state\.json: cannot be read.*To resume from step 3, remove"),
         (shutil.rmtree, r"00000007/state\.json: cannot be read"),
-        (partial(amended_arrays, **{"mu/head/bias": ...}), "no array 'mu/head/bias'"),
+        (partial(amended_arrays, **{"mu/head/bias": ...}), "the array 'mu/head/bias' is missing"),
         (partial(amended_arrays, **{"params/head/kernel": np.zeros((2, 3), np.float32)}), r"kernel is F32 \(2, 3\)"),
         (partial(amended_arrays, **{"params/x": np.zeros(1, np.float32)}), "'params/x' is not an array of this model's"),
         (partial(amended, format=4, version="7.1"), r"has format 4 of moespec 7\.1, expected one of \(1, 2, 3\)"),

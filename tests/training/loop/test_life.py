@@ -380,7 +380,7 @@ OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
     (edited("peak = 0.01", "peak = 0.02"), RESUME, r"schedule\.peak is 0\.01 there, 0\.02 here"),
     (edited('norm_form = "paper"', 'norm_form = "rsqrt"'), RESUME, r"router_options\.norm_form is 'paper' there, 'rsqrt' here"),
     (edited("steps = 12", ""), RESUME, r"training\.steps is 12 there, 1500 here"),
-    (truncated, RESUME, "training.batch missing from the run"),
+    (truncated, RESUME, "the entries training.batch are missing"),
     (as_begun, f"{RESUME} --schedule.peak 0.02", "Choose another --run, or change this run with moespec train"),
     (as_begun, f"{RESUME} --override --training.seed 1", r"training\.seed is 0 there, 1 here; cannot be overridden"),
     (as_begun, f"{RESUME} --override --training.batch 8", r"training\.batch is 16 there, 8 here; cannot be overridden"),

@@ -161,7 +161,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
         (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1: a mesh of 4 devices, but there are 2"),
         (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
         (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span several devices"),
-        (2, ("--model.group-images", "64"), "32 images per device (data 2). images: 32 images"),
+        (2, ("--model.group-images", "64"), "each device gets 32 images (data 2). images: 32 images"),
         (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
     ],
 )

@@ -64,7 +64,7 @@ GRIDS = {
     f"data.path = ['{'x' * 200}']": "grid: path=xxx",
     f"training = {{steps = {[*range(1, 1000)]}, batch = {[*range(1, 1000)]}}}": "998001 combinations, expected 1 to 100",
     "": "grid.toml: 0 combinations",
-    "experts = [2, 4]\nmodel.experts = [2, 4]": "grid.toml: experts: option given twice under different names",
+    "experts = [2, 4]\nmodel.experts = [2, 4]": "grid.toml: experts: the file sets this option twice",
 }
 
 
