@@ -179,7 +179,7 @@ def test_other_images(trained: Path, digits, tmp_path: Path, said: Any) -> None:
     for own, expected in (
         (replace(digits, classes=digits.classes[::-1]), 9 - labels),
         (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not in the run: 0, 1, 2"),
-        (replace(digits, shape=(8, 8, 3)), r"have shape \(8, 8, 1\) .*, but in the run they have shape \(8, 8, 3\)"),
+        (replace(digits, shape=(8, 8, 3)), r"shape \(8, 8, 1\) .*, but in the run they have shape \(8, 8, 3\)"),
     ):
         with pytest.raises(SpecError, match=expected) if isinstance(expected, str) else nullcontext():
             found = load_others(DataConfig(), own, name="npz", path=path, broken="error")
