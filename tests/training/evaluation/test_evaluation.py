@@ -178,7 +178,7 @@ def test_other_images(trained: Path, digits, tmp_path: Path, said: Any) -> None:
     path = str(tmp_path / "new.npz")
     for own, expected in (
         (replace(digits, classes=digits.classes[::-1]), 9 - labels),
-        (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not in the run: 0, 1, 2"),
+        (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not in the run's classes 0, 1, 2"),
         (replace(digits, shape=(8, 8, 3)), r"shape \(8, 8, 1\) .*, but in the run they have shape \(8, 8, 3\)"),
     ):
         with pytest.raises(SpecError, match=expected) if isinstance(expected, str) else nullcontext():
