@@ -15,7 +15,7 @@ from moespec.spec.errors import SpecError
 def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
     whole, path = runs.whole("torch"), tmp_path / "x"
     stop = [lambda after: after.done == 5 and os.kill(os.getpid(), signal.SIGTERM)]
-    with pytest.raises(Interrupted, match=r"the \d steps done of 12 are saved"):
+    with pytest.raises(Interrupted, match=r"\d of 12 steps are done and saved"):
         training.train(runs.config, run=path, backend="torch", hooks=stop)
     with pytest.raises(SpecError, match="unfinished; resume it with --resume, or choose another --run"):
         training.train(whole / "config.toml", run=path, training={"keep": 9})

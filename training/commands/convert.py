@@ -58,10 +58,10 @@ def convert_command(given: ConvertArguments) -> None:
             raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
     if to_format is None and target.suffix != ".safetensors":
         writable = ", ".join(name for name, format in FORMATS.items() if format.write)
-        raise ConfigError(f"target={str(target)!r}: set --to to one of {writable}")
+        raise ConfigError(f"target={str(target)!r}: expected NAME.safetensors, or --to with one of {writable}")
     to_format = to_format or "moespec"
     if to_format == "vmoe" and target.suffix in (".safetensors", ".npz"):
-        raise ConfigError(f"target={str(target)!r}: expected NAME, since vmoe writes NAME.index and NAME.data-...")
+        raise ConfigError(f"target={str(target)!r}: remove the suffix; vmoe writes NAME.index and NAME.data-...")
     if to_format not in ("hub", "huggingface"):
         check_output("target", target, sources=[source])
     else:

@@ -92,7 +92,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         why = "the model routes each batch as one group, but a program has groups of fixed size"
         raise ConfigError(f"format={format!r}: {why}; train with group_size and group_images, or export safetensors")
     if format != "pt2" and 4 * (count := family(weights.config).parameter_count(weights.config)) > LARGEST:
-        raise ConfigError(f"format={format!r}: {count:,} parameters exceed the 2 GB limit of its files; use pt2")
+        raise ConfigError(f"format={format!r}: {count:,} parameters exceed the 2 GB limit of this format; use pt2")
     if format == "onnx" and weights.config.dtype != "float32":
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))

@@ -38,7 +38,7 @@ def main(words: list[str]) -> None:
     """Runs the command."""
     if not words or words[0].startswith("-"):
         parse("finetune", FinetuneArguments, words or ["--help"], settings=digits())
-        raise SpecError("finetune: expected the source first: moespec finetune runs/x --data ...")
+        raise SpecError("finetune: expected the source as first argument, as in: moespec finetune runs/x --data ...")
     source, *rest = words
     named = any(word.partition("=")[0] in ("--data", "--data.name") for word in rest)
     base = finetuned(digits(), source, other_data=named)
@@ -46,7 +46,7 @@ def main(words: list[str]) -> None:
     parsed = parse("finetune", FinetuneArguments, words, settings=chosen(rest, base))
     _check_model(parsed.settings.model.name, base)  # the file's model
     if parsed.settings.init != source:
-        raise ConfigError(f"init={parsed.settings.init!r}: expected the source, {source!r}; leave it out")
+        raise ConfigError(f"init={parsed.settings.init!r}: conflicts with the source {source!r}; remove this option")
     check_written(rest, parsed.settings)
     check_functions(rest, parsed.settings)
     settings, note = sized(parsed.settings), taken(parsed.settings, given=named or parsed.resume)
@@ -57,5 +57,5 @@ def _check_model(name: str, base: Config) -> None:
     """Raises ConfigError if the model differs from the model of the weights to fine-tune."""
     if name != base.model.name:
         raise ConfigError(
-            f"model.name={name!r}: expected the source's model, {base.model.name!r}; only its fields can change"
+            f"model.name={name!r}: expected the source's model {base.model.name!r}; finetune can only change its fields"
         )

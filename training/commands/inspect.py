@@ -50,7 +50,7 @@ def main(words: list[str]) -> None:
     if parsed.analysis == (parsed.image is not None):
         raise SpecError("inspect: set either --image FILE or --analysis")
     if parsed.analysis and parsed.panels:
-        raise SpecError(f"panels={' '.join(parsed.panels)!r}: has no effect with --analysis, which covers all slots")
+        raise SpecError(f"panels={' '.join(parsed.panels)!r} has no effect with --analysis, which covers all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
         from moespec.training.inspection.analysis import analysis_command  # imported here, since matplotlib is slow
@@ -72,7 +72,7 @@ def inspect_command(
         files, notes = find_pictures(image)
         print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
         if len(files) > INSPECTED:
-            raise ConfigError(f"image={str(image)!r}: {len(files)} images, expected at most {INSPECTED}")
+            raise ConfigError(f"image={str(image)!r}: the folder has {len(files)} images, expected at most {INSPECTED}")
         targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
     for target in targets.values():
         check_output("out", target, [".png"], targets)

@@ -102,7 +102,7 @@ def _run(arguments: list[str], processes: int) -> tuple[int, int] | None:
                 until = time.monotonic() + GRACE
             time.sleep(LOOK)
         if caught:
-            raise Interrupted(f"stopped by {caught[0].name}, with all {processes} processes", caught[0])
+            raise Interrupted(f"all {processes} processes were stopped by {caught[0].name}", caught[0])
         return _failed(started)
     finally:
         for process in started:

@@ -97,7 +97,7 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     files, notes = find_pictures(folder)
     print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
     if html is not None and len(files) > GALLERY:
-        raise ConfigError(f"html={str(html)!r}: {len(files)} images; a page shows up to {GALLERY}, --csv lists all")
+        raise ConfigError(f"html={str(html)!r}: a page shows at most {GALLERY} images, got {len(files)}; use --csv")
     directory = RunDirectory(run)
     config = directory.begun_config()
     model, data, training = alone(model_config(config.model)), config.data, config.training

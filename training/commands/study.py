@@ -82,11 +82,11 @@ def main(words: list[str]) -> None:
     swept = combinations(parsed.grid, parsed.settings) if parsed.grid else []
     texts, out, measure = [*parsed.routers, *swept], parsed.out, parsed.measure
     if not texts:
-        raise ConfigError("study: no entries; set --routers NAME ..., or --grid FILE for a sweep")
+        raise ConfigError("study: expected at least one entry; set --routers NAME ..., or --grid FILE for a sweep")
     found = entries(texts, parsed.settings, swept)
     check_written(words, parsed.settings, *found.values())
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
-        raise RunError(f"out={str(out)!r}: a run's folder; choose a separate folder for the study")
+        raise RunError(f"out={str(out)!r} is a run's folder; choose another folder for the study")
     configs = {name: _resolved(name, config, measure) for name, config in found.items()}
     runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(parsed.seeds) for name in configs}
     for (name, seed), run in runs.items():
@@ -135,10 +135,10 @@ def combinations(path: Path, base: Config) -> list[str]:
             raise ConfigError(f"{path}: {key}={of!r}: expected a list of values, as in {key} = [1, 2]")
     full = [SHORT.get(key, key) for key in table]
     if twice := next((key for key in table if full.count(SHORT.get(key, key)) > 1), None):
-        raise ConfigError(f"{path}: {twice}: option given twice under different names")
+        raise ConfigError(f"{path}: {twice}: the file sets this option twice, under different names")
     number = math.prod(map(len, table.values())) if table else 0
     if not 0 < number <= MOST:
-        raise ConfigError(f"{path}: {number} combinations, expected 1 to {MOST}")
+        raise ConfigError(f"{path}: the lists have {number} combinations, expected 1 to {MOST}")
     flags: dict[tuple[str, str], str] = {}
     for option in options_of(Settings, SimpleNamespace(settings=base)):
         if option.switch:
@@ -207,7 +207,7 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
         there = outcome.measures(config, own)
         if measure not in (*([""] if objective.head else []), *there):
             head = (
-                "without it, the head's accuracy is compared" if objective.head else f"{config.objective!r} has no head"
+                "by default, the head's accuracy is compared" if objective.head else f"{config.objective!r} has no head"
             )
             have = f"expected one of {', '.join(there)}" if there else "no evaluation is scheduled"
             raise ConfigError(f"measure={measure!r}: {have} ([evaluation.NAME]); {head}")

@@ -87,7 +87,7 @@ class MeshConfig:
         MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
         check_fields("mesh", self)
         if self.transport != "model" and self.expert == 1:
-            raise ConfigError(f"mesh.transport={self.transport!r}: has no effect with mesh.expert=1")
+            raise ConfigError(f"mesh.transport={self.transport!r} has no effect with mesh.expert=1")
 
     @property
     def several_processes(self) -> bool:
@@ -153,7 +153,7 @@ class TrainingConfig:
     def total(self) -> int:
         """The number of steps. Raises ConfigError if the length depends on the number of images, which is unknown here."""
         if self.epochs is not None or self.examples is not None:
-            raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
+            raise ConfigError("training.steps=None: the number of steps depends on the data set, which is unknown here")
         return 1500 if self.steps is None else self.steps
 
 
@@ -260,7 +260,7 @@ class Config:
         for name, section in (("model", self.model), ("text", self.text)):
             if isinstance(section, TextSection) != (name == "text"):
                 inputs = "texts" if name == "text" else "images"
-                raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")
+                raise ConfigError(f"{name}.name={section.name!r}: expected a model for {inputs}")
         for each in self.logs:
             if each not in TRACKERS and not is_own(each):
                 raise ConfigError(f"log={each!r}: expected one of {', '.join(TRACKERS)}, or package.module:function")

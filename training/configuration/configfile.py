@@ -90,7 +90,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     table = _loaded(path)
     written = table.pop("format", None)
     if written not in (None, FORMAT):
-        raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or leave it out")
+        raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or no format entry")
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
         table = _without_former(path, with_eval_take(with_decay(without_jitter(table))))
@@ -145,10 +145,10 @@ def _loaded(path: Path) -> dict[str, Any]:
     while entries:
         depth, key, value = entries.pop()
         if isinstance(value, int) and value.bit_length() > 63:
-            raise ConfigError(f"{path}: {key}: an integer of {value.bit_length() + 1} bits, expected at most 64")
+            raise ConfigError(f"{path}: {key}: the integer has {value.bit_length() + 1} bits, expected at most 64")
         if isinstance(value, dict | list):
             if depth > DEPTH:
-                raise ConfigError(f"{path}: {key}: nested deeper than {DEPTH} tables")
+                raise ConfigError(f"{path}: {key} is nested deeper than {DEPTH} tables")
             parts = value.items() if isinstance(value, dict) else enumerate(value)
             entries += [(depth + 1, f"{key}.{name}" if key else str(name), part) for name, part in parts]
     return table
@@ -263,7 +263,7 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
     for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
             found = f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}".removeprefix(": ")
-            raise ConfigError(f"{found}: expected tables, [{prefix}.NAME]")
+            raise ConfigError(f"{found}: expected tables such as [{prefix}.NAME]")
     sections: dict[str, Any] = {}
     for name, table in tables.items():
         own = is_dataclass(kind)

@@ -94,7 +94,7 @@ def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: f
     made = called(what, own_function("schedule.name", name), peak, total=total, warmup=warmup)
     for step in range(0, total, -(-total // 1000)):
         if not isinstance(rate := called(what, made, step), int | float) or not 0 <= rate <= LARGEST:
-            raise ConfigError(f"{what}: its rate at step {step} is {rate!r}, expected a finite number >= 0")
+            raise ConfigError(f"{what}: the rate at step {step} is {rate!r}, expected a finite number >= 0")
     return lambda step: float(made(step))
 
 

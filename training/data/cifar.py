@@ -51,7 +51,7 @@ def load_cifar(folder: Path, name: str) -> Dataset:
     path, count = folder / kind.names, kind.labels[-1]
     classes = read_names(path, str(path)) if path.exists() else tuple(map(str, range(count)))
     if len(classes) != count:
-        raise DataError(f"{path}: {len(classes)} names for {count} classes")
+        raise DataError(f"{path}: expected {count} class names, got {len(classes)}")
     train = _split([_read(folder / file, kind.images, kind.labels) for file in kind.train])
     return Dataset(name, train, _split([_read(folder / kind.test, TEST, kind.labels)]), classes, SHAPE, 255)
 
@@ -62,7 +62,7 @@ def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.u
     content = content_of(path, DataError)
     if len(content) != count * length:
         expected = f"{count * length:,} ({count:,} images of {length:,} bytes)"
-        raise DataError(f"{path}: {len(content):,} bytes, expected {expected}")
+        raise DataError(f"{path}: the file has {len(content):,} bytes, expected {expected}")
     records = np.frombuffer(content, np.uint8).reshape(count, length)
     for byte, most in enumerate(values):
         if len(wrong := np.flatnonzero(records[:, byte] >= most)):

@@ -151,10 +151,10 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
     """
     largest = max(int(part.max()) for part in (labels, held_labels))
     if largest >= len(labels):  # checked before allocating anything of that size
-        raise DataError(f"{source}: label {largest}, but only {len(labels)} training images; number classes from 0")
+        raise DataError(f"{source}: expected labels below {len(labels)}, the number of training images, got {largest}")
     empty = np.flatnonzero(np.bincount(labels.astype(np.int64), minlength=largest + 1) == 0)
     if len(empty):
-        raise DataError(f"{source}: no training image of class {', '.join(map(str, empty))}")
+        raise DataError(f"{source}: no training image has class {', '.join(map(str, empty))}")
     return tuple(str(label) for label in range(largest + 1))
 
 

@@ -63,18 +63,18 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
-        raise ConfigError(f"data.path={path!r}: the run's own data; omit --data to use its validation images")
+        raise ConfigError(f"data.path={path!r} is the run's own data; omit --data to use its validation images")
     if "pairs" in (name, config.name):
-        raise ConfigError(f"data.path={path!r}: expected a data set with classes, but pairs have none")
+        raise ConfigError(f"data.path={path!r}: expected a data set with classes, but pairs have no classes")
     fields = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
     options: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in fields}}
     others = load_configured(DataConfig(**options), image_size=own.shape[0], whole=True)
     names = [others.classes[label] for label in others.validation.labels]
     if unknown := set(names) - set(own.classes):
-        raise DataError(f"{path or name}: class {min(unknown)!r} is not in the run: {', '.join(own.classes)}")
+        raise DataError(f"{path or name}: class {min(unknown)!r} is not in the run's classes {', '.join(own.classes)}")
     if (others.shape, others.maximum) != (own.shape, own.maximum):
-        shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (others, own))
-        raise DataError(f"{path or name}: {', but the run has '.join(shown)}")
+        shown = (f"shape {one.shape} with white at {one.maximum}" for one in (others, own))
+        raise DataError(f"{path or name}: the images have {', but in the run they have '.join(shown)}")
     labels = np.array([own.classes.index(name) for name in names])
     return replace(own, name=others.name, validation=replace(others.validation, labels=labels), notes=others.notes)
 
@@ -95,7 +95,7 @@ def load_configured(
     if not 0 < share < 1:
         raise ConfigError(f"data.validation_share={share!r}: expected a scalar between 0 and 1")
     if name == "digits" and config.path:
-        raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is part of the package; leave it out")
+        raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is part of the package; omit data.path")
     if name in DATASETS and name != "digits" and not config.path:
         raise ConfigError(f"data.path is not set: the data set {name!r} needs a path ({DATASETS[name]})")
     for field in ("resize", "background", "broken") if name in DATASETS and name not in PICTURES else ():
@@ -104,7 +104,7 @@ def load_configured(
     path = Path(config.path)
     if name in PICTURES:
         if image_size is None:
-            raise ConfigError("model.image_size is not set; set it to the size for resizing")
+            raise ConfigError("model.image_size is not set; set it to the side of the resized images in pixels")
         if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: expected at least model.image_size={image_size}")
         only = directories(path) if whole and name == "folder" and path.is_dir() else []
@@ -126,12 +126,12 @@ def load_configured(
     mean, std = numbers("data.mean", config.mean), numbers("data.std", config.std)
     for field, text, values in (("mean", config.mean, mean), ("std", config.std, std)):
         if len(values) not in (1, dataset.shape[2]):
-            raise ConfigError(f"data.{field}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
+            raise ConfigError(f"data.{field}={text!r}: {len(values)} numbers do not fit {dataset.shape[2]} channels")
     dataset = replace(dataset, mean=mean, std=std)
     if config.classes:
         names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
         if len(names) != len(dataset.classes):
-            raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
+            raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names, expected {len(dataset.classes)}")
         dataset = replace(dataset, classes=names)
     check_changes(dataset, config)
     return dataset
@@ -144,15 +144,15 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"{what}: returned {type(dataset).__name__}, expected moespec.training.data.dataset.Dataset")
     if len({*map(type, dataset.classes), str}) > 1 or len({*dataset.classes}) < len(dataset.classes):
-        raise ConfigError(f"{what}: classes={shown(dataset.classes)}: expected names, each once")
+        raise ConfigError(f"{what}: classes={shown(dataset.classes)}: expected distinct names")
     for part, split in (("training", dataset.train), ("validation", dataset.validation)):
         labels, classes = split.labels, len(dataset.classes)
         outside = set(np.unique(labels).tolist()).difference(range(classes)) if split.captions is None else ()
         image = np.asarray(called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64)))
         found, wanted = f"{image.dtype} {image.shape}", f"uint8 {(1, *dataset.shape)}"
         if outside or np.ndim(labels) != 1 or not np.size(labels) or found != wanted:
-            parts = f"labels {np.shape(labels)}, wrong ones {sorted(outside)[:3]}, image 0 {found}"
-            raise ConfigError(f"{what}: {part} {parts}; expected (images,) integers below {classes}, {wanted}")
+            parts = f"labels have shape {np.shape(labels)}, invalid values {sorted(outside)[:3]}, image 0 is {found}"
+            raise ConfigError(f"{what}: {part} {parts}; expected (images,) integers below {classes} and {wanted}")
     return dataset
 
 
@@ -178,7 +178,7 @@ def _resized(dataset: Dataset, size: int | None) -> Dataset:
     check_memory(f"model.image_size={size!r}", size * size * channels)
     if channels not in (1, 3):
         what = f"the data set {dataset.name!r} has {height} x {width} pixels and {channels} channels"
-        raise ConfigError(f"model.image_size={size!r}: {what}; only images of 1 or 3 channels can be resized")
+        raise ConfigError(f"model.image_size={size!r}: {what}; only images with 1 or 3 channels can be resized")
     note = f"images of {height} x {width} pixels are resized to {size} x {size}"
     small = dataset.with_splits(
         lambda _, part: Split(partial(_read, part, size, dataset.maximum), part.labels, part.picture)

@@ -40,7 +40,7 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
         return *_scan(folder), None
     held_name, left = validation_name(names, folder), LeftOut()
     if held_name is None and _table(folder / "train") is None:
-        raise DataError(f"{folder / 'val'}: no such folder next to train/, and no validation/")
+        raise DataError(f"{folder / 'val'}: expected this folder, or validation/, next to train/")
     beside(folder, ("train", "train.csv", held_name, f"{held_name}.csv"), left, "beside train/")
     classes, part = _scan(folder / "train")
     part = replace(part, notes=(*left.notes(folder), *part.notes))
@@ -48,7 +48,7 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
         return classes, part, None
     held_classes, held = _scan(folder / held_name)
     if held_classes != classes:
-        raise DataError(f"{folder / held_name}: classes {held_classes}, but train/ has {classes}")
+        raise DataError(f"{folder / held_name}: has classes {held_classes}, but train/ has {classes}")
     return classes, part, held
 
 
@@ -63,7 +63,7 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
         return Folder(path.parent, [path.name]), ()
     names = sorted(find_files(path, ENDINGS, left := LeftOut()))
     if not names:
-        raise DataError(f"{str(path)!r}: no images in it (endings {', '.join(sorted(ENDINGS))})")
+        raise DataError(f"{str(path)!r}: found no images (extensions {', '.join(sorted(ENDINGS))})")
     return Folder(path, names), left.notes(path)
 
 
@@ -78,14 +78,14 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
             if name not in label_of:
                 left.add(f"without a row in {table.name}", name)
     elif not classes:
-        raise DataError(f"{folder}: neither class folders nor a table of labels ({folder.name}.csv, labels.csv)")
+        raise DataError(f"{folder}: expected class folders or a label table ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
         seen = {identity(folder / name) for name in ("", *classes)}  # a link to another class is then skipped
         for label in classes:
             found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
-                raise DataError(f"{folder / label}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
+                raise DataError(f"{folder / label}: found no images (extensions {', '.join(sorted(ENDINGS))})")
             label_of |= dict.fromkeys(found, label)
     number = {label: index for index, label in enumerate(classes)}
     labels = np.array([number[label] for label in label_of.values()], np.int64)
@@ -97,7 +97,7 @@ def _table(folder: Path) -> Path | None:
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:
-        raise DataError(f"{folder}: two tables of labels, {found[0]} and {found[1]}; expected one")
+        raise DataError(f"{folder}: found two label tables, {found[0]} and {found[1]}; expected one")
     return found[0] if found else None
 
 
@@ -118,10 +118,10 @@ def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
                 line = rows.line_num
                 image, label = (next((header[name] for name in each if name in header), "") for each in (IMAGE, LABEL))
                 if not image or not label:
-                    wanted = ", ".join(LABEL if image else IMAGE)
-                    raise DataError(f"{table}, line 1: no column {wanted} among {', '.join(header)}")
+                    wanted = " or ".join(LABEL if image else IMAGE)
+                    raise DataError(f"{table}, line 1: expected a column {wanted}, got {', '.join(header)}")
                 if None in row or None in row.values() or not row[label].strip():
-                    raise DataError(f"{table}, line {line}, column {label!r}: empty, or its columns differ from line 1")
+                    raise DataError(f"{table}, line {line}, column {label!r}: no label, or not the columns of line 1")
                 key = row[image].strip()
                 found = pictures[key.removeprefix(f"{folder.name}/")]
                 where = f"{table}, line {line}, column {image!r}: {key!r:.200}"

@@ -103,7 +103,7 @@ def validation_name(names: Collection[str], source: object) -> str | None:
     """The name from `HELD` that occurs among the names, if any. Raises DataError if several such names occur."""
     found = [name for name in HELD if name in names]
     if len(found) > 1:
-        raise DataError(f"{source}: several validation splits, {' and '.join(map(repr, found))}; expected one")
+        raise DataError(f"{source}: found several validation splits, {' and '.join(map(repr, found))}; expected one")
     return found[0] if found else None
 
 

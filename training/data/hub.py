@@ -52,7 +52,7 @@ class Rows:
         if cell["bytes"] is not None:
             return io.BytesIO(cell["bytes"])
         if cell["path"] is None:
-            raise DataError(f"{self.name(index)}: no image")
+            raise DataError(f"{self.name(index)} has no image")
         return below(self.root, cell["path"], self.name(index), links=True)
 
     def known(self, index: int) -> str:
@@ -78,11 +78,11 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
     except DataError:
         raise
     except Exception as error:  # the library raises all kinds of exceptions, including pyarrow's
-        raise DataError(f"{folder}: datasets failed to load it ({error})") from error
+        raise DataError(f"{folder}: the datasets library cannot load this folder ({error})") from error
     if not hasattr(tables, "keys"):
         tables = {"train": tables}
     if "train" not in tables:
-        raise DataError(f"{folder}: no split 'train' (found {', '.join(tables)})")
+        raise DataError(f"{folder}: expected a split named 'train', got {', '.join(tables)}")
     held_name = validation_name(list(tables), folder) or ("test" if "test" in tables else None)
     for name in sorted(tables.keys() - {"train", held_name}):
         left.add("rows of other splits", str(name), len(tables[name]))
@@ -129,8 +129,8 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
 
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
-        raise DataError(f"{wrong[0]}: expected a name without '::', which datasets reads as a file inside another")
-    tests: dict[str, Callable[[Path], bool]] = {  # the keys are the library's builders
+        raise DataError(f"{wrong[0]}: rename this file; the datasets library reads '::' as a path inside a file")
+    tests: dict[str, Callable[[Path], bool]] = {  # keys: the library's builders
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
     }
@@ -141,7 +141,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
                 left.add(Path(name).suffix.lower() or "without an ending", os.path.relpath(name, folder))
             lists = {str(part): DataFilesList(chosen[part], names.origin_metadata) for part, names in files.items()}
             return datasets.load_dataset(kind, data_files={part: names for part, names in lists.items() if names})
-    raise DataError(f"{folder}: neither Parquet files nor images in it (endings {', '.join(sorted(ENDINGS))})")
+    raise DataError(f"{folder}: found neither Parquet files nor images (extensions {', '.join(sorted(ENDINGS))})")
 
 
 def _plain(table: Any, column: str) -> Any:
@@ -165,7 +165,7 @@ def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[st
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "images (type Image)"
-        raise DataError(f"{where}: no column of {missing} among {', '.join(table.features)}")
+        raise DataError(f"{where}: expected a column of {missing}, got {', '.join(table.features)}")
     column = images[0]
     return Rows(table.cast_column(column, datasets.Image(decode=False)).select_columns([column]), column, root, where)
 
@@ -178,7 +178,7 @@ def _pairs(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str
     for row, value in enumerate(_plain(table, named[0])):
         found = listed(value, f"{where}, row {row}")
         if not found:
-            raise DataError(f"{where}, row {row}: no caption")
+            raise DataError(f"{where}, row {row} has no caption")
         pictures += [row] * len(found)
         texts += found
     if not pictures:

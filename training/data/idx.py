@@ -35,7 +35,7 @@ def load_idx(folder: Path) -> Dataset:
         raise DataError(f"{folder}: no such folder")
     (images, labels), (held_images, held_labels) = (_read_part(folder, prefix) for prefix in ("train", "t10k"))
     if images.shape[1:] != held_images.shape[1:]:
-        raise DataError(f"{folder}: training images are {images.shape[1:]}, t10k images {held_images.shape[1:]}")
+        raise DataError(f"{folder}: train has images of {images.shape[1:]}, but t10k of {held_images.shape[1:]}")
     classes = numbered_classes(str(folder), labels, held_labels)
     splits = array_split(images, labels), array_split(held_images, held_labels)
     return Dataset(folder.name, *splits, classes, (images.shape[1], images.shape[2], 1), 255)
@@ -57,7 +57,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         raise DataError(f"{path}: cannot be read ({error})") from error
     if more or len(content) != math.prod(shape):
         count = f"more than {size}" if more else len(content)
-        raise DataError(f"{path}: {count} values, but the header says {shape} = {math.prod(shape)}")
+        raise DataError(f"{path}: expected {math.prod(shape)} values for the shape {shape} in the header, got {count}")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
@@ -67,10 +67,10 @@ def _shape(path: Path, start: bytes, file: Any) -> tuple[int, ...]:
         raise DataError(f"{path}: not an IDX file (it starts with {start.hex() or 'nothing'})")
     kind, rank = start[2:]
     if kind != UNSIGNED_BYTE:
-        raise DataError(f"{path}: IDX type {kind:#04x}, expected unsigned bytes (0x08)")
+        raise DataError(f"{path}: has IDX type {kind:#04x}, expected unsigned bytes (0x08)")
     lengths = file.read(4 * rank)
     if len(lengths) < 4 * rank:
-        raise DataError(f"{path}: truncated header of {4 + len(lengths)} bytes")
+        raise DataError(f"{path}: the header is truncated to {4 + len(lengths)} bytes")
     return struct.unpack(f">{rank}I", lengths)
 
 
@@ -78,9 +78,9 @@ def _read_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np
     image_file, label_file = _find(folder, prefix, "images", 3), _find(folder, prefix, "labels", 1)
     images, labels = read_idx(image_file), read_idx(label_file)
     if images.ndim != 3 or 0 in images.shape:
-        raise DataError(f"{image_file}: shape {images.shape}, expected (images, height, width)")
+        raise DataError(f"{image_file}: has shape {images.shape}, expected (images, height, width)")
     if labels.ndim != 1 or len(labels) != len(images):
-        raise DataError(f"{label_file}: shape {labels.shape} for the {len(images)} images of {image_file.name}")
+        raise DataError(f"{label_file}: has shape {labels.shape}, expected ({len(images)},) as in {image_file.name}")
     return images[..., None], labels
 
 
@@ -89,4 +89,4 @@ def _find(folder: Path, prefix: str, kind: str, rank: int) -> Path:
     for candidate in (folder / f"{stem}{ending}" for stem in stems for ending in ("", ".gz")):
         if candidate.is_file():
             return candidate
-    raise DataError(f"{folder}: no file {stems[0]} or {stems[0]}.gz")
+    raise DataError(f"{folder}: expected a file {stems[0]} or {stems[0]}.gz")

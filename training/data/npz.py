@@ -41,7 +41,7 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
         parts = [(images[trained], labels[trained]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:
-        raise DataError(f"{path}: train_images {images.shape}, but {held_name}_images {held_images.shape}")
+        raise DataError(f"{path}: train_images has shape {images.shape}, {held_name}_images {held_images.shape}")
     brightest = max(images.max(), held_images.max())
     if brightest > maximum:
         raise DataError(f"{path}: maximum={maximum}, but pixels reach {brightest}")
@@ -90,11 +90,11 @@ def read_arrays(
                     place = f"{name!r}: "
                     with archive.open(info) as content:
                         if _size(cast(BinaryIO, content)) > info.file_size:  # checked before allocating memory for it
-                            raise ValueError("fewer bytes than its header declares")
+                            raise ValueError("has fewer bytes than its header declares")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
                         if content.read(1):  # reading to the end also verifies the checksum
-                            raise ValueError("more bytes than its header declares")
+                            raise ValueError("has more bytes than its header declares")
         except DataError:
             raise
         except Exception as error:  # damaged files raise many exception types
@@ -123,7 +123,7 @@ def _npz_part(
 ) -> tuple[NDArray[np.uint8], NDArray[np.integer[Any]]]:
     for key in (images_key, labels_key):
         if key not in arrays:
-            raise DataError(f"{path}: no array {key!r} among {', '.join(sorted(arrays)) or 'none'}")
+            raise DataError(f"{path}: expected an array {key!r}, got {', '.join(sorted(arrays)) or 'none'}")
     images, labels = arrays[images_key], arrays[labels_key]
     if images.dtype != np.uint8:
         raise DataError(f"{path}: {images_key} has dtype {images.dtype}, expected uint8")
@@ -134,7 +134,7 @@ def _npz_part(
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}: {labels_key} has dtype {labels.dtype}, expected integers")
     if labels.shape not in (images.shape[:1], (len(images), 1)):
-        raise DataError(f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images; expected one each")
+        raise DataError(f"{path}: {labels_key} has shape {labels.shape}, expected one for each of {len(images)} images")
     labels = labels.reshape(len(images))
     if labels.min() < 0:
         raise DataError(f"{path}: {labels_key} has label {labels.min()}, expected 0 or more")

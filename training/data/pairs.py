@@ -48,7 +48,7 @@ def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     if path.suffix == ".tar" or any(not hidden(str(tar.relative_to(path))) for tar in path.rglob("*.tar")):
         return find_shards(path, captions=True)
     if not path.is_dir():
-        raise DataError(f"{path}: no such folder or file ({', '.join(TABLES)} or .tar)")
+        raise DataError(f"{path}: expected a folder, or a {', '.join(TABLES)} or .tar file")
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")) or any(path.rglob("*.parquet")):
         return find_hub(path, captions=True)
     held = validation_name(names := directories(path), path)
@@ -63,7 +63,7 @@ def _of_folder(folder: Path) -> Part:
     found = find_files(folder, {*ENDINGS, ".txt"}, left := LeftOut())
     names = [name for name in found if not name.lower().endswith(".txt")]
     if not names:
-        raise DataError(f"{folder}: no images in it (endings {', '.join(sorted(ENDINGS))})")
+        raise DataError(f"{folder}: found no images (extensions {', '.join(sorted(ENDINGS))})")
     texts = {os.path.splitext(name)[0] for name in names}
     for name in found:
         if os.path.splitext(name)[0] not in texts:
@@ -78,7 +78,7 @@ def _beside(picture: Path) -> str:
         with open(file, "rb", opener=regular) as content:
             return caption(content.read(4 * LONGEST + 1), str(file))
     except OSError as error:
-        raise DataError(f"{picture}: no caption, cannot read {file.name} beside it ({error.strerror})") from error
+        raise DataError(f"{picture} has no caption: cannot read {file.name} beside it ({error.strerror})") from error
 
 
 def _of_table(path: Path) -> Part:
@@ -92,12 +92,12 @@ def _of_table(path: Path) -> Part:
         image, text = (next((name for name in names if name in row), None) for names in (IMAGE, CAPTION))
         if image is None or text is None:
             names, what = (IMAGE, "image") if image is None else (CAPTION, "caption")
-            raise DataError(f"{where}: no column of the {what} ({', '.join(names)}) among {', '.join(map(str, row))}")
+            raise DataError(f"{where}: expected an {what} column ({', '.join(names)}), got {', '.join(map(str, row))}")
         if None in row:
-            raise DataError(f"{where}: more values than columns; quote values that contain a delimiter")
+            raise DataError(f"{where} has more values than columns; quote values that contain a delimiter")
         name = row[image]
         if not isinstance(name, str):
-            raise DataError(f"{where}: no image {name!r:.200}")
+            raise DataError(f"{where}: expected the name of an image, got {name!r:.200}")
         if name not in exists:
             below(path.parent, name, where, links=False)
         found = listed(row[text], f"{where}, {name}")

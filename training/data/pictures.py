@@ -167,8 +167,8 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
     except DataError as error:
         raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # decoders raise many exception types for damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # the text of this error contains a memory address
-        text = f"none of {', '.join(FORMATS)} that Pillow reads; grey TIFF needs 8, 12 or 16 bits" if unknown else error
+        unknown = isinstance(error, UnidentifiedImageError)  # its text contains a memory address
+        text = f"expected {', '.join(FORMATS)}; grey TIFF needs 8, 12 or 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 

@@ -69,7 +69,7 @@ def load_pictures(
         if not kept_back.any() or kept_back.all():
             raise DataError(f"{source}: {what} enough images to hold out {share} of them")
         if classes and len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
-            raise DataError(f"{source}: holding out {share} of each class leaves one without training images")
+            raise DataError(f"{source}: holding out {share} of each class leaves a class without training images")
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
     notes = [*part.notes, *(() if held is part else held.notes)]
     lost: list[str] = []

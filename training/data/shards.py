@@ -79,7 +79,7 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)
     paths = [root / name for name in (find_files(root, (".tar",), left, known=known) if whole else [folder.name])]
     if not paths or not folder.exists():
-        raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'no such file or folder'}")
+        raise DataError(f"{folder}: {'found no .tar files' if folder.is_dir() else 'no such file or folder'}")
     table = _indexed(root, paths, captions=captions)
     texts = [str(path.relative_to(root)) for path in paths]
     words = {text: found.group() for text in texts if "train" not in text and (found := HELD_WORD.search(text))}
@@ -125,7 +125,7 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
         for row in _members(path, left, captions=captions)
     ]
     if not rows:
-        raise DataError(f"{folder}: no images in its shards (endings {', '.join(sorted(ENDINGS))})")
+        raise DataError(f"{folder}: found no images in the shards (extensions {', '.join(sorted(ENDINGS))})")
     *columns, values = zip(*rows, strict=True)
     table = {key: np.array(column) for key, column in zip(keys, columns, strict=True)}
     if captions:
@@ -190,15 +190,15 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
-                if member.issparse():  # a member's claimed size may far exceed the shard's
-                    raise DataError(f"{name}: sparse file; pack it without --sparse")
+                if member.issparse():  # its claimed size may far exceed the shard's
+                    raise DataError(f"{name} is a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:
                         left.add("images whose name a later image has", f"{path.name}:{pictures[key].name}")
                     pictures[key] = member
                 elif (content := file.extractfile(member)) is not None:
                     if member.size > LIMITS[ending] and not captions:
-                        raise DataError(f"{name}: {member.size:,} bytes, expected at most {LIMITS[ending]:,}")
+                        raise DataError(f"{name} has {member.size:,} bytes, expected at most {LIMITS[ending]:,}")
                     text = content.read(LIMITS[ending] + 1)
                     value = caption(text, name) if captions else _label(text, ending, name)
                     if value is not None:
@@ -209,8 +209,8 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
         left.add(f"{'captions' if captions else 'labels'} without an image", f"{path.name}:{key}")
     for key, member in pictures.items():
         if key not in values:
-            missing = f"caption, no {key}.txt" if captions else f"label, no {key}.cls and no label in {key}.json"
-            raise DataError(f"{path}:{member.name}: no {missing}")
+            missing = f"caption in {key}.txt" if captions else f"label in {key}.cls or {key}.json"
+            raise DataError(f"{path}:{member.name}: expected a {missing}")
         yield member.offset_data, member.size, member.name, values[key]
 
 
@@ -222,4 +222,4 @@ def _label(content: bytes, ending: str, name: str) -> int | None:
             raise ValueError(labels[0])
         return labels[0] if labels else None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}: expected a label, an integer >= 0 ({content[:40]!r})") from error
+        raise DataError(f"{name}: expected an integer label >= 0, got {content[:40]!r}") from error

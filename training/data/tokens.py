@@ -60,7 +60,7 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     ids = library.get_vocab(with_added_tokens=True)
     if (token := end or next((each for each in ENDS if each in ids), "")) not in ids:
         wanted = f"no token {end!r}" if end else f"none of the tokens {', '.join(ENDS)}"
-        raise ConfigError(f"lit.tokenizer={path!r}: {wanted} in its vocabulary; name the end-of-text token")
+        raise ConfigError(f"lit.tokenizer={path!r}: found {wanted} in the vocabulary; set lit.end")
 
     def tokens_of(texts: Sequence[str]) -> list[list[int]]:
         found = (encoding.ids for encoding in library.encode_batch(list(texts)))
@@ -72,7 +72,7 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:
     """Raises ConfigError unless the text tower's `vocabulary` covers every id of the tokenizer."""
     if tokenizer.vocabulary > vocabulary:
-        raise ConfigError(f"vocabulary={vocabulary!r}: the tokenizer has {tokenizer.vocabulary} ids")
+        raise ConfigError(f"vocabulary={vocabulary!r}: expected at least the tokenizer's {tokenizer.vocabulary} ids")
 
 
 def encode(
@@ -89,7 +89,7 @@ def encode(
     too long.
     """
     if length < 2:
-        raise ConfigError(f"text.length={length!r}: expected at least 2, for a token and the end of the text")
+        raise ConfigError(f"text.length={length!r}: expected at least 2, for one token and the end token")
     ids = np.full((len(texts), length), tokenizer.end, np.int32)
     lengths = np.zeros(len(texts), np.int64)
     for start in range(0, len(texts), CHUNK):
@@ -103,7 +103,7 @@ def encode(
     if len(too_long) and long == "error":
         row = int(too_long[0])
         raise DataError(
-            f"{name(row)}: {texts[row][:40]!r}...: longer, with its end token, than text.length={length} tokens, as are "
+            f"{name(row)}: {texts[row][:40]!r}... has more than text.length={length} tokens including the end token, as have "
             f"{len(too_long)} of {len(texts)} texts (longest: {lengths.max() + 1}); set lit.long='cut' to truncate them"
         )
     return ids

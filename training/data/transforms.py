@@ -150,11 +150,11 @@ def check_changes(dataset: Dataset, config: DataConfig) -> None:
     channels = dataset.shape[2]
     wanted = [name for name in COLOURS if getattr(config, name)]
     if config.crop != "middle" and channels not in (1, 3):
-        raise ConfigError(f"data.crop={config.crop!r}: for images of 1 or 3 channels, these have {channels}")
+        raise ConfigError(f"data.crop={config.crop!r}: expected images with 1 or 3 channels, got {channels}")
     if wanted and (channels not in (1, 3) or dataset.maximum != 255):
-        what = f"these have {channels} channels and white at {dataset.maximum}"
+        what = f"got {channels} channels and white at {dataset.maximum}"
         name = wanted[0]
-        raise ConfigError(f"data.{name}={getattr(config, name)!r}: for 1 or 3 channels with white at 255; {what}")
+        raise ConfigError(f"data.{name}={getattr(config, name)!r}: expected 1 or 3 channels and white at 255, {what}")
 
 
 def inception_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:

@@ -69,7 +69,7 @@ def try_loss(kind: str, classes: int, backend: str) -> None:
         right = type(losses) is type(given[0]) and losses.shape == (3,) and B.to_numpy(losses).dtype.kind == "f"
         if not right or not np.isfinite(B.to_numpy(losses)).all():
             raise ConfigError(
-                f"{what}: returned {shown(losses)} for three images, expected (3,) finite numbers of {B.name}"
+                f"{what}: returned {shown(losses)} for three images, expected a {B.name} array of 3 finite numbers"
             )
 
 

@@ -53,7 +53,7 @@ class EvaluationConfig:
         if self.labels and self.kind != "head":
             raise ConfigError(f"labels={self.labels!r} has no effect unless kind='head', got kind={self.kind!r}")
         if bool(self.prompts) != (self.kind == "zero_shot"):
-            raise ConfigError(f"prompts={self.prompts!r}: required for kind='zero_shot', no effect otherwise")
+            raise ConfigError(f"prompts={self.prompts!r} is required for kind='zero_shot' and must be empty otherwise")
         if self.path and self.data == "run":
             raise ConfigError(f"path={self.path!r}: `data` is required with `path`")
 

@@ -84,7 +84,7 @@ class _WithoutToken(Layout):
 
     def pack(self, arrays: list[Array]) -> Array:
         if arrays[0][:, 0].any():
-            raise ConfigError("positions: expected 0 for the class token, since big_vision has no position there")
+            raise ConfigError("positions: expected 0 for the class token, since big_vision gives it no position")
         return arrays[0][:, 1:]
 
     def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:

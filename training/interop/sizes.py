@@ -58,7 +58,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
         sizes["heads"] = _shape(shapes, query, 3)[1]
     if "fc_norm.weight" in shapes:
         if token:
-            raise ConfigError(f"fc_norm.weight beside {of('token')}: a class token is supported only if pooled")
+            raise ConfigError(f"fc_norm.weight: with {of('token')}, only pooling by class token is supported")
         sizes["pool"] = "gap_norm"
     if (norm := of("blocks/0/attention/query_norm/scale")) in shapes:
         sizes |= {"qk_norm": True, "heads": width // _shape(shapes, norm, 1)[0]}

@@ -157,7 +157,7 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
     expected = flatten(wanted if record["format"] > 1 else dict.fromkeys(("params", "mu", "nu"), shapes))
     for name, shape in expected.items():
         if name not in arrays:
-            raise CheckpointError(f"{where}: no array {name!r}")
+            raise CheckpointError(f"{where}: the array {name!r} is missing")
         if arrays[name].shape != tuple(shape) or arrays[name].stored_as not in ("F32", "F64"):
             is_now = f"{arrays[name].stored_as} {arrays[name].shape}"
             raise CheckpointError(f"{where}: {name} is {is_now}, expected F32 {tuple(shape)}")
@@ -188,12 +188,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
-        by = record.get("version", "0.1")  # version 0.1 did not record the version
-        raise CheckpointError(f"{path}: format {record.get('format')!r} of moespec {by}; expected one of {FORMATS}")
+        by = record.get("version", "0.1")  # version 0.1 did not record it
+        raise CheckpointError(f"{path}: has format {record.get('format')!r} of moespec {by}, expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
         if key not in record:
-            raise CheckpointError(f"{path}: no entry {key!r}")
+            raise CheckpointError(f"{path}: the entry {key!r} is missing")
         if not isinstance(record[key], kind) or isinstance(record[key], bool):
             raise CheckpointError(f"{path}: {key}={record[key]!r}: invalid checkpoint entry")
     for name, sha256 in _files(record).items():

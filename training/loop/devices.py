@@ -109,13 +109,13 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
     """
     layers_of = family(model).moe_layers
     if images % (sizes.devices * parts):
-        among = f"{sizes.devices} devices ({sizes})" + (f" in {parts} parts (accumulate)" if parts > 1 else "")
+        among = f"{sizes.devices} devices ({sizes})" + (f" with {parts} parts each (accumulate)" if parts > 1 else "")
         raise ConfigError(f"{where} cannot be split evenly among {among}")
     part = images // sizes.devices // parts
     try:
         of_device = layers_of(model, part)
     except ShapeError as error:
-        raise ConfigError(f"{where}: {part} images per device ({sizes}). {error}") from error
+        raise ConfigError(f"{where}: each device gets {part} images ({sizes}). {error}") from error
     for alone, here in zip(layers_of(model, images // parts), of_device, strict=True):
         if alone.settings.tokens != here.settings.tokens:
             group = f"a group of {alone.settings.tokens} {alone.items} of layer {alone.name}"

@@ -83,7 +83,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
     if not good or {"kind", "step"}.intersection(made):  # reserved names, which every line of the log has
         raise ConfigError(
-            f"{where}={kind!r}: returned {shown(made)}, expected numbers by name, with names other than kind and step"
+            f"{where}={kind!r}: returned {shown(made)}, expected a dict of numbers without the keys kind and step"
         )
     return {str(name): float(each) for name, each in made.items()}
 

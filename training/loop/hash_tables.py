@@ -102,7 +102,7 @@ def _codebook(
     patches = normalized_patches(np.concatenate(parts).reshape(-1, token_ids.pixels(model)))
     different = np.unique(patches, axis=0)
     if len(different) < model.codes:
-        raise ConfigError(f"model.codes={model.codes}: only {len(different)} distinct patches in {len(chosen)} images")
+        raise ConfigError(f"model.codes={model.codes}: {len(chosen)} images have {len(different)} distinct patches")
     start = different[random.choice(len(different), model.codes, replace=False)]
     print(f"codebook: k-means of {len(patches)} patches, {model.codes} codes", file=sys.stderr)
     return k_means(patches, start).centroids.astype(np.float32)
@@ -131,7 +131,7 @@ def _tables(
             frequencies += np.bincount(ids.ravel(), minlength=options.ids)
         return hash_table_balanced(frequencies, experts=options.experts)[None]
     if model.token_ids not in ("patch_code", "previous") or codebook is None:
-        raise ConfigError(f"hash.kind={kind!r}: needs ids of codewords, got model.token_ids={model.token_ids!r}")
+        raise ConfigError(f"hash.kind={kind!r}: requires ids from a codebook, got model.token_ids={model.token_ids!r}")
     if options.experts > len(codebook):
         raise ConfigError(f"model.codes={len(codebook)}: hash.kind={kind!r} needs at least {options.experts} codewords")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]

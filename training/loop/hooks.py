@@ -129,7 +129,7 @@ class Stop:
         if own := {value for name, value in flat(asdict(after.config)).items() if is_option(name, value)}:
             named += f" --trust {','.join(sorted(own))}"
         command = f"moespec {launch}train --run {shlex.quote(str(self._run))} --resume{named}"
-        done = f"the {after.done} steps done of {after.config.training.total} are saved. To resume: {command}"
+        done = f"{after.done} of {after.config.training.total} steps are done and saved. To resume: {command}"
         raise Interrupted(f"stopped by {after.stopped_by.name}; {done}", after.stopped_by)
 
 
@@ -189,7 +189,7 @@ def diverged(
         exported = B.export_state(state)
         if (what := _not_finite(exported)) is not None:
             return _error(what, step, rate, updates=step + 1)
-    return RunError(f"training diverged between step {first + 1} and {last}, but not when these steps were repeated")
+    return RunError(f"training diverged between steps {first + 1} and {last}, but not when these steps were repeated")
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:

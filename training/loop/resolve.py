@@ -104,7 +104,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     """
     height, width, channels = dataset.shape
     if height != width:
-        what = f"images of {height} x {width} pixels, expected squares"
+        what = f"the images have {height} x {width} pixels, expected square images"
         raise ConfigError(f"data.path={config.data.path!r}: {what}; set model.image_size=N to resize and crop them")
     objective = objective_of(config)
     classes = len(dataset.classes) if objective.head else 0

@@ -64,7 +64,7 @@ def begin(
     step = saved.record["step"]
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
     if draws(model, config.training.batch) and saved.record.get("generator") != GENERATOR:
-        by = saved.record.get("version", "0.1, as it names none")
+        by = saved.record.get("version", "0.1, since it records none")
         why = f"the gating noise of this run was not drawn by {GENERATOR}"
         advice = f"resume with the moespec version that started it ({by}), or start a new run"
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {why}; {advice}")
@@ -77,7 +77,7 @@ def begin(
     for key, value in expected.items():
         if saved.record[key] != value:
             why = f"the seed, batch or number of training images, now {stamp[NUMBER]}, has changed"
-            told = f"{key} {saved.record[key]}, but this run has {value} ({why})"
+            told = f"the checkpoint has {key} {saved.record[key]}, but this run has {value} ({why})"
             raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
     read = saved.state
     if alone and B.name != "numpy":  # NumPy computes and saves in float64

@@ -34,7 +34,7 @@ __all__ = ["RunDirectory"]
 
 CONFIG, CLASSES = "config.toml", "classes.json"
 LENGTH = "training.steps"
-FIXED = "cannot be overridden, since the order of the images depends on it"
+FIXED = "this change cannot be overridden, since the order of the images depends on it"
 ADVICE = "Choose another --run, or change this run with moespec train --resume --override"
 
 
@@ -142,8 +142,8 @@ class RunDirectory:
         elif resume and (saved := self.config()) is not None:
             written = config_compatibility.keys((self.path / CONFIG).read_text())
             if lost := config_compatibility.keys(configfile.dump(saved)) - written:
-                advice = "no checkpoint yet: start again without --resume"
-                raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing from the run; {advice}")
+                advice = "the run has no checkpoint; start again without --resume"
+                raise RunError(f"{self.path / CONFIG}: the entries {', '.join(sorted(lost))} are missing, and {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
         self.checkpoints.mkdir(exist_ok=True)  # this folder comes first, since it marks a run
@@ -162,7 +162,7 @@ class RunDirectory:
         rest = OWN if self.checkpoints.is_dir() else ()
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if others := [name for name in others if name not in rest and not self.begun()]:
-            raise RunError(f"{where}: not a run, but contains {others[0]!r}; choose another --run")
+            raise RunError(f"{where}: expected a run or an empty folder, found {others[0]!r}; choose another --run")
 
     def _go_on(
         self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool
@@ -212,9 +212,9 @@ class RunDirectory:
             elif changed.keys() == {LENGTH}:
                 raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
-            raise RunError(f"{where}: changed configuration: {config_compatibility.described(changed)}. {ADVICE}")
+            raise RunError(f"{where}: the configuration changed: {config_compatibility.described(changed)}. {ADVICE}")
         if not resume:
-            raise RunError(f"{where}: unfinished; resume it with --resume, or choose another --run")
+            raise RunError(f"{where}: the run is unfinished; resume it with --resume, or choose another --run")
         if record["step"] > config.training.total:
             raise RunError(
                 f"{where}: training.steps={config.training.total}: the run already has {record['step']} steps"
@@ -236,7 +236,7 @@ class RunDirectory:
         if flatten(needed).keys() != flatten({name: saved.state[name] for name in trees}).keys():
             told = config_compatibility.described(changed)
             why = "since the checkpoint lacks this optimizer's state"
-            raise RunError(f"run={str(self.path)!r}: {told}; cannot be overridden, {why}")
+            raise RunError(f"run={str(self.path)!r}: {told}; this change cannot be overridden, {why}")
         entry = {"step": record["step"], "changes": changed}
         overrides = [*record.get("overrides", []), entry]
         of_data = {"stamp": stamp} if stamp else {}

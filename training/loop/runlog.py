@@ -41,7 +41,7 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
             warnings.warn(f"{path}: {few}", stacklevel=1)
     records = [record for _, record in lines if record["kind"] == kind]
     if some and not records:
-        raise RunError(f"{path}: no line of kind {kind!r}")
+        raise RunError(f"{path}: found no line of kind {kind!r}")
     return records
 
 
@@ -84,7 +84,7 @@ class RunLog:
             self._file.flush()
             os.fsync(self._file.fileno())
         if not (self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))):
-            raise RunError(f"{self._path}: removed or replaced while the run wrote to it; the last steps are not saved")
+            raise RunError(f"{self._path}: was removed or replaced during the run; the last steps are not saved")
 
     def close(self) -> None:
         """Closes the log."""
@@ -119,7 +119,7 @@ def _record(line: bytes) -> dict[str, Any]:
     if not isinstance(kind, str) or kind.partition("/")[0] not in KINDS or type(record.get("step")) is not int:
         raise ValueError('damaged: expected a record with "kind" and "step"')
     if missing := sorted(KINDS.get(kind, set()) - record.keys()):
-        raise ValueError(f"damaged: {kind} without {missing[0]!r}")
+        raise ValueError(f"damaged: the record of kind {kind} lacks {missing[0]!r}")
     scalars({**record, "kind": 0}, kind)
     return record
 

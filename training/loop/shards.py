@@ -105,7 +105,7 @@ def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
                 base, _, start = name.partition(AT)
                 offset = tuple(map(int, start.split(","))) if start else (0,) * len(part.shape)
                 if len(offset) != len(part.shape):
-                    raise ValueError(f"{name!r} has {len(part.shape)} axes")
+                    raise ValueError(f"{name!r}: expected an offset with {len(part.shape)} numbers")
                 parts.setdefault(base, []).append(Part(offset, part.shape, part.dtype, part.read))
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from error

@@ -166,7 +166,7 @@ def _locked(config: Config, model: Model) -> Config:
     if rates and not rates.startswith(own):
         paths = [(name, "x") for name in family(model).parameter_shapes(model)]
         if wrong := [path[0] for path in paths if config.optimizer.rate_of(path) not in (0.0, 1.0)]:
-            raise ConfigError(f"optimizer.rates={rates!r}: {wrong[0]} belongs to the locked image tower (lit.locked)")
+            raise ConfigError(f"optimizer.rates={rates!r}: the rate of {wrong[0]} must be 0, since lit.locked is set")
     joined = rates if rates.startswith(own) else ", ".join(filter(None, [own, rates]))
     return replace(config, optimizer=replace(config.optimizer, rates=joined))
 

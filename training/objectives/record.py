@@ -36,7 +36,7 @@ class Passes(NamedTuple):
 def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The configuration unchanged. Raises ConfigError for data without classes."""
     if dataset is not None and not dataset.classes:
-        raise ConfigError(f"data.name={config.data.name!r}: its images have captions but no classes")
+        raise ConfigError(f"data.name={config.data.name!r}: expected images with classes, but these have only captions")
     return config
 
 
@@ -59,7 +59,7 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
     negatives, and for a loss on labels."""
     training = config.training
     if training.loss != "softmax":
-        raise ConfigError(f"training.loss={training.loss!r} has no effect: objective={config.objective!r} has its own")
+        raise ConfigError(f"training.loss={training.loss!r} has no effect with objective={config.objective!r}")
     if dataset is not None and training.batch > len(dataset.train):
         raise ConfigError(f"training.batch={training.batch!r}: expected at most {len(dataset.train)} training images")
     if training.batch < 2 or training.accumulate > 1:

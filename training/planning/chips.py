@@ -106,5 +106,5 @@ def chip_of(text: str) -> Chip:
             kind = "0, 1, 2 or 3" if name == "torus" else "a finite number greater than 0, such as 312e12"
             raise ConfigError(f"chip.{name}={value!r}: expected {kind}")
     if missing := [name for name in Chip._fields[:4] if name not in figures]:
-        raise ConfigError(f"chip={text!r}: {', '.join(missing)} missing; expected figures such as {FIGURES}")
+        raise ConfigError(f"chip={text!r}: the figures {', '.join(missing)} are missing, expected {FIGURES}")
     return Chip(**figures)

@@ -79,7 +79,7 @@ class Prediction(NamedTuple):
 def check_model(run: Path, objective: str, model: Model) -> None:
     """Raises ConfigError if a run's model does not classify images."""
     if not model.classes or model.channels not in (1, 3):
-        why = f"{model.channels} channels, expected 1 or 3" if model.classes else "no head, so it predicts no classes"
+        why = f"{model.channels} channels, expected 1 or 3" if model.classes else "no head and therefore no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
 
 

@@ -103,12 +103,12 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
         outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
             if not isinstance(outcome.get(name), kind):
-                raise ValueError(f"damaged: {name}={outcome.get(name)!r}")
+                raise ValueError(f"damaged: {name}={outcome.get(name)!r} is invalid")
         pairs = outcome.get("quartiles", {}).values()
         if any([isinstance(one, int | float) for one in pair] != [True, True] for pair in pairs):
-            raise ValueError(f"damaged: quartiles={outcome['quartiles']!r}")
+            raise ValueError(f"damaged: quartiles={outcome['quartiles']!r} is invalid")
         if measure and measure not in outcome.get("evaluations", {}):
-            raise ValueError(f"without {measure}")
+            raise ValueError(f"the measure {measure} is missing")
         bits = outcome["right"]
         if bits is not None and len(base64.b64decode(bits, validate=True)) != -(-outcome["images"] // 8):
             raise ValueError(f"damaged: 'right' does not match {outcome['images']} images")
@@ -117,7 +117,7 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
             images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
             outcome["training_operations"] = images * outcome["operations"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: {error}. Delete it; the same command rebuilds it from the run") from error
+        raise RunError(f"{path}: {error}. Delete this file; the same command rebuilds it from the run") from error
     return outcome
 
 

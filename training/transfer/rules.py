@@ -72,7 +72,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
             used.add(name)
         elif dense in trained:
             if (shape := trained[dense].shape) != fresh.shape[1:]:
-                raise ConfigError(f"init: an expert's {name} has shape {fresh.shape[1:]}, but the source's MLP {shape}")
+                raise ConfigError(f"init: {name} has shape {fresh.shape[1:]} per expert, but {shape} in the source")
             result.upcycled.append(name)
             found[name] = np.broadcast_to(trained[dense], fresh.shape)  # a copy for each expert
             used.add(dense)
@@ -85,7 +85,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
             where = part[0] if part else name
             if dense != name and re.sub("w3$", "w1", dense) in trained:
                 raise ConfigError(f"init: {name}: gated experts need a gated MLP in the source")
-            raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {where} initializes it")
+            raise ConfigError(f"init: {name} {fresh.shape} is not in the source; --init-skip {where} initializes it")
     if left := sorted(name for name in trained if name not in used and not name.startswith(_FREE)):
         raise ConfigError(f"init: {left[0]} {trained[left[0]].shape} is unexpected; --init-skip {left[0]} ignores it")
     return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
@@ -109,7 +109,7 @@ def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array
     advice = ""
     if name.endswith("/router/slots") and given.shape[:2] == fresh.shape[:2]:
         advice = f"; --model.router-options.slots-per-expert {given.shape[2]} keeps them, as in the paper"
-    raise ConfigError(f"init: {name} has shape {given.shape}, but {fresh.shape} in the model{advice}")
+    raise ConfigError(f"init: {name} has shape {given.shape} in the source, but {fresh.shape} in the model{advice}")
 
 
 def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:
@@ -117,7 +117,7 @@ def _positions(given: Array, fresh: Array, source: Config, config: Config, resul
     before, wanted = _prefix(source), _prefix(config)
     patches = fresh.shape[1] - wanted
     if given.shape[2] != fresh.shape[2] or before > wanted:
-        shapes = f"shape {given.shape}, {before} before the patches, but the model has {fresh.shape} and {wanted}"
+        shapes = f"shape {given.shape} with {before} before the patches, but {fresh.shape} with {wanted} in the model"
         raise ConfigError(f"init: positions has {shapes}; --init-skip positions initializes them")
     if given.shape[1] - before != patches or before != wanted:
         result.resized.append("positions")
@@ -143,7 +143,7 @@ def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     before, grid, patches = positions[:, :prefix], positions[0, prefix:], tokens - prefix
     old, new = math.isqrt(len(grid)), math.isqrt(patches)
     if old * old != len(grid) or new * new != patches or not old:
-        raise ConfigError(f"init: positions: expected square grids, got {len(grid)} patches for {patches}")
+        raise ConfigError(f"init: positions: expected square grids, got grids of {len(grid)} and {patches} patches")
     square = grid.reshape(old, old, -1)
     from scipy.ndimage import zoom  # imported here, since it is slow
 

@@ -104,7 +104,7 @@ def taken(config: Config, *, given: bool) -> str:
     run = RunDirectory(Path(config.init or "")).config()
     if run is None:
         if not given and config.data in (DataConfig(), digits().data):
-            raise ConfigError(f"{config.init}: not a run, so its data is unknown; set --data and --data.path")
+            raise ConfigError(f"{config.init} is not a run, so its data is unknown; set --data and --data.path")
         return ""
     same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
     words = [f"{run.data.name} {run.data.path}".strip()] * same

@@ -89,7 +89,7 @@ def format_of(path: Path) -> str:
             return {"moespec": "hub", "vit": "huggingface"}[kind]
         if "architecture" in description:
             return "timm"
-        raise CheckpointError(f"{path / 'config.json'}: model_type={kind!r}: expected 'moespec', 'vit' or timm's")
+        raise CheckpointError(f"{path / 'config.json'}: model_type={kind!r}: expected 'moespec', 'vit' or a timm model")
     if is_vmoe_checkpoint(path):
         return "vmoe"
     if path.suffix == ".npz":
@@ -118,7 +118,7 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
     for mark, name in MARKS.items():
         if mark in names:
             return name
-    raise CheckpointError(f"{path}: unknown format; it contains {', '.join(sorted(names)[:3]) or 'nothing'}, ...")
+    raise CheckpointError(f"{path}: unknown format; the file contains {', '.join(sorted(names)[:3]) or 'nothing'}, ...")
 
 
 def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
@@ -129,10 +129,10 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
         wrong = {name: value for name, value in sizes.items() if name in _SHOWN and getattr(named, name) != value}
         if wrong:
             name, value = next(iter(wrong.items()))
-            raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the weights {value!r}")
+            raise ConfigError(f"model={given.model!r} has {name}={getattr(named, name)!r}, the weights have {value!r}")
         return with_fields(named, {**sizes, **given.fields}, "set")
     if project is interop.TIMM and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
-        default = "timm's defaults are used (1e-6, 'erf'); CLIP models use others, see --model"
+        default = "timm's defaults are used (1e-6, 'erf'); for CLIP models, set --model"
         warnings.warn(f"{' and '.join(assumed)}: cannot be inferred from the weights; {default}", stacklevel=2)
     values = {**sizes, **given.fields}
     for name, advice in _ASKED.items():
@@ -151,7 +151,7 @@ def _of_model(timm: bool, name: str) -> VitConfig:
         if not timm:
             raise
         advice = "for other models, pass timm's arguments as JSON: --arguments FILE"
-        raise ConfigError(f"model={name!r}: not a model of moespec or a ViT of timm; {advice}") from error
+        raise ConfigError(f"model={name!r}: neither a moespec model nor a timm ViT; {advice}") from error
     if not isinstance(named, VitConfig):
         raise ConfigError(f"model={name!r}: expected a ViT")
     return named
@@ -267,7 +267,7 @@ def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with(config: Any, given: Given) -> Any:
     if given.model is not None:
-        raise ConfigError(f"model={given.model!r}: the file or --arguments define the model; leave it out")
+        raise ConfigError(f"model={given.model!r}: the file or --arguments already define the model; omit model")
     return with_fields(config, given.fields, "set")
 
 

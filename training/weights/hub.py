@@ -90,9 +90,9 @@ def write_folder(
 def check_folder(path: Path) -> None:
     """Raises RunError for a folder that has files of other kinds, or that is or contains the working directory."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
-        raise RunError(f"target={str(path)!r}: is the working directory; choose a folder inside it")
+        raise RunError(f"target={str(path)!r} is or contains the working directory; choose a folder inside it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
-        raise RunError(f"target={str(path)!r}: contains {others[0]!r}; choose another folder")
+        raise RunError(f"target={str(path)!r} already contains {others[0]!r}; choose another folder")
 
 
 OWN = (WEIGHTS, CONFIG, CARD)

@@ -84,6 +84,6 @@ def metadata_of(weights: Weights) -> dict[str, str]:
 def _nothing_given(given: Any, what: str) -> None:
     """Raises ConfigError if the user describes a model whose file already contains the description."""
     if given.model is not None or given.arguments is not None or given.fields:
-        raise ConfigError(f"model, arguments, set: {what} describes its own model; leave them out")
+        raise ConfigError(f"model, arguments, set: {what} describes its own model; omit these options")
     if given.step is not None and what != "a run":
         raise ConfigError(f"step={given.step!r}: {what} has no steps")

@@ -47,7 +47,7 @@ class PretrainedModel(nn.Model, HubMixin):
         """The mixin's hook. The options control where and how the mixin queries the hub."""
         for name, value in options.items():
             if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
-                raise ConfigError(f"{name}={value!r}: not an option of from_pretrained; see config.json")
+                raise ConfigError(f"{name}={value!r} is not an option of from_pretrained; see config.json")
         folder = Path(model_id)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download

@@ -41,7 +41,7 @@ def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{where}: expected a list of class names")
     if names and len(names) != config.classes:
-        raise CheckpointError(f"{where}: {len(names)} names for {config.classes} classes")
+        raise CheckpointError(f"{where}: expected {config.classes} class names, got {len(names)}")
     return tuple(names)
 
 

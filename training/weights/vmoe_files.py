@@ -61,7 +61,7 @@ def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
             arrays[name] = np.zeros(leaf.shape, _stored(leaf.dtype))
             filled[name] = np.zeros(leaf.shape, bool)
         except (TypeError, ValueError, MemoryError) as error:
-            raise CheckpointError(f"{_index(prefix)}: {name!r} of {leaf.dtype} {leaf.shape}: {error}") from error
+            raise CheckpointError(f"{_index(prefix)}: invalid {name!r}, {leaf.dtype} {leaf.shape}: {error}") from error
     for shard in sorted({shard for leaf in wanted.values() for shard in leaf.shards}):
         file = _shard(prefix, shard, shards)
         parts = _unpacked(file)
@@ -89,7 +89,7 @@ def _read_index(path: Path) -> tuple[dict[str, Any], int]:
         raise CheckpointError(f"{path}: not a checkpoint index")
     version, shards = index.get("version"), index.get("shard_count")
     if version not in (None, VERSION):
-        raise CheckpointError(f"{path}: version {version!r}, expected {VERSION!r}")
+        raise CheckpointError(f"{path}: has version {version!r}, expected {VERSION!r}")
     if version is None and (training := {"step", "opt_state", "optimizer"} & tree.keys()):
         raise CheckpointError(f"{path}: older than version {VERSION} and has {min(training)!r}; only vmoe can read it")
     if not isinstance(shards, int) or not 0 < shards < 100_000:
@@ -103,9 +103,9 @@ def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], sl
         raise ValueError(f"slices {slices!r} do not fit an array with {array.ndim} axes")
     for (start, stop), size in zip(slices, array.shape, strict=True):
         if not 0 <= start <= stop <= size:
-            raise ValueError(f"{start} to {stop} do not fit an axis of {size}")
+            raise ValueError(f"the slice {start} to {stop} does not fit an axis of size {size}")
     if part.dtype != array.dtype:
-        raise ValueError(f"{part.dtype}, expected {array.dtype}")
+        raise ValueError(f"the part has dtype {part.dtype}, expected {array.dtype}")
     where = tuple(slice(start, stop) for start, stop in slices)
     array[where] = part.reshape(array[where].shape)
     filled[where] = True

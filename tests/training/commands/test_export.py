@@ -176,7 +176,7 @@ def test_wrong_arguments_are_told_before_anything_is_read(tmp_path, monkeypatch)
 def test_parameters_of_2_gb_are_an_error_before_there_is_a_file(tmp_path, monkeypatch):
     source = written(tmp_path / "x.safetensors", "soft_moe")
     monkeypatch.setattr(command, "LARGEST", 1000)
-    with pytest.raises(ConfigError, match="parameters exceed the 2 GB limit of its files; use pt2"):
+    with pytest.raises(ConfigError, match="parameters exceed the 2 GB limit of this format; use pt2"):
         export(source, "stablehlo", tmp_path / "x.stablehlo")
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 

@@ -191,7 +191,7 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
         ([str(bare), new, "--csv", str(tmp_path / "absent" / "x.csv")], "csv='"),
         ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name ending in .html"),
         ([str(bare), new, "--html", f"{run}/report.html"], f"belongs to the run '{run}'"),
-        ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 images; a page shows up to 4, --csv lists all"),
+        ([str(bare), new, "--html", str(tmp_path / "x.html")], "a page shows at most 4 images, got 5; use --csv"),
     ):
         assert message in (error := said(["predict", *words], 2))
         assert error.count("\n") == 1

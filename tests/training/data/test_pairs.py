@@ -88,7 +88,7 @@ def test_shards(tmp_path: Path) -> None:
     (tmp_path / "b.tar").rename(tmp_path / "val.tar")
     assert loaded(tmp_path) == (expected([0, 1, 2, 3, 4]), expected([5, 6, 7, 8, 9]))
     write_shard(tmp_path / "val.tar", [*pairs([5]), ("8.png", encoded(8))])
-    with pytest.raises(DataError, match=r"val\.tar:8\.png: no caption, no 8\.txt"):
+    with pytest.raises(DataError, match=r"val\.tar:8\.png: expected a caption in 8\.txt"):
         loaded(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_the_hugging_face_library(tmp_path: Path) -> None:
     assert train == [(n, text) for n in NUMBERS for text in (f"{n}", f"{n} {n}")]
     assert held == expected(list(NUMBERS))
     table.remove_columns("text").save_to_disk(tmp_path / "bare")
-    with pytest.raises(DataError, match=r"bare, train: no column of captions \(caption, .*\) among picture"):
+    with pytest.raises(DataError, match=r"bare, train: expected a column of captions \(caption, .*\), got picture"):
         loaded(tmp_path / "bare")
 
 
@@ -117,7 +117,7 @@ def test_folders_that_lack_something(folder: Path) -> None:
     with pytest.raises(DataError, match=r"1/3\.txt: empty caption"):
         loaded(folder)
     text.unlink()
-    with pytest.raises(DataError, match=r"1/3\.png: no caption, cannot read 3\.txt beside it"):
+    with pytest.raises(DataError, match=r"1/3\.png has no caption: cannot read 3\.txt beside it"):
         loaded(folder)
     with pytest.raises(DataError, match="no such"):
         loaded(folder / "none.csv")
@@ -127,7 +127,7 @@ def test_folders_that_lack_something(folder: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", "image,caption\n", "no rows"),
-        ("a.csv", "picture,caption\nx,y\n", r"row 1: no column of the image \(image, .*\) among picture, caption"),
+        ("a.csv", "picture,caption\nx,y\n", r"row 1: expected an image column \(image, .*\), got picture, caption"),
         ("a.csv", "image,caption\n0/0.png,a\n0/none.png,b\n", r"row 2: '0/none\.png' is not a file below"),
         *(
             ("a.csv", f"image,caption\n{name},b\n", f"row 1: {name!r} is not a file below")
@@ -155,7 +155,7 @@ def test_classes_are_not_learned_from_pairs(folder: Path, said: Any) -> None:
     assert "all 10 images can be read" in said(["scan", str(folder), "--data", "pairs"])
     options = ["--data", "pairs", "--data.path", str(folder), "--model.image-size", "8", "--backend", "numpy"]
     wrong = said(["train", *options, "--run", str(folder / "run")], 2)
-    assert "data.name='pairs': its images have captions but no classes" in wrong
+    assert "data.name='pairs': expected images with classes, but these have only captions" in wrong
     assert not (folder / "run").exists()
 
 

@@ -20,7 +20,7 @@ def test_bytes_are_filled_with_ends():
 
 def test_a_text_that_is_too_long():
     tokenizer, texts = tokens.tokenizer_of(), ["ab", "abcd", "abcdef"]
-    message = r"row 1: 'abcd'\.\.\.: longer, with its end token, than text.length=4 tokens, as are 2 of 3 texts \(longest: 7\); set lit"
+    message = r"row 1: 'abcd'\.\.\. has more than text.length=4 tokens including the end token, as have 2 of 3 texts \(longest: 7\); set"
     with pytest.raises(DataError, match=message + r"\.long='cut'"):
         tokens.encode(tokenizer, texts, 4, name="row {}".format)
     ids = tokens.encode(tokenizer, texts, 4, long="cut")
@@ -31,7 +31,7 @@ def test_texts_and_lengths_without_tokens(monkeypatch):
     monkeypatch.setattr(tokens, "CHUNK", 2)
     with pytest.raises(DataError, match="caption 3: '' is empty"):
         tokens.encode(tokens.tokenizer_of(), ["a", "b", "c", ""], 4)
-    with pytest.raises(ConfigError, match=r"text\.length=1: expected at least 2, for a token and the end"):
+    with pytest.raises(ConfigError, match=r"text\.length=1: expected at least 2, for one token and the end token"):
         tokens.encode(tokens.tokenizer_of(), ["a"], 1)
 
 

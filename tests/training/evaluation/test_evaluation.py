@@ -178,14 +178,14 @@ def test_other_images(trained: Path, digits, tmp_path: Path, said: Any) -> None:
     path = str(tmp_path / "new.npz")
     for own, expected in (
         (replace(digits, classes=digits.classes[::-1]), 9 - labels),
-        (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not in the run: 0, 1, 2"),
-        (replace(digits, shape=(8, 8, 3)), r"images of \(8, 8, 1\) .*, but the run has images of \(8, 8, 3\)"),
+        (replace(digits, classes=digits.classes[:9]), r"new\.npz: class '9' is not in the run's classes 0, 1, 2"),
+        (replace(digits, shape=(8, 8, 3)), r"shape \(8, 8, 1\) .*, but in the run they have shape \(8, 8, 3\)"),
     ):
         with pytest.raises(SpecError, match=expected) if isinstance(expected, str) else nullcontext():
             found = load_others(DataConfig(), own, name="npz", path=path, broken="error")
             np.testing.assert_array_equal(found.validation.labels, expected)
             assert found.train is digits.train
-    for wrong, message in (("--data=digits", "the run's own data; omit"), ("--data.broken=skip", "data.path=''")):
+    for wrong, message in (("--data=digits", "is the run's own data; omit"), ("--data.broken=skip", "data.path=''")):
         assert message in said(["evaluate", str(trained), wrong], 2)
     out = said(["evaluate", str(trained), "--data", "npz", "--data.path", path])
     right = int((logits_of(digits, *loaded(trained))[:90].argmax(axis=1) == labels).sum())

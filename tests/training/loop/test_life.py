@@ -162,7 +162,7 @@ def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[...
 BATCH = partial(changed, "training_batch", module=classification)
 RARELY = ("--training.log-every", "100", "--training.evaluate-every", "100")
 STOPPED = (
-    r"{0}: finishing this step or batch; repeat to stop at once\n.*stopped by {0}; the 6 steps done of 12 are saved\. "
+    r"{0}: finishing this step or batch; repeat to stop at once\n.*stopped by {0}; 6 of 12 steps are done and saved\. "
     r"To resume: moespec train --run '.*/a run' --resume"
 )
 DIVERGED = f"training diverged at step 7: the loss is nan; {ADVICE}"
@@ -252,8 +252,8 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
 
     monkeypatch.setattr(evaluation, "check", check)
     for command, message in (
-        (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),
-        (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),  # in the same evaluation, which is pending
+        (resume, "stopped by SIGTERM; 12 of 12 steps are done and saved"),
+        (resume, "stopped by SIGTERM; 12 of 12 steps are done and saved"),  # in the same evaluation, which is pending
         (evaluate, "moespec: evaluation stopped by SIGTERM"),
     ):
         batches = count(1)
@@ -380,7 +380,7 @@ OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
     (edited("peak = 0.01", "peak = 0.02"), RESUME, r"schedule\.peak is 0\.01 there, 0\.02 here"),
     (edited('norm_form = "paper"', 'norm_form = "rsqrt"'), RESUME, r"router_options\.norm_form is 'paper' there, 'rsqrt' here"),
     (edited("steps = 12", ""), RESUME, r"training\.steps is 12 there, 1500 here"),
-    (truncated, RESUME, "training.batch missing from the run"),
+    (truncated, RESUME, "the entries training.batch are missing"),
     (as_begun, f"{RESUME} --schedule.peak 0.02", "Choose another --run, or change this run with moespec train"),
     (as_begun, f"{RESUME} --override --training.seed 1", r"training\.seed is 0 there, 1 here; cannot be overridden"),
     (as_begun, f"{RESUME} --override --training.batch 8", r"training\.batch is 16 there, 8 here; cannot be overridden"),

@@ -151,7 +151,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
     assert launcher.returncode == 128 + signal.SIGTERM, errors[-2000:]
     (step,) = checkpoint.steps(run / "checkpoints")
     assert step % 5 == 0
-    assert f"the {step} steps done of 100000 are saved" in errors
+    assert f"{step} of 100000 steps are done and saved" in errors
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
         (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1 need 4 devices, but there are 2"),
         (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
         (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span several devices"),
-        (2, ("--model.group-images", "64"), "32 images per device (data 2). images: 32 images"),
+        (2, ("--model.group-images", "64"), "each device gets 32 images (data 2). images: 32 images"),
         (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
     log = RunLog(tmp_path, 0)
     log.write("train", 1, LOGGED)
     (tmp_path / "metrics.jsonl").rename(tmp_path / "aside.jsonl")
-    with pytest.raises(RunError, match=r"metrics\.jsonl: removed or replaced while the run wrote to it"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: was removed or replaced during the run"):
         log.sync()
     log.close()
     with pytest.raises(RunError, match="no line of kind 'evaluation'"):

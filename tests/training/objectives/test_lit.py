@@ -137,9 +137,9 @@ def test_the_loss_by_hand(kind: Any) -> None:
 REFUSED = [
     ("", "lit.locked=True requires init, since a locked image tower is not trained"),
     ("--init {tower} --model.stochastic-depth 0.1", "model.stochastic_depth=0.1: expected 0 for a locked tower"),
-    ("--init {tower} --optimizer.rates norm/=0.5", "norm belongs to the locked image tower (lit.locked)"),
-    ("--lit.no-locked --text.length 4", "...: longer, with its end token, than text.length=4 tokens, as are 24 of 24"),
-    ("--lit.no-locked --text.vocabulary 256", "text.vocabulary=256: the tokenizer has 257 ids"),
+    ("--init {tower} --optimizer.rates norm/=0.5", "the rate of norm must be 0, since lit.locked is set"),
+    ("--lit.no-locked --text.length 4", "text.length=4 tokens including the end token, as have 24 of 24"),
+    ("--lit.no-locked --text.vocabulary 256", "text.vocabulary=256: expected at least the tokenizer's 257 ids"),
     ("--lit.no-locked --text.projection 5", "text.projection=5: expected 16, the image tower's width"),
     ("--lit.no-locked --lit.tokenizer no.json", "lit.tokenizer='no.json': not a tokenizer file"),
     ("--lit.no-locked --text.name vit_tiny", "text.name='vit_tiny': expected a text model, one of text_tiny"),

@@ -64,7 +64,7 @@ GRIDS = {
     f"data.path = ['{'x' * 200}']": "grid: path=xxx",
     f"training = {{steps = {[*range(1, 1000)]}, batch = {[*range(1, 1000)]}}}": "998001 combinations, expected 1 to 100",
     "": "grid.toml: 0 combinations",
-    "experts = [2, 4]\nmodel.experts = [2, 4]": "grid.toml: experts: option given twice under different names",
+    "experts = [2, 4]\nmodel.experts = [2, 4]": "grid.toml: experts: the file sets this option twice",
 }
 
 
@@ -73,7 +73,7 @@ def test_a_wrong_grid_is_an_error_before_anything_trains(tmp_path: Path, grid: s
     (tmp_path / "grid.toml").write_text(grid)
     assert GRIDS[grid] in said(f"study --grid {tmp_path / 'grid.toml'} --out {tmp_path / 'out'}".split(), 2)
     assert "grid='nope.toml': no such file, expected a TOML" in said(["study", "--grid", "nope.toml", "--out", "x"], 2)
-    assert "study: no entries; set --routers NAME ..., or --grid" in said(["study", "--out", str(tmp_path / "out")], 2)
+    assert "study: expected at least one entry; set --routers" in said(["study", "--out", str(tmp_path / "out")], 2)
     assert not (tmp_path / "out").exists()
 
 

@@ -105,7 +105,7 @@ def test_positions_of_another_kind():
     np.testing.assert_array_equal(result.params["positions"][:, 0], initial["positions"][:, 0])
     # Positions of a class token and 8 registers, and 16 patches: as many as of 25 patches alone.
     of_all = weights(pool="token", registers=8)
-    with pytest.raises(ConfigError, match=r"positions has shape \(1, 25, 8\), 9 before the patches, but the model has"):
+    with pytest.raises(ConfigError, match=r"positions has shape \(1, 25, 8\) with 9 before the patches, but"):
         taken(of_all, replace(of_all.config, positions="learned_patches", image_size=10))
 
 
@@ -141,7 +141,7 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
     [
         ({}, {"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), but \(2, 2, 1, 16\) in the model"),
         ({}, {"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), but \(8, 24\) in the model"),
-        ({}, {"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale initializes it"),
+        ({}, {"depth": 3}, r"blocks/2/norm1/scale \(8,\) is not in the source; --init-skip blocks/2/norm1/scale initializes it"),
         ({}, {"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is unexpected"),
         ({}, {"positions": "sincos2d"}, r"positions \(1, 16, 8\) is unexpected"),
         (SOFT, {"moe": "none"}, r"blocks/1/mlp/w1 \(8, 12\) is missing"),
