@@ -82,7 +82,7 @@ def test_an_example_that_is_none(vit, example, options, message):
 
 
 def test_modules_that_cannot_be_exported(vit, monkeypatch):
-    for module, message in (("x", "expected a torch.nn.Module, got 'x'"), (Vit(), "in training mode")):
+    for module, message in (("x", "expected a torch.nn.Module, got 'x'"), (Vit(), "is in training mode")):
         with pytest.raises(spec.ConfigError, match=f"^module: {message}"):
             B.export_onnx(module, EXAMPLE)
     with pytest.raises(spec.ConfigError, match=r"^module: has bfloat16 parameters.*module\.float\(\)"):

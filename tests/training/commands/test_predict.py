@@ -168,7 +168,7 @@ def test_mistakes_of_a_labelled_folder(run: Path, folder: Path, tmp_path: Path, 
     (taken := folder / "photos/=dark/x.csv").touch()
     assert "is an input and would be overwritten; choose" in said(["evaluate", str(run), "--csv", str(taken)], 2)
     taken.unlink()
-    with pytest.raises(ConfigError, match="its model has no head, so no classes"):
+    with pytest.raises(ConfigError, match="its model has no head and therefore no classes"):
         check_model(run, "moco", vit.named("vit_tiny", classes=0))
 
 
