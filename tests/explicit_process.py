@@ -105,8 +105,7 @@ def layer_of(router: str) -> tuple[Any, Any, Any, Any]:
     x = rng.standard_normal((IMAGES, TOKENS, WIDTH))
     noise = B.ROUTERS[router].noise(layer.options)
     drawn = None if noise is None else rng.uniform(0.1, 0.9, (IMAGES, *noise.shape))
-    row = np.arange(TOKENS, dtype=np.int32)
-    ids = {"ids": np.tile(row, (IMAGES, 1))} if B.ROUTERS[router].requires == "ids" else {}
+    ids = {"ids": np.tile(np.arange(TOKENS, dtype="i4"), (IMAGES, 1))} if B.ROUTERS[router].requires == "ids" else {}
 
     def function(params: Any, x: Any, drawn: Any, ids: Any) -> Any:
         own = dict(params["router"])

@@ -85,7 +85,7 @@ def test_in_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize(("width", "hidden", "dtype"), [(1160, 96, "float32"), (128, 384, "bfloat16")])
 def test_the_kernels_of_a_tpu_are_the_loops(width: int, hidden: int, dtype: str) -> None:
-    """Interpreted: with experts of no row, rows of no expert, and widths that are whole tiles, less, and more."""
+    """Interpreted: experts without rows, rows without an expert, all kinds of widths. Float32 sums differ by sqrt(terms) roundoffs."""
     random = np.random.default_rng(2)
     ends = jax.numpy.cumsum(jax.numpy.array([0, 100, 0, 157, 300], "int32"))
     shapes = (3 * megablox.TILE, width), (3 * megablox.TILE, hidden), (len(ends), width, hidden), (len(ends), hidden)
@@ -97,7 +97,6 @@ def test_the_kernels_of_a_tpu_are_the_loops(width: int, hidden: int, dtype: str)
     assert not np.any([each[ends[-1] :].any() for each in made])
     got = *(each[: ends[-1]] for each in made), megablox.sums_of_products(rows, gradient, ends, interpret=True)
     for a, b in zip(*(jax.tree.leaves(B["jax"].to_numpy(each)) for each in (got, want)), strict=True):
-        # Float32 sums in another order differ by about the square root of their number of terms, in roundoffs.
         np.testing.assert_allclose(a, b, atol=(width**0.5 * 2**-24 if dtype == "float32" else 2**-8) * np.abs(b).max())
 
 

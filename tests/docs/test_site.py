@@ -122,8 +122,7 @@ def test_entries_are_found_by_what_they_concern_and_by_who_is_known():
     assert "gshard" in practice.concerned()["GS-1"]
     assert "expert_choice" not in practice.concerned()["GS-1"]
     known = practice.known_of()
-    for entry in LEDGER.values():
-        assert {each.who for reading in entry.readings for each in reading.implementations} <= set(known[entry.id])
+    assert all({x.who for r in e.readings for x in r.implementations} <= set(known[e.id]) for e in LEDGER.values())
     assert "facebookresearch/fairseq" in known["GS-1"]
     assert "pytorch/pytorch" in known["EC-1"]  # measured
 

@@ -164,7 +164,7 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
     early = "stopped early: 1 evaluation without an improvement of loss"
     for finished in ("finished", "finished already"):
         assert re.search(f"{finished}, 2 steps .*\n{early}\nbest loss 2.3026 at step 1\n", said(train))
-    assert re.search(f"drawn by n\\^-1<(?s:.*){early}; best loss 2.3026", Path(run, "report.html").read_text())
+    assert re.search(f"n\\^-1 in a class (?s:.*){early}; best loss 2.3026", Path(run, "report.html").read_text())
     assert ": step 1 of 12" in said(["evaluate", run, "--step", "best"])
     assert "finished, 12 steps" in said(["train", "--run", run, "--resume", "--training.patience", "12"])
     assert "but no best step (training.keep_best)" in said(["evaluate", str(runs.whole("torch")), "--step", "best"], 2)
