@@ -57,7 +57,7 @@ class StudyArguments(Configured):
     """
 
     routers: tuple[str, ...] = ()
-    """entries to compare: a router, your own router as package.module:ROUTER, dense, or NAME: and options of train, such as
+    """entries to compare: a router, your own router as package.module:ROUTER, dense, or a new name with train options, such as
     'hash2: --router hash --model.router-options.hashes 2'"""
     grid: Path | None = None
     """TOML file with a list of values per option, such as schedule.peak = [1e-3, 3e-3]; each combination is an entry"""
