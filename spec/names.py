@@ -24,7 +24,7 @@ def near_it(name: object, known: Iterable[str]) -> str:
 
 
 class Names(dict[str, Value]):
-    """A read-only dictionary by name. `table[name]` with an unknown name raises a KeyError that suggests similar names."""
+    """A read-only dictionary whose keys are names. `table[name]` with an unknown name raises a KeyError that suggests similar names."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise KeyError(f"{name!r} is not in this table{near_it(name, self)}")

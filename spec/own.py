@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class OwnName(str):
-    """The type of a field that accepts such a name in addition to moespec's names. The value itself is a plain string."""
+    """The type of a field that accepts names of user-defined and moespec objects. The value itself is a plain string."""
 
 
 def is_own(name: object) -> bool:
@@ -42,7 +42,7 @@ def shown(value: object) -> str:
 
 
 def load_own(argument: str, name: str) -> Any:
-    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if there is none."""
+    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if there is no such object."""
     module, _, attribute = name.rpartition(":")
     if not is_own(name):
         raise ConfigError(f"{argument}={name!r}: expected package.module:object")

@@ -74,7 +74,7 @@ def surviving_tokens(tokens: int, drop: Any) -> int:
 
 
 def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[np.intp]:
-    """The remaining tokens, by descending importance `max_e scores[t, e]`, ties by lower index.
+    """Returns the remaining tokens by descending importance `max_e scores[t, e]`, ties by lower index.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
@@ -133,7 +133,7 @@ def importance_score_choice(
     weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
     check_same_shape("combine_scores", weights, "scores", scores)
 
-    # Selection, slots: the survivors form a separate batch, sorted.
+    # Selection, slots: the remaining tokens form a separate, sorted batch.
     left = importance_score_order(scores, drop=drop)
     among_them = token_choice(scores[left], choices=choices, capacity=capacity)
 

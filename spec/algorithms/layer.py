@@ -158,7 +158,7 @@ def moe_mlp(
     or an infinite `capacity_factor`), the work grows with the number of tokens, not of slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
-    with their total hidden width. Its second bias is the sum of their second biases.
+    with their total hidden width. The second bias of the merged expert is the sum of their second biases.
 
     Args:
         tokens: (tokens, width).

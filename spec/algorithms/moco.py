@@ -146,7 +146,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
     """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the population variance.
 
-    It has no scale and no bias. It needs no running statistics, because evaluation does not use the projector and predictor.
+    The normalisation has no scale and no bias. It has no running statistics, because evaluation does not use the projector and predictor.
 
     Args:
         x: (batch, width), all images of the batch.

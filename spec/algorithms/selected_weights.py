@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Divides weights by the norm of the token's kept weights, if it keeps any. Both are (tokens, experts); `kept` is 1 or 0."""
+    """Divides weights by the norm of the token's kept weights, if it keeps any. Both arguments are (tokens, experts); `kept` is 1 or 0."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

@@ -1,4 +1,4 @@
-"""Token ids, by which hash layers route. They are computed before any layer runs.
+"""Token ids, by which hash layers route. The ids are computed before any layer runs.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|

@@ -7,7 +7,7 @@
 | `choices` | k |
 
 An image needs the parameters of only `choices` experts. The losses are computed over images, so they balance a group of
-several images. In a group of one, they push the image toward choosing all experts equally.
+several images. In a group with one image, the losses push the image toward choosing all experts equally.
 
 Ambiguity ledger
 
