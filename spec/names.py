@@ -1,4 +1,4 @@
-"""Suggestions in errors about unknown names, read-only tables whose `KeyError` includes them, and the public names of a module."""
+"""Suggestions for unknown names in errors, read-only tables whose `KeyError` suggests names, and the public names of a module."""
 
 import sys
 import warnings
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 def near(name: object, known: Iterable[str]) -> list[str]:
-    """Up to three known names that resemble `name`, contain it or begin similarly."""
+    """Returns up to three known names that resemble `name`, contain it or begin similarly."""
     text, spelled = str(name).lower(), {each.lower(): each for each in known}
     begin = [each for each in spelled if get_close_matches(text, [each[: len(text) + 1]], cutoff=0.8)]
     found = [*get_close_matches(text, spelled), *(each for each in spelled if len(text) > 1 and text in each), *begin]

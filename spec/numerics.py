@@ -1,9 +1,9 @@
 """Common functions in forms that stay exact under the complex step.
 
-The specification differentiates itself: the imaginary part of an analytic function at `x + 1e-30i v`, divided by 1e-30, is
-its derivative along `v`, without the rounding errors of finite differences. This requires three rules: branch on the real part,
-never conjugate, and never take a modulus. The functions here follow these rules, and a lint keeps unsafe functions out
-of the package.
+The specification computes derivatives by the complex step: the imaginary part of an analytic function at
+`x + 1e-30i v`, divided by 1e-30, is its derivative along `v`, without the rounding errors of finite differences. This requires
+three rules: branch on the real part, never conjugate, and never take a modulus. The functions here follow these rules,
+and a lint keeps unsafe functions out of the package.
 """
 
 from typing import Annotated, Any
@@ -118,7 +118,7 @@ def z_score(deviation: Array, scale: Array) -> Array:
     """`deviation / scale` for `normal_cdf`, with a finite derivative for any scale of at least 0.
 
     The result is a constant beyond `FAR`, where `normal_cdf` is 0 or 1, and where the scale is below `SMALLEST_SCALE`.
-    There, the derivative of the plain quotient overflows, and infinity times a density of 0 is NaN.
+    Otherwise, the derivative of the quotient would overflow, and infinity times a density of 0 is NaN.
     """
     value, least = deviation.real, FAR * scale.real
     is_far = (value >= least) | (-value >= least)  # also true where the scale is 0

@@ -1,7 +1,7 @@
 """Names of user-defined objects, `package.module:object`, which users can pass wherever they select a moespec object by name.
 
-Such a name refers to an object in a module that is already imported. Only `load_own` imports a module, and the command line
-calls it only with names from its user. A third-party file that names a module therefore runs no code.
+Such a name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command
+line calls it only with names from its user. A name in a third-party file therefore cannot run code.
 """
 
 import importlib
@@ -73,7 +73,7 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
 
 
 def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
-    """Returns the function `package.module:object` from an imported module (see `find_own`). `load`: import the module first."""
+    """Returns the function `package.module:object` from an imported module (see `find_own`). `load`: whether to import the module first."""
     if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {shown(found)}")
     return found

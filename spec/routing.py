@@ -23,7 +23,7 @@ Summed = Annotated[NDArray[Any], "summed over the groups"]
 
 
 class Routing(NamedTuple):
-    """The pair of tensors that a router computes, each `(tokens, experts, capacity)`.
+    """The two tensors that a router computes, each of shape `(tokens, experts, capacity)`.
 
     `dispatch[t, e, c]` is the weight of token `t` in slot `c` of expert `e`. `combine[t, e, c]` is the weight with
     which the output of that slot enters the output of token `t`. For sparse routers `dispatch` is 0 or 1 and

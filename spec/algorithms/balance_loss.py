@@ -89,7 +89,7 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
         load: (experts,), at least 0 and not all 0: the number of tokens in the scope of the loss that choose each expert, from
             `expert_load` with the same `choices`; None to count the tokens of the group.
-        choices: how many of a token's best experts count, from 1 to experts.
+        choices: the number of a token's best experts that f counts, from 1 to experts.
 
     Returns:
         A scalar, at most E.

@@ -43,7 +43,7 @@ ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487
 
 
 def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:
-    """The logits of the probability that an expert takes a token, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
+    """Computes the logits of the probability that an expert takes a token, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
 
     Args:
         tokens: x, (tokens, width).

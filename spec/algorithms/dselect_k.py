@@ -116,7 +116,7 @@ def selectors_of(selectors: ArrayLike) -> Array:
 
 
 def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
-    """The mixture of the selectors, `q[e] = sum_n softmax(logits)[n] r[n, e]`.
+    """Computes the mixture of the selectors, `q[e] = sum_n softmax(logits)[n] r[n, e]`.
 
     Args:
         selectors: r, (..., choices, experts), from `dselect_k_selectors`.

@@ -75,7 +75,7 @@ def group_limited_scores(
     best: int = 2,
     outside: str = "excluded",
 ) -> Array:
-    """The selection scores, changed so that experts outside the best groups come last or get 0:
+    """Changes the selection scores so that experts outside a token's best groups come last or get 0:
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
@@ -87,7 +87,7 @@ def group_limited_scores(
         group_by: (tokens, experts), the scores that rank the groups; `scores` if None.
         groups: number of groups of equal size, a divisor of the number of experts.
         limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.
-        best: how many of the largest scores in a group count, from 1 to experts / groups.
+        best: the number of largest scores that make up the score of a group, from 1 to experts / groups.
         outside: the score of experts outside the best groups: "excluded" for `2 min(0, least) - 1`, a finite number
             below the token's smallest score `least`; "zero" for 0.
 

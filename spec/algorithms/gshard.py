@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1; the second is kept with a probability that grows with its gate.
+"""GShard's top-2: two experts with gates that sum to 1; the second expert is kept with a probability that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|

@@ -9,9 +9,9 @@
 | `experts` | K |
 | `w1` (E, D, H), `w2` (E, H, D) | A_k, B_k |
 
-If all hashes agree, `multi_hash_mlp` computes the plain expert.
+If all hashes choose the same expert, `multi_hash_mlp` computes the output of this expert.
 
-The paper's section numbers, here and in `hash_tables` and `token_ids`, come from secondary sources, not from its text.
+The paper's section numbers, here and in `hash_tables` and `token_ids`, come from secondary sources, not from the paper itself.
 
 Ambiguity ledger
 

@@ -1,7 +1,7 @@
 """Importance-score routing: removes the least important tokens and lets the rest choose in order of importance.
 
-It is Batch Priority Routing after a hard cut. Sparse-MLP uses it, for channels, in the efficient mode of its token-mixing
-layer. The combine weights of a removed token are 0, so only the residual connection carries it.
+The remaining tokens are routed by Batch Priority Routing. Sparse-MLP routes channels in this way, in the efficient mode
+of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection carries it.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
@@ -10,7 +10,7 @@ layer. The combine weights of a removed token are 0, so only the residual connec
 | `drop` | 10 %, the fraction of removed channels |
 | survivors | the remaining channels, sorted by importance score |
 
-With `drop=0`, it is the same as Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
+With `drop=0`, this is Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
 
 Ambiguity ledger
 

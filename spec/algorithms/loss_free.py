@@ -1,4 +1,4 @@
-"""Balance without a loss: each expert has a bias that is added to its scores and moves against its load after each step.
+"""Balance without a loss: each expert's scores get a bias, which moves against the load of the expert after each step.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|

@@ -91,7 +91,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi is the distribution function of the
     standard normal. p is the probability that the expert reaches the threshold if its noise is drawn again. The gradient flows
-    through L and the value of the threshold. Routers that select by a plan also compute this loss from the logits.
+    through L and the value of the threshold. Routers that select by a transport plan also compute this loss from the logits.
 
     Args:
         logits: L, (tokens, experts), without noise.

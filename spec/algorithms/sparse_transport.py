@@ -87,11 +87,11 @@ def sparse_transport_affinity(
 ) -> Array:
     """The transport plan at the dual potentials that a solver reaches. The plan carries no gradient.
 
-    The plan shows how close the solver came to the optimum: with the semi-dual, 1 minus the row sums is the gradient, which is 0 at the
-    optimum. After 20 updates, this gradient is still large: for 256 tokens with standard normal logits, 32 experts and
-    k = 8, the row sums range from 0 to 2, and 8 % of them are 0.
+    The row sums show how close the solver came to the optimum. With the semi-dual, 1 minus the row sums is the
+    gradient, which is 0 at the optimum. After 20 updates, this gradient is still large: for 256 tokens with standard
+    normal logits, 32 experts and k = 8, the row sums range from 0 to 2, and 8 % of them are 0.
 
-    Among equal utilities, a projection keeps the lower indices. The updates then lower the potentials of these tokens.
+    Among equal utilities, each projection keeps the tokens with lower indices. The updates then lower their potentials.
     If all rows are equal, the non-zeros are therefore at the highest indices after 20 updates.
 
     Args:

@@ -180,7 +180,7 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """Returns the result of a dual after a check that it is finite."""
+    """Checks that the result of a dual is finite and returns it."""
     for part in found:
         check_overflow(part)
     return found

@@ -7,8 +7,8 @@
 | capacity | C, from a fraction of the tokens |
 | expert | the block f |
 
-The paper has one expert: set `experts=1`, and `capacity_factor` to the fraction. The residual connection around the layer
-carries the tokens that are not chosen. Here the expert is the MLP of a block. The paper's f also includes the attention.
+The paper has one expert: set `experts=1`, and set `capacity_factor` to the fraction of tokens. The residual connection around
+the layer carries the tokens that are not chosen. Here the expert is the MLP of a block. The paper's f also includes the attention.
 
 Ambiguity ledger
 

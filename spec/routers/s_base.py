@@ -7,8 +7,8 @@
 | selection at evaluation | argmax of the logits |
 | gate | softmax (or sigmoid) of the logits at the chosen expert |
 
-Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may not be: if all
-tokens are equal and prefer one expert, the plan is uniform, rounding decides, and all tokens may go to the same expert.
+Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may not be. For example,
+if all tokens are equal, the plan is uniform. Rounding errors then decide, and all tokens may choose the same expert.
 
 Ambiguity ledger
 

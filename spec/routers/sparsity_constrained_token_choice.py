@@ -8,7 +8,7 @@
 | `transport_steps` | iterations of the solver |
 
 The paper defines this plan only for Expert Choice. The plan for Token Choice follows google-research/vmoe. Every token
-chooses K experts, even if the plan assigns it to fewer.
+chooses K experts, even if the plan assigns it to fewer than K.
 
 Ambiguity ledger
 
