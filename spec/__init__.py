@@ -1,17 +1,17 @@
 """The executable specification of mixture-of-experts routing: NumPy, float64, one routing group at a time.
 
-Each module is one algorithm, written as in its paper. Each file in `routers` is one router, composed of algorithms. All
+Each module implements one algorithm in the notation of its paper. Each file in `routers` composes one router from algorithms. All
 sparse routers follow the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
 T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Functions take arrays of any floating dtype and
-return float64. They also take complex arrays, for differentiation by the complex step (see `numerics`). Noise is always an
-argument. Only the initial parameters of a router are random. The caller passes the generator that draws them.
+return float64. Functions also take complex arrays, for differentiation by the complex step (see `numerics`). The caller
+passes all noise, and the random generator for the initial parameters of a router.
 
 `ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently, with the answer of
 this specification, the alternatives, and the implementations known to give each. `moespec ledger` prints it.
-Every error is a `SpecError`, which is a `ValueError`: a ConfigError, ShapeError, DtypeError or ContractError.
+Every error is a ConfigError, ShapeError, DtypeError or ContractError. All are subclasses of `SpecError`, a `ValueError`.
 
-`import moespec.spec.algorithms.token_choice as module` imports the module of one algorithm. Its docstring has the table of
-symbols and the ledger.
+`import moespec.spec.algorithms.token_choice as module` imports the module of one algorithm. The docstring of the module
+contains its table of symbols and its ledger entries.
 """
 
 # ruff: noqa: I001 (the sections are a table of contents)

@@ -1,4 +1,4 @@
-"""A row of the conformance matrix."""
+"""The type of the rows of the conformance matrix."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Algorithm:
     name: the name of the row.
     cites: the publications that define it.
     revision: an integer, raised whenever a computed value changes on purpose.
-    functions: the names in `moespec.spec` that the row covers; empty for a model.
+    functions: the names of the functions in `moespec.spec` that the row covers; empty for a model.
     """
 
     name: str

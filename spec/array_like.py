@@ -1,4 +1,4 @@
-"""`numpy.typing.ArrayLike` as a name: `help` would print the alias as a union over three lines."""
+"""A short name for `numpy.typing.ArrayLike`, which `help` would print as a union over three lines."""
 
 from typing import TYPE_CHECKING
 

@@ -152,7 +152,7 @@ def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "cap
 
 
 def plural(count: int, things: str) -> str:
-    """`count` with the noun `things`, a plural in -s: "1 token", "2 tokens"."""
+    """Returns `count` followed by the noun `things`, a plural in -s: "1 token", "2 tokens"."""
     return f"{count} {things[:-1] if count == 1 else things}"
 
 

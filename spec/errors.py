@@ -12,7 +12,7 @@ class ConfigError(SpecError):
 
 
 class ShapeError(SpecError):
-    """An array has the wrong rank, or axes that must agree differ."""
+    """An array has the wrong rank, or axes that must have equal sizes differ."""
 
 
 class DtypeError(SpecError):

@@ -25,7 +25,7 @@ def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> Array:
     """A float32 matrix with orthogonal columns of norm `gain`, or orthogonal rows if it has more columns than rows."""
-    from scipy.linalg import qr  # here because its import is slow
+    from scipy.linalg import qr  # imported here because the import is slow
 
     rows, columns = shape
     basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")

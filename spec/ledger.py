@@ -1,4 +1,4 @@
-"""The ambiguity ledger: questions that implementations answer differently. They are stored in the docstrings of modules:
+"""The ambiguity ledger: questions that implementations answer differently. Docstrings of modules contain the entries:
 
     XX-1: The question?
         Reading: the answer of this specification.
@@ -8,9 +8,9 @@
 
 `By` lists who gives an answer: a paper that states it explicitly, or public code (repository and place). "the paper" is the
 paper in the module's table of symbols. Any other paper has a name and number, as in "Switch (arXiv 2101.03961),
-appendix B". The name is the same in every entry. An entry below the heading "Often done differently" is a pitfall: a paper
-answers it explicitly. For the entries below "Ambiguity ledger", the paper is silent or ambiguous, or another source answers
-differently.
+appendix B". A paper has the same name in every entry. Below the heading "Often done differently" are pitfalls:
+questions that a paper answers explicitly, but that implementations often answer differently. For the entries below
+"Ambiguity ledger", the paper is silent or ambiguous, or another source answers differently.
 """
 
 import re
@@ -31,7 +31,7 @@ _READING = re.compile(
 
 @dataclass(frozen=True)
 class Implementation:
-    """Who takes a reading ("the paper", another paper as "Name (arXiv number)", or the repository of public code) and where."""
+    """A source that takes a reading ("the paper", another paper as "Name (arXiv number)", or a repository), and the place in it."""
 
     who: str
     where: str = ""

@@ -1,4 +1,4 @@
-"""Suggestions in errors about unknown names, read-only tables whose `KeyError` includes them, and the public names of a module."""
+"""Suggestions for unknown names in errors, read-only tables whose `KeyError` suggests names, and the public names of a module."""
 
 import sys
 import warnings
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 def near(name: object, known: Iterable[str]) -> list[str]:
-    """Up to three known names that resemble `name`, contain it or begin similarly."""
+    """Returns up to three known names that resemble `name`, contain it or begin similarly."""
     text, spelled = str(name).lower(), {each.lower(): each for each in known}
     begin = [each for each in spelled if get_close_matches(text, [each[: len(text) + 1]], cutoff=0.8)]
     found = [*get_close_matches(text, spelled), *(each for each in spelled if len(text) > 1 and text in each), *begin]
@@ -24,7 +24,7 @@ def near_it(name: object, known: Iterable[str]) -> str:
 
 
 class Names(dict[str, Value]):
-    """A read-only dictionary by name. `table[name]` with an unknown name raises a KeyError that suggests similar names."""
+    """A read-only dictionary whose keys are names. `table[name]` with an unknown name raises a KeyError that suggests similar names."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise KeyError(f"{name!r} is not in this table{near_it(name, self)}")

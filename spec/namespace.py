@@ -1,6 +1,6 @@
 """The array namespace of the specification, for user-defined routers that need more than the functions of `moespec.spec`.
 
-It is a subset of `moespec.backends.common.namespace` with the same meaning. It is safe for the complex step (see `numerics`).
+The functions are a subset of `moespec.backends.common.namespace` with the same meaning. They support the complex step (see `numerics`).
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Common functions in forms that stay exact under the complex step.
 
-The specification differentiates itself: the imaginary part of an analytic function at `x + 1e-30i v`, divided by 1e-30, is
-its derivative along `v`, without the rounding errors of finite differences. This requires three rules: branch on the real part,
-never conjugate, and never take a modulus. The functions here follow them, and a lint keeps unsafe functions out of the
-package.
+The specification computes derivatives by the complex step: the imaginary part of an analytic function at
+`x + 1e-30i v`, divided by 1e-30, is its derivative along `v`, without the rounding errors of finite differences. This requires
+three rules: branch on the real part, never conjugate, and never take a modulus. The functions here follow these rules,
+and a lint keeps unsafe functions out of the package.
 """
 
 from typing import Annotated, Any
@@ -109,7 +109,7 @@ def sigmoid(x: Array) -> Array:
 
 def normal_cdf(z: Array) -> Array:
     """Distribution function of the standard normal, `(1 + erf(z / sqrt(2))) / 2`."""
-    from scipy.special import erf  # here because its import takes longer than importing this package
+    from scipy.special import erf  # imported here because this import takes longer than that of this package
 
     return 0.5 * (1.0 + erf(z / np.sqrt(2.0)))
 
@@ -118,7 +118,7 @@ def z_score(deviation: Array, scale: Array) -> Array:
     """`deviation / scale` for `normal_cdf`, with a finite derivative for any scale of at least 0.
 
     The result is a constant beyond `FAR`, where `normal_cdf` is 0 or 1, and where the scale is below `SMALLEST_SCALE`.
-    There, the derivative of the plain quotient overflows, and infinity times a density of 0 is NaN.
+    Otherwise, the derivative of the quotient would overflow, and infinity times a density of 0 is NaN.
     """
     value, least = deviation.real, FAR * scale.real
     is_far = (value >= least) | (-value >= least)  # also true where the scale is 0
@@ -139,8 +139,8 @@ def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Ar
     """`x` divided by its Euclidean norm along `axis`, in one of three forms.
 
     `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All map 0
-    to 0. In `paper`, the norm of a zero vector counts as a constant; in `clamped`, any norm below epsilon does. The
-    derivative there is the derivative of `x / epsilon`, never NaN.
+    to 0. In `paper`, the norm of a zero vector counts as a constant; in `clamped`, any norm below epsilon does. For
+    such vectors, the derivative is that of `x / epsilon`, never NaN.
     """
     squares = np.sum(x * x, axis=axis, keepdims=True)
     if form == "rsqrt":

@@ -93,8 +93,8 @@ class RouterOptions:
         """Raises ConfigError for options that are valid only at evaluation."""
 
     def of_tokens(self, tokens: int, images: int | None = None) -> Self:
-        """Copies these options for groups of a different size and, if the router has this option, a different number of
-        images. It skips the type checks, which compilers cannot trace."""
+        """Copies these options for groups of a different size and, if the router has the option `images`, a
+        different number of images. The copy skips the type checks, which compilers cannot trace."""
         options = object.__new__(type(self))
         for field in fields(self):
             object.__setattr__(options, field.name, getattr(self, field.name))
@@ -105,19 +105,19 @@ class RouterOptions:
 
     @property
     def requests(self) -> tuple[int, int]:
-        """The number of tokens that request slots, and the number of slots per token: one for each choice."""
+        """Returns the number of tokens that request slots, and the slots per token: one for each choice."""
         return self.tokens, getattr(self, "choices", 1)
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert in training or at evaluation; one for each token if the router has no capacity.
+        """Returns the number of slots C of an expert. Without a capacity, each expert has a slot for every token.
 
-        Raises ConfigError if an expert has no slot or, if experts choose, more slots than tokens.
+        Raises ConfigError if an expert has no slot or, in routers whose experts choose tokens, more slots than tokens.
         """
         return slots(self, train=train) if hasattr(self, "capacity_factor") else self.tokens
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Slots C of an expert, from the capacity options. Only `capacity_factor` is required. See `capacity_of`."""
+    """Computes the number of slots C of an expert from the capacity options. Only `capacity_factor` is required. See `capacity_of`."""
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
     rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)

@@ -1,7 +1,7 @@
 """Names of user-defined objects, `package.module:object`, which users can pass wherever they select a moespec object by name.
 
-Such a name refers to an object in a module that is already imported. Only `load_own` imports a module, and the command line
-calls it only with names from its user. A third-party file that names a module therefore runs no code.
+Such a name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command
+line calls it only with names from its user. A name in a third-party file therefore cannot run code.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class OwnName(str):
-    """The type of a field that accepts such a name in addition to moespec's names. The value itself is a plain string."""
+    """The type of a field that accepts names of user-defined and moespec objects. The value itself is a plain string."""
 
 
 def is_own(name: object) -> bool:
@@ -42,7 +42,7 @@ def shown(value: object) -> str:
 
 
 def load_own(argument: str, name: str) -> Any:
-    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if there is none."""
+    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if there is no such object."""
     module, _, attribute = name.rpartition(":")
     if not is_own(name):
         raise ConfigError(f"{argument}={name!r}: expected package.module:object")
@@ -73,7 +73,7 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
 
 
 def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
-    """Returns the function `package.module:object` from an imported module (see `find_own`). `load`: import the module first."""
+    """Returns the function `package.module:object` from an imported module (see `find_own`). `load`: whether to import the module first."""
     if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {shown(found)}")
     return found

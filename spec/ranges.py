@@ -66,7 +66,7 @@ def check(name: str, value: Any, hint: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Converts a NumPy number to a Python number, which does not overflow, and an integer too large for int64 to a float."""
+    """Converts a NumPy number to a Python number, which cannot overflow, and an int that exceeds int64 to a float."""
     if isinstance(value, np.generic | np.ndarray) and not value.ndim:
         return value.item()
     return float(value) if isinstance(value, int) and 63 < value.bit_length() < 1024 else value

@@ -1,7 +1,7 @@
 """The registry of the specification: the algorithms, which are the rows of the conformance matrix, and the ambiguity ledger.
 
-The module of an algorithm lists its rows in `ALGORITHMS`. The row of a router comes from its record. The docstrings of their
-modules hold the ledger entries.
+The module of an algorithm lists its rows in `ALGORITHMS`. The record of a router contains its row. The docstrings of
+all these modules contain the ledger entries.
 """
 
 import sys

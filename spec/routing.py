@@ -23,7 +23,7 @@ Summed = Annotated[NDArray[Any], "summed over the groups"]
 
 
 class Routing(NamedTuple):
-    """The pair of tensors that a router computes, each `(tokens, experts, capacity)`.
+    """The two tensors that a router computes, each of shape `(tokens, experts, capacity)`.
 
     `dispatch[t, e, c]` is the weight of token `t` in slot `c` of expert `e`. `combine[t, e, c]` is the weight with
     which the output of that slot enters the output of token `t`. For sparse routers `dispatch` is 0 or 1 and
@@ -39,7 +39,7 @@ DenseRouting = Annotated[Routing, "dense by nature"]
 
 
 def slot_tokens(routing: Routing) -> NDArray[np.intp]:
-    """The token in each slot of a sparse routing.
+    """Returns the token in each slot of a sparse routing.
 
     Args:
         routing: of (tokens, experts, capacity); a slot holds at most one token.
@@ -65,8 +65,8 @@ class RouterOutput(NamedTuple):
     """The output of a router: the routing, its auxiliary losses, metrics, and statistics.
 
     `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss). `metrics` holds unweighted
-    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update. They are sums,
-    so groups, micro-batches and devices add up.
+    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update. Statistics are
+    sums, so those of groups, micro-batches and devices add up.
     """
 
     routing: Any

@@ -43,7 +43,7 @@ def even(name: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
-    """`value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
+    """Returns `value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
     array = even(name, value)
     if array.dtype not in DOUBLE:  # the complex step calls this a million times
         check_floating(name, array)
@@ -54,7 +54,7 @@ def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
 
 
 def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
-    """Like `as_array`, for a scalar; converts a Python int to a float."""
+    """Converts a scalar like `as_array`, and a Python int to a float."""
     if type(value) is int:
         try:
             value = float(value)
@@ -65,7 +65,7 @@ def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def as_order(order: ArrayLike, tokens: int) -> NDArray[np.intp]:
-    """`order` as an index array after `check_one_per_token` and `check_permutation`."""
+    """Returns `order` as an index array after `check_one_per_token` and `check_permutation`."""
     array = even("order", order)
     check_one_per_token("order", array, (tokens,))
     check_permutation("order", array)

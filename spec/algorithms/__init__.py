@@ -1,8 +1,8 @@
-"""The algorithms: one module each, written as in its paper.
+"""The algorithms. Each module implements one algorithm in the notation of its paper.
 
-Every function checks its arguments. The following errors follow from `Args`, so docstrings list only other errors:
+Every function checks its arguments. Docstrings do not list the following errors, because `Args` states what is valid:
 
-ConfigError: an option out of range, or an unknown word.
+ConfigError: an option is out of range or has an unknown value.
 ShapeError: an array with the wrong axes or an empty axis, or axes with the same name but different sizes.
 DtypeError: an array that is not floating, or does not hold the integers or booleans that `Args` requires.
 ContractError: an array that contains NaN, infinity or a number out of range.

@@ -27,7 +27,7 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: boo
         query: (queries, heads, dim).
         key: (keys, heads, dim).
         value: (keys, heads, dim).
-        causal: whether query i attends only to keys 0 to i; requires equal numbers of keys and queries.
+        causal: whether query i attends only to keys 0 to i. This requires equal numbers of keys and queries.
 
     Returns:
         (queries, heads, dim).

@@ -74,22 +74,22 @@ ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), e
 
 
 def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
-    """`E sum_e f[e] P[e]`, with the fraction f of tokens that prefer an expert and the expert's mean score P:
+    """Computes `E sum_e f[e] P[e]`. f[e] is the fraction of tokens that choose expert e, and P[e] is its mean score:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
-    With `load`, f covers the tokens that `load` counts: `f[e] = K load[e] / sum load` for K choices. P is still a mean
-    over the group. The mean loss over groups and devices is then the loss of all their tokens.
+    With `load`, f is computed from these counts: `f[e] = K load[e] / sum load` for K choices. P remains a mean over the
+    group. The mean of the losses of groups and devices then equals the loss of all their tokens.
 
-    Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token.
-    With K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): then a fraction
-    (E + 1) / (2 E) of the tokens barely prefers expert 0, and equal numbers of the other tokens are certain of each other expert.
+    Only P carries a gradient. With `choices=1`, the loss is 1 for uniform scores and E if one expert takes every token. With
+    K choices, it is K for uniform scores. With one choice, training can lower the loss to 3 / 4 + 1 / (4 E). Then a fraction
+    (E + 1) / (2 E) of the tokens barely prefers expert 0, and equal numbers of the others are certain of experts 1 to E - 1.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
         load: (experts,), at least 0 and not all 0: the number of tokens in the scope of the loss that choose each expert, from
             `expert_load` with the same `choices`; None to count the tokens of the group.
-        choices: how many of a token's best experts count, from 1 to experts.
+        choices: the number of a token's best experts that f counts, from 1 to experts.
 
     Returns:
         A scalar, at most E.

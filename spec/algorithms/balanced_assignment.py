@@ -39,7 +39,7 @@ def even_slots(scores: Any, shards: int = 1) -> int:
 
 
 def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards: int = 1) -> Assignment:
-    """The expert of each token in training:
+    """Computes the expert of each token in training:
 
         maximise sum_t scores[t, a_t]    with #{t : a_t = e} = T / E for every expert e
 
@@ -48,7 +48,7 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
     `sum_t max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
 
     With several shards, the tokens are sorted by descending noise and cut into S equal parts. Each part is solved
-    separately, so an expert gets T / (S E) tokens from each. Objective and gap are sums over the parts.
+    separately, so an expert gets T / (S E) tokens from each part. Objective and gap are sums over the parts.
 
     Args:
         scores: (tokens, experts), `tokens` a multiple of `shards * experts`.
@@ -71,7 +71,7 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
     >>> base_assignment(LOGITS, noise, shards=2).expert.tolist()
     [1, 2, 0, 2, 0, 1]
     """
-    from scipy.optimize import linear_sum_assignment  # here because its import is slow
+    from scipy.optimize import linear_sum_assignment  # imported here because the import is slow
 
     scores = as_array("scores", scores, "tokens experts")
     slots = even_slots(scores, shards)

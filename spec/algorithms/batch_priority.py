@@ -50,9 +50,9 @@ ALGORITHMS = (
 
 
 def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> NDArray[np.intp]:
-    """The order in which `token_choice` assigns the tokens: by descending priority, ties by lower index.
+    """Sorts the tokens by descending priority, ties by lower index. `token_choice` assigns tokens in this order.
 
-    Routers pass their selection scores: the noisy softmax, a Sinkhorn plan, or (noisy top-k) the noisy logits.
+    Routers pass their selection scores: the noisy softmax, a Sinkhorn plan or, in noisy top-k, the noisy logits.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).

@@ -74,7 +74,7 @@ ROUNDINGS: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": roun
 def expert_capacity(
     tokens: int, experts: int, factor: float, *, choices: int = 1, rounding: str = "ceil", multiple_of: int = 1
 ) -> int:
-    """Slots per expert: `rounding(choices * tokens * factor / experts)`, rounded up to a multiple of `multiple_of`.
+    """Returns the slots per expert: `rounding(choices * tokens * factor / experts)`, rounded up to a multiple of `multiple_of`.
 
     Args:
         tokens: tokens T of one routing group.
@@ -117,7 +117,7 @@ def capacity_of(
     multiple_of: int,
     instead: str = "",
 ) -> int:
-    """`expert_capacity`, with errors that call the factor `name` and suggest `instead`, another way to set the capacity."""
+    """Computes `expert_capacity`. Errors call the factor `name` and suggest `instead`, another way to set the capacity."""
     check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
@@ -159,7 +159,7 @@ class CapacityRule(Protocol):
 
 
 def _checked(rule: Callable[[int, int, float, int], int]) -> CapacityRule:
-    """`rule` with checks of its arguments and its result."""
+    """Returns a function that calls `rule` and checks its arguments and its result."""
 
     def checked(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
         check_sizes("factor", tokens, experts, factor, choices)

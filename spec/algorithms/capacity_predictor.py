@@ -43,7 +43,7 @@ ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487
 
 
 def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:
-    """The logits of the probability that an expert takes a token, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
+    """Computes the logits of the probability that an expert takes a token, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
 
     Args:
         tokens: x, (tokens, width).
@@ -121,7 +121,7 @@ def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
 
 
 def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Array:
-    """The thresholds after a step, an exponential moving average: `decay t[e] + (1 - decay) reached[0, e] / reached[1, e]`.
+    """Returns the thresholds after a step, an exponential moving average: `decay t[e] + (1 - decay) reached[0, e] / reached[1, e]`.
 
     Args:
         thresholds: t, (experts,).
@@ -144,13 +144,13 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
 
 
 def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, largest: bool = False) -> Array:
-    """The scores of the tokens that an expert takes at evaluation, where `predicted[t, e] > thresholds[e]`; 0 elsewhere.
+    """Returns the scores where an expert takes a token at evaluation (`predicted[t, e] > thresholds[e]`), and 0 elsewhere.
 
     Args:
         scores: (tokens, experts).
         predicted: (tokens, experts), the sigmoid of `capacity_logits`. It carries no gradient.
         thresholds: (experts,).
-        largest: take the same number of tokens, but those with the largest scores, ties by lower index.
+        largest: whether an expert takes the same number of tokens, but those with its largest scores, ties by lower index.
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.

@@ -10,14 +10,14 @@ def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, 
     if choices == logits.shape[1]:
         return np.ones(logits.shape)
     ranked = np.take_along_axis(noisy_logits, stable_order(noisy_logits), axis=1)
-    # The K-th best of the other experts: the (K + 1)-th of all if this expert is chosen, else the K-th of all.
+    # The K-th best of the other experts is the (K + 1)-th best of all if this expert is chosen, else the K-th best of all.
     last, next_best = ranked[:, choices - 1 : choices], ranked[:, choices : choices + 1]
     threshold = np.where(is_chosen(noisy_logits, choices), next_best, last)
     return normal_cdf(z_score(logits - threshold, softplus(noise_logits)))
 
 
 def is_chosen(scores: Array, choices: int) -> Array:
-    """Whether each expert is among the token's K best, (tokens, experts) booleans."""
+    """Returns (tokens, experts) booleans: whether each expert is among the token's K best."""
     chosen = np.zeros(scores.shape, bool)
     np.put_along_axis(chosen, stable_order(scores)[:, :choices], True, axis=1)
     return chosen

@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 
 class Clustering(NamedTuple):
-    """The result of `k_means`: `centroids` (clusters, width), and the nearest one for each point, `clusters` (points,)."""
+    """The result of `k_means`: `centroids` (clusters, width), and the index of each point's centroid, `clusters` (points,)."""
 
     centroids: Array
     clusters: Ids
@@ -65,8 +65,8 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 
 def nearest(points: Array, centroids: Array) -> Ids:
-    """The nearest centroid of each point. It subtracts before squaring, because expanded squares cancel for points far from 0."""
-    from scipy.spatial.distance import cdist  # here because its import is slow
+    """The nearest centroid of each point. Subtracts before squaring, because expanded squares cancel for points far from 0."""
+    from scipy.spatial.distance import cdist  # imported here because the import is slow
 
     distances = cdist(points, centroids, "sqeuclidean")
     return np.argmin(distances.real, axis=1).astype(np.int64)

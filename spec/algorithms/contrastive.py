@@ -93,7 +93,7 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
 
 
 def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared) -> Array:
-    """The loss of classifying every pair of rows as matching or not, summed over the rows of the other tower:
+    """Computes the loss of classifying every pair of rows as matching or not, summed over all pairs and divided by n:
 
         loss = -1 / n sum_i,j log sigmoid(z[i, j] (l[i, j] + bias)),    z[i, i] = 1, else -1
 

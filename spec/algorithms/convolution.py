@@ -26,7 +26,7 @@ ALGORITHMS = (Algorithm("convolution", "Xiao et al. 2021 (arXiv 2106.14881), sec
 
 
 def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int = 1) -> Array:
-    """Maps the square of pixels around every `stride`-th pixel linearly. Pixels outside the image are 0.
+    """Applies a linear map to the square of pixels around every `stride`-th pixel. Pixels outside the image are 0.
 
         y[r, c] = bias + sum_ij x[stride r + i - p, stride c + j - p] kernel[i, j],   p = (size - 1) / 2
 

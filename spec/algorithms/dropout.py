@@ -48,8 +48,8 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
         y = x / (1 - rate)    if draw >= rate,  else 0
 
-    Draws are multiples of 2^-24. They are compared with the rate rounded up to such a multiple, so every dtype keeps the
-    same entries. With one draw per example, this is stochastic depth.
+    Draws are multiples of 2^-24. The rate is rounded up to a multiple of 2^-24, so every dtype keeps the same entries.
+    With one draw per example, this is stochastic depth.
 
     Args:
         x: (...).

@@ -80,7 +80,7 @@ def check_mixture(selectors: Any, logits: Any) -> None:
 
 
 def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> Array:
-    """The weight of each expert in each selector, from the expert's binary digits, most significant first:
+    """Computes the weight of each expert in each selector from the expert's binary digits, most significant first:
 
         r[n, e] = product over m of  S(z[n, m]) if digit m of e is 1, else 1 - S(z[n, m])
 
@@ -116,7 +116,7 @@ def selectors_of(selectors: ArrayLike) -> Array:
 
 
 def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
-    """The mixture of the selectors, `q[e] = sum_n softmax(logits)[n] r[n, e]`.
+    """Computes the mixture of the selectors, `q[e] = sum_n softmax(logits)[n] r[n, e]`.
 
     Args:
         selectors: r, (..., choices, experts), from `dselect_k_selectors`.

@@ -38,7 +38,7 @@ def check_codes(bias: Any, choices: Any, experts: int) -> int:
 def dselect_k_codes(
     tokens: Leading, bias: Shared, kernel: Shared | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """Codes and logits of the selectors: one set per token, or one set for all tokens if there is no kernel.
+    """Returns the codes and logits of the selectors: one set per token or, without a kernel, one set for all tokens.
 
         z, alpha = tokens @ kernel + bias    or    z, alpha = bias
 

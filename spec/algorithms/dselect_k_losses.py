@@ -41,7 +41,7 @@ EPSILON = 1e-6
 
 
 def dselect_k_entropy(selectors: ArrayLike) -> Array:
-    """`-sum r log(r + 1e-6)` over selectors, experts and tokens. It is about 0 when each selector has one expert.
+    """Computes `-sum r log(r + 1e-6)` over selectors, experts and tokens. The loss is about 0 when each selector chooses one expert.
 
     Args:
         selectors: r, (..., choices, experts).
@@ -62,7 +62,7 @@ def dselect_k_entropy(selectors: ArrayLike) -> Array:
 
 
 def dselect_k_reachability(selectors: ArrayLike) -> Array:
-    """`sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. It drives selectors away from codes without an expert.
+    """Computes `sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. The loss drives selectors away from codes without an expert.
 
     There is no gradient where the mass `sum_e r[e]` is below 1e-6.
 

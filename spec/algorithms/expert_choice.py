@@ -90,7 +90,7 @@ def expert_choice(
     # Selection.
     chosen = stable_order(scores, axis=0)[:capacity]
 
-    # Slots and dispatch: a token's rank for the expert is its slot.
+    # Slots and dispatch: a token's rank among the tokens of an expert is its slot.
     dispatch = np.zeros((tokens, experts, capacity))
     for expert in range(experts):
         for slot in range(capacity):

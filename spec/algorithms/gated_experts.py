@@ -7,7 +7,7 @@
 | `params` of `moe_mlp` | | the routed experts |
 
 A routing does not depend on whether experts are plain or gated. DeepSeek-V3, torchtitan and megablocks' GLU have no
-biases. In timm and Megatron-LM they are optional, but Megatron-LM's shared experts have none.
+biases. In timm and Megatron-LM, biases are optional, but Megatron-LM's shared experts have no biases.
 
 Ambiguity ledger
 

@@ -75,7 +75,7 @@ def group_limited_scores(
     best: int = 2,
     outside: str = "excluded",
 ) -> Array:
-    """The selection scores, changed so that experts outside the best groups come last or get 0:
+    """Changes the selection scores so that experts outside a token's best groups come last or get 0:
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
@@ -87,9 +87,9 @@ def group_limited_scores(
         group_by: (tokens, experts), the scores that rank the groups; `scores` if None.
         groups: number of groups of equal size, a divisor of the number of experts.
         limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.
-        best: how many of the largest scores in a group count, from 1 to experts / groups.
-        outside: the score outside the best groups: "excluded" for `2 min(0, least) - 1`, which replaces minus infinity and
-            is below the token's `least` score; "zero" for 0.
+        best: the number of largest scores that make up the score of a group, from 1 to experts / groups.
+        outside: the score of experts outside the best groups: "excluded" for `2 min(0, least) - 1`, a finite number
+            below the token's smallest score `least`; "zero" for 0.
 
     Returns:
         (tokens, experts), for `token_choice`.
@@ -125,7 +125,7 @@ def check_groups(
     groups: Any, limit: Any, best: Any, experts: int, names: tuple[str, str, str] = ("groups", "limit", "best")
 ) -> int:
     """Returns the number of experts per group. Raises `ConfigError` unless `groups` divides `experts` and is at least `limit`, and a group
-    has at least `best` experts. names: what errors call the three arguments."""
+    has at least `best` experts. names: the names of the three arguments in errors."""
     number = check_at_least(names[0], groups, 1)
     if experts % number:
         raise ConfigError(f"{names[0]}: {plural(experts, 'experts')} cannot be divided into {number} equal groups")

@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1; the second is kept with a probability that grows with its gate.
+"""GShard's top-2: two experts with gates that sum to 1; the second expert is kept with a probability that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -108,8 +108,8 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
 
 
 def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
-    """Scores by which a token chooses the expert with its largest logit first, then one of the other experts at random,
-    with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
+    """Returns scores by which a token first chooses the expert with its largest logit. Then it chooses another expert
+    at random, with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
 
         S[t, e] = L[t, e] - log(-log noise[t, e]),    and 1 more than the largest of these for the first expert
 
@@ -118,7 +118,7 @@ def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
         noise: (tokens, experts), uniform draws from the open interval (0, 1).
 
     Returns:
-        (tokens, experts), for `token_choice(scores, choices=2, combine_scores=...)`. They carry no gradient.
+        (tokens, experts), for `token_choice(scores, choices=2, combine_scores=...)`. The scores carry no gradient.
 
     Source: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling").
 

@@ -9,9 +9,9 @@
 | `experts` | K |
 | `w1` (E, D, H), `w2` (E, H, D) | A_k, B_k |
 
-If all hashes agree, `multi_hash_mlp` computes the plain expert.
+If all hashes choose the same expert, `multi_hash_mlp` computes the output of this expert.
 
-The paper's section numbers, here and in `hash_tables` and `token_ids`, come from secondary sources, not from its text.
+The paper's section numbers, here and in `hash_tables` and `token_ids`, come from secondary sources, not from the paper itself.
 
 Ambiguity ledger
 
@@ -61,7 +61,7 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
-    """The table of one hash. A hash layer stores its tables among its parameters, with integers as floats.
+    """The table of one hash. A hash layer stores its tables as parameters, in arrays of floats.
 
     Args:
         tables: (hashes, ids), whole numbers, in a floating or integer dtype.
@@ -93,7 +93,7 @@ def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
 
 
 def check_tables(tables: Any, hash: int) -> None:
-    """Does the checks of `hash_table_of` for backends: the dtype and the axes of `tables`, and the range of `hash`."""
+    """Checks the arguments of a backend's `hash_table_of`: the dtype and the axes of `tables`, and the range of `hash`."""
     check_numbers("tables", tables, "hashes ids")
     if check_at_least("hash", hash, 0) >= tables.shape[0]:
         raise ConfigError(f"hash: expected less than the number of tables, {tables.shape[0]}, got {hash}")
@@ -133,7 +133,7 @@ def hash_routing(
 def multi_hash_mlp(
     tokens: ArrayLike, ids: ArrayLike, tables: Shared, params: Mapping[str, ArrayLike], *, activation: str = "relu"
 ) -> Array:
-    """MultiHash: a perceptron whose hidden and output units are cut into N segments, each from the expert of one hash.
+    """MultiHash: a perceptron whose hidden and output units are cut into N segments. Each hash chooses the expert of a segment.
 
         k_m = tables[m, id]
         u   = relu( [..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...] )

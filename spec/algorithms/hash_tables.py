@@ -1,11 +1,11 @@
-"""Tables of hash layers, which map every token id to an expert. They are built once, before training.
+"""Tables of hash layers, which map every token id to an expert. The tables are built once, before training.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
 | `table` (V,) | hash(.), an expert for each of the V ids |
 | `experts` | K |
 
-Nothing here draws random numbers: the caller passes draws and initial centroids.
+These functions draw no random numbers: the caller passes draws and initial centroids.
 
 The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) has only the random table.
 

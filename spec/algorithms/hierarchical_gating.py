@@ -10,7 +10,7 @@
 | load (E,) | Load_H(X)_{i,j} |
 | the tokens of a branch | X^(i) |
 
-Each level is gated as in `noisy_top_k`, with K choices, or all if there are fewer.
+Each level is gated as in `noisy_top_k`. It chooses K entries, or all if it has fewer.
 
 Ambiguity ledger
 
@@ -67,11 +67,11 @@ ALGORITHMS = (
 
 
 def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: int) -> Array:
-    """The gates: each is the gate of a branch times the gate of an expert within it.
+    """Computes the gates: the gate of a branch times the gate of an expert within this branch.
 
         G[t, i b + j] = P[t, i] S[t, i, j]
 
-    P is the softmax over the K branches with the largest noisy logits. S[t, i] is the same for the K best experts of branch i.
+    P is the softmax over the K branches with the largest noisy logits. S[t, i] is this softmax over the K best experts of branch i.
 
     Args:
         noisy_logits: (tokens, branches + experts): first the branches, then the experts, branch by branch.

@@ -1,7 +1,7 @@
 """Importance-score routing: removes the least important tokens and lets the rest choose in order of importance.
 
-It is Batch Priority Routing after a hard cut. Sparse-MLP uses it, for channels, in the efficient mode of its token-mixing
-layer. The combine weights of a removed token are 0, so only the residual connection carries it.
+The remaining tokens are routed by Batch Priority Routing. Sparse-MLP routes channels in this way, in the efficient mode
+of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection carries it.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
@@ -10,7 +10,7 @@ layer. The combine weights of a removed token are 0, so only the residual connec
 | `drop` | 10 %, the fraction of removed channels |
 | survivors | the remaining channels, sorted by importance score |
 
-With `drop=0`, it is the same as Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
+With `drop=0`, this is Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
 
 Ambiguity ledger
 
@@ -74,7 +74,7 @@ def surviving_tokens(tokens: int, drop: Any) -> int:
 
 
 def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[np.intp]:
-    """The remaining tokens, by descending importance `max_e scores[t, e]`, ties by lower index.
+    """Returns the remaining tokens by descending importance `max_e scores[t, e]`, ties by lower index.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
@@ -133,7 +133,7 @@ def importance_score_choice(
     weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
     check_same_shape("combine_scores", weights, "scores", scores)
 
-    # Selection, slots: the survivors form a separate batch, sorted.
+    # Selection, slots: the remaining tokens form a separate, sorted batch.
     left = importance_score_order(scores, drop=drop)
     among_them = token_choice(scores[left], choices=choices, capacity=capacity)
 

@@ -51,7 +51,7 @@ ALGORITHMS = (
 
 
 def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Array]) -> Array:
-    """The mixture-of-experts layer:
+    """Computes the mixture-of-experts layer:
 
         inputs[e, c]  = sum_t dispatch[t, e, c] tokens[t]
         outputs       = experts(inputs)
@@ -155,10 +155,10 @@ def moe_mlp(
         result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
 
     Empty slots do not affect the result, so a backend can skip them. If experts have a slot for every token (no capacity,
-    or an infinite `capacity_factor`), the work grows with the number of tokens, not of slots.
+    or an infinite `capacity_factor`), the work grows with the number of tokens, not with the number of slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
-    with their total hidden width. Its second bias is the sum of their second biases.
+    with their total hidden width. The second bias of the merged expert is the sum of their second biases.
 
     Args:
         tokens: (tokens, width).

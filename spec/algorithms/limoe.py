@@ -71,11 +71,11 @@ def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) ->
 
         max(0, threshold - H(mean_t A[t]))
 
-    which is 0 once they spread far enough: over at least S experts for a threshold of log S.
+    For a threshold of log S, the loss is 0 only if the tokens spread over at least S experts.
 
     Args:
         scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
-        threshold: greater than 0, or None for none.
+        threshold: greater than 0, or None for no threshold.
 
     Returns:
         A scalar, from -log E to 0; with a threshold, from 0 to the threshold.

@@ -33,7 +33,7 @@ ALGORITHMS = (Algorithm("logit_cap", "Gemma Team 2024 (arXiv 2408.00118), sectio
 
 
 def cap_logits(logits: ArrayLike, *, cap: float) -> Array:
-    """`c tanh(L / c)`, which hardly changes small logits and keeps all logits between -c and c.
+    """Computes `c tanh(L / c)`, which hardly changes small logits and keeps all logits between -c and c.
 
     Args:
         logits: L, (tokens, experts).

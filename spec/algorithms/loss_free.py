@@ -1,4 +1,4 @@
-"""Balance without a loss: each expert has a bias that is added to its scores and moves against its load after each step.
+"""Balance without a loss: each expert's scores get a bias, which moves against the load of the expert after each step.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|
@@ -72,7 +72,7 @@ ALGORITHMS = (
 
 
 def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
-    """The scores by which tokens choose, `s[t, e] + b[e]`. They carry no gradient.
+    """Returns the scores by which tokens choose experts, `s[t, e] + b[e]`. The scores carry no gradient.
 
     Args:
         scores: s, (tokens, experts).
@@ -102,7 +102,7 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
         scores: (tokens, experts), the selection scores, as for `token_choice`.
         choices: K, from 1 to experts.
         scope: "batch" for the sum over all groups that a device computes together, "global" for the sum over all devices of
-            a mesh. Here both are the same, because there is only one group.
+            a mesh. Here both scopes are the same, because there is only one group.
 
     Returns:
         (experts,) whole numbers as floats.

@@ -1,4 +1,4 @@
-"""Auxiliary losses that balance importance and load. Each is an unweighted scalar for one routing group.
+"""Auxiliary losses that balance importance and load. Each loss is an unweighted scalar for one routing group.
 
 | here | Routers (arXiv 2401.15969), appendix A |
 |---|---|
@@ -91,7 +91,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi is the distribution function of the
     standard normal. p is the probability that the expert reaches the threshold if its noise is drawn again. The gradient flows
-    through L and the value of the threshold. Routers that select by a plan also compute this loss from the logits.
+    through L and the value of the threshold. Routers that select by a transport plan also compute this loss from the logits.
 
     Args:
         logits: L, (tokens, experts), without noise.
@@ -125,7 +125,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
 
 def squared_variation(name: str, values: Array) -> Array:
-    """Variance over squared mean. Without a square root, the derivative at equal values is 0, not NaN."""
+    """Returns the variance divided by the squared mean. Without a square root, the derivative at equal values is 0, not NaN."""
     mean = np.mean(values)
     if mean.real == 0:
         raise ContractError(f"{name}: every expert has a total of 0, so the coefficient of variation is undefined")

@@ -1,4 +1,4 @@
-"""Metrics of a routing. They carry no gradient.
+"""Metrics of a routing. The metrics carry no gradient.
 
 Often done differently
 

@@ -71,7 +71,7 @@ EPSILON = 1e-12
 def moco_loss(
     first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
 ) -> Array:
-    """The symmetric contrastive loss: among the keys of all images, each query must match the key of the other view of its image:
+    """Computes the symmetric contrastive loss. Among the keys of all images, each query must match the key of the other view of its image:
 
         loss = ctr(first_query, second_key) + ctr(second_query, first_key)
         ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])
@@ -146,7 +146,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
     """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the population variance.
 
-    It has no scale and no bias. It needs no running statistics, because evaluation does not use the projector and predictor.
+    The normalisation has no scale and no bias. It has no running statistics, because evaluation does not use the projector and predictor.
 
     Args:
         x: (batch, width), all images of the batch.

@@ -128,7 +128,7 @@ def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
 
 
 def sigmoid_cross_entropy(logits: Leading, targets: Leading) -> Array:
-    """`sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis: a binary decision for each class, summed.
+    """`sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis: the losses of one binary decision per class, summed.
 
     Args:
         logits: z, (..., classes).

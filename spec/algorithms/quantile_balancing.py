@@ -52,7 +52,7 @@ ALGORITHMS = (
 
 
 def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
-    """For each expert, a histogram of the bias that each token requires to choose this expert, given the token's current cutoff:
+    """Counts the biases that tokens require to choose an expert, given their current cutoffs, in one histogram per expert:
 
         r[t, e] = (the (K + 1)-th largest of s[t, :] + b) - s[t, e]
 
@@ -118,7 +118,7 @@ def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
     bias, counts = as_array("bias", bias, "experts"), as_array("counts", counts, "experts bins")
     check_size("counts", counts, 0, len(bias), "the experts of bias")
     experts, bins = counts.shape
-    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # E times the rank: integers, like the counts
+    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # E times the rank, an integer
     below = experts * np.cumsum(counts, axis=1).real < rank.real[:, None]
     at = below.sum(axis=1)
     here = np.sum(np.where(np.arange(bins) == at[:, None], counts, 0.0), axis=1)

@@ -69,7 +69,7 @@ def relu_affinity(logits: ArrayLike) -> Array:
 
 
 def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
-    """The penalty times an L1 norm of the gates, weighted per expert by f, which carries no gradient:
+    """The penalty times an L1 norm of the gates with a weight f per expert. f carries no gradient:
 
         loss = lambda / T sum_te f[e] R[t, e],    f[e] = E / (K T) #{t : R[t, e] > 0}
 
@@ -115,7 +115,7 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
 
 
 def renewed_penalty(penalty: Shared, excess: Shared, *, multiplier: float = 1.2) -> Array:
-    """The penalty after a step: multiplied by alpha if too many gates were above 0, divided by it if too few: `lambda alpha^sign(excess)`.
+    """Returns the penalty after a step, `lambda alpha^sign(excess)`, which rises if too many gates were above 0 and falls if too few were.
 
     Args:
         penalty: lambda, a scalar.

@@ -1,4 +1,4 @@
-"""Statistics of routings and of Soft MoE's slots, to inspect what a model has learned. They carry no gradient."""
+"""Statistics of routings and of Soft MoE's slots, to inspect what a model has learned. The statistics carry no gradient."""
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def cumulative_dispatch(routing: Routing) -> Array:
 
 
 def experts_per_token(routing: Routing) -> dict[str, Array]:
-    """Statistics of n[t], the number of experts that process token t, which Expert Choice does not fix:
+    """Computes statistics of n[t], the number of experts that process token t. Expert Choice does not fix this number:
 
         experts_min, experts_max     min_t n[t], max_t n[t]
         at_least_1, _2, _4           1 / T #{t : n[t] >= 1}, and so on

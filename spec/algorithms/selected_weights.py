@@ -46,7 +46,7 @@ def normalize_selected(
     norm: str = "sum",
     epsilon: float = 0.0,
 ) -> Array:
-    """Combine scores divided by their sum over the K experts that a token chooses, so the K weights sum to 1:
+    """Divides combine scores by their sum over the K experts that a token chooses, so the K weights sum to 1:
 
         B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
@@ -81,7 +81,7 @@ def normalize_selected(
 
 
 def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
-    """Combine scores times a constant, `scale G[t, e]`.
+    """Multiplies combine scores by a constant: `scale G[t, e]`.
 
     Args:
         gates: G, (tokens, experts).
@@ -99,7 +99,7 @@ def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
 
 
 def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """The sum of each row, or the square root of its sum of squares, plus epsilon: (tokens, 1)."""
+    """Returns (tokens, 1): the sum of each row, or the square root of its sum of squares, plus epsilon."""
     totals = (weights if norm == "sum" else weights * weights).sum(axis=1, keepdims=True)
     if epsilon == 0 and (totals.real == 0).any():
         raise ContractError("combine_scores: the scores of a token's chosen experts sum to 0; expected a nonzero sum")
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Divides weights by the norm of the token's kept weights, if it keeps any. Both are (tokens, experts); `kept` is 1 or 0."""
+    """Divides weights by the norm of the token's kept weights, if it keeps any. Both arguments are (tokens, experts); `kept` is 1 or 0."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

@@ -10,7 +10,7 @@ __all__ = ["sigmoid_affinity", "sqrt_softplus_affinity"]
 
 
 def sigmoid_affinity(logits: ArrayLike) -> Array:
-    """The sigmoid of each logit, `1 / (1 + exp(-L[t, e]))`. Experts do not compete.
+    """The sigmoid of each logit, `1 / (1 + exp(-L[t, e]))`. The score of one expert does not depend on the other logits.
 
     Args:
         logits: L, (tokens, experts).
@@ -27,7 +27,7 @@ def sigmoid_affinity(logits: ArrayLike) -> Array:
 
 
 def sqrt_softplus_affinity(logits: ArrayLike) -> Array:
-    """The square root of the softplus of each logit, `sqrt(log(1 + exp(L[t, e])))`. Experts do not compete.
+    """The square root of the softplus of each logit, `sqrt(log(1 + exp(L[t, e])))`. Each score depends on one logit only.
 
     Args:
         logits: L, (tokens, experts).

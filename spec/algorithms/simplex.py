@@ -47,7 +47,7 @@ def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
 
 
 def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """The closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` non-zero entries.
+    """Returns the closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` non-zero entries.
 
     The `nonzeros` largest values (ties go to the lower index) are projected onto the simplex. All others become 0.
 

@@ -137,7 +137,7 @@ def soft_routing(
 
 
 def ablated(weights: Array, kind: str, size: int) -> Array:
-    """The softmax weights over `size` numbers, or the weights that replace them in the paper's Table 2."""
+    """Returns the softmax weights over `size` numbers, or the weights that replace them in the paper's Table 2."""
     if kind == "identity":
         return identity(*weights.shape)
     return weights if kind == "soft" else np.full(weights.shape, 1 / size)
@@ -161,6 +161,6 @@ def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
 
 
 def identity(tokens: int, experts: int, capacity: int) -> Array:
-    """`[t = c * experts + e]`: the tokens are dealt to the experts in turn."""
+    """Returns the tensor `[t = c * experts + e]`, which assigns the tokens to the experts in turn."""
     check_one_slot_each(tokens, experts, capacity)
     return np.eye(tokens).reshape(tokens, capacity, experts).swapaxes(1, 2)

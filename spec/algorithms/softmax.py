@@ -1,4 +1,4 @@
-"""The softmax affinity and the gating noise of V-MoE. Sparse-MLP uses the same gate.
+"""The softmax affinity and the gating noise of V-MoE. Sparse-MLP uses the same affinity and noise.
 
 Sparse-MLP (arXiv 2109.02008), eq. (2), writes TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts. 1 / N^2 is
 the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are not divided by their sum.

@@ -1,7 +1,7 @@
 """Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
 
-A sparse block maps its input to new numbers of tokens and channels, mixes tokens with an MoE over channels, mixes channels
-with an MoE over tokens (both have residual connections at the new sizes), and maps back. See `moespec.models.sparse_mlp`.
+A sparse block maps its input to new numbers of tokens and channels. One MoE routes channels and mixes tokens, a second MoE
+routes tokens and mixes channels, both with residual connections. A last map restores the sizes. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -10,8 +10,8 @@ with an MoE over tokens (both have residual connections at the new sizes), and m
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
 With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, S, B
-and L have 21.3, 70.0 and 130.4 million parameters (Tables 1 and 8: 21 or 22, 69 and 130). In Table 5, the model with its first
-two blocks sparse has 70.0 (paper: 69), with its last four 80.8 (79, see SL-9). No public implementation is known.
+and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). For Table 5, a model with two sparse blocks
+at the start has 70.0 million (paper: 69), and with four at the end 80.8 (79, see SL-9). No public implementation is known.
 
 Ambiguity ledger
 
@@ -76,7 +76,7 @@ AXES = {
 
 
 def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
-    """Two linear maps, first of the tokens, then of the channels, with nothing in between:
+    """Applies two linear maps, first to the tokens, then to the channels, with nothing in between:
 
         R(x) = (W_S^T x + b_S 1^T) W_C + 1 b_C^T
 

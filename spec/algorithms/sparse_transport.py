@@ -85,13 +85,13 @@ def sparse_transport_affinity(
     tolerance: float = 1e-3,
     regularization: float = 1.0,
 ) -> Array:
-    """The transport plan at the dual potentials that a solver reaches. It carries no gradient.
+    """The transport plan at the dual potentials that a solver reaches. The plan carries no gradient.
 
-    The plan shows how close the solver came to the optimum: with the semi-dual, 1 minus the row sums is the gradient, which is 0 at the
-    optimum. After 20 updates it is still large: for 256 tokens with standard normal logits, 32 experts and k = 8, the
-    row sums range from 0 to 2, and 8 % of them are 0.
+    The row sums show how close the solver came to the optimum. With the semi-dual, 1 minus the row sums is the
+    gradient, which is 0 at the optimum. After 20 updates, this gradient is still large: for 256 tokens with standard
+    normal logits, 32 experts and k = 8, the row sums range from 0 to 2, and 8 % of them are 0.
 
-    Among equal utilities, a projection keeps the lower indices. The updates then lower the potentials of these tokens.
+    Among equal utilities, each projection keeps the tokens with lower indices. The updates then lower their potentials.
     If all rows are equal, the non-zeros are therefore at the highest indices after 20 updates.
 
     Args:
@@ -101,13 +101,13 @@ def sparse_transport_affinity(
         solver: "adam", the reference, or "lbfgs", which is accurate (see `solve_lbfgs`).
         sparsity: "expert": columns are sparse; "token": rows are sparse, and tokens and experts swap roles; "none":
             only the quadratic regularisation remains, and `capacity` is ignored.
-        steps, learning_rate: for Adam, at least 1 and greater than 0.
+        steps, learning_rate: the options of Adam, at least 1 and greater than 0.
         tolerance: Adam stops after an update with at most this gradient norm; greater than 0.
         regularization: gamma, greater than 0.
 
     Returns:
         (tokens, experts). With the semi-dual, columns sum to T / E to rounding, and rows sum to 1 only at the optimum
-        of a feasible problem; with "token", rows and columns swap. With the dual, neither holds before the optimum.
+        of a feasible problem; with "token", rows and columns swap. With the dual, row and column sums are exact only at the optimum.
 
     Raises:
         ContractError: the plan overflows.

@@ -8,7 +8,7 @@
 | `thresholds` (E,) | T |
 | `masked_gates` (T, E) | G(x) |
 
-A group here is the paper's batch.
+A routing group here corresponds to a batch in the paper.
 
 Ambiguity ledger
 
@@ -58,7 +58,7 @@ ALGORITHMS = (
 
 
 def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
-    """The tokens that each expert takes in training: the m with its largest gates.
+    """Returns the tokens that each expert takes in training: the m tokens with its largest gates.
 
     Args:
         gates: (tokens, experts). Ties go to the lower token index.
@@ -79,7 +79,7 @@ def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
 
 
 def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
-    """The tokens that each expert takes at evaluation: all with a gate above its threshold.
+    """Returns the tokens that each expert takes at evaluation: all tokens with a gate above its threshold.
 
     Args:
         gates: (tokens, experts).
@@ -98,7 +98,7 @@ def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
 
 
 def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
-    """The gates that a mask keeps, divided by their sum over the experts:
+    """Divides the gates that a mask keeps by their sum over the experts:
 
         G[t, e] = g[t, e] M[t, e] / sum_e' g[t, e'] M[t, e']
 

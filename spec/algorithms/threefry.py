@@ -1,4 +1,4 @@
-"""Random numbers as a function of where they are used: the counter-based generator Threefry-2x32, 20 rounds.
+"""Random numbers computed from the seed, the step and the position: the generator Threefry-2x32 with 20 rounds.
 
 | here | Salmon et al. 2011 |
 |---|---|
@@ -14,9 +14,8 @@ and the column (the expert, or the token's entry) determine each number:
     uniform      = (24 highest bits of the word) / 2^24
     normal, normal' = r cos(a), r sin(a)     with r = sqrt(-2 log(1 - u)), a = pi (2 u' - 1) of two uniform numbers u, u'
 
-Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding: pi and its product
-with an integer round twice, and the square root, logarithm, cosine and product round a few times. With unit roundoff u, the
-error is at most `4 u r (1 + |a|)`. That is below 17 u r, because |a| is at most pi, and r is at most 5.77.
+Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding: with unit
+roundoff u, the error is at most `4 u r (1 + |a|)`. The error is therefore below 17 u r, and r is at most 5.77.
 
 Ambiguity ledger
 

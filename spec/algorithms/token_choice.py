@@ -109,7 +109,7 @@ def token_choice(
         combine_scores: (tokens, experts), the weights of chosen experts; `scores` if None.
         order: (tokens,) integers, the order in which tokens are assigned; by index if None.
         keep: (tokens, tries) booleans: whether each choice is made. If None, all choices are made.
-        hold: whether a choice that is not made still takes up a slot, which stays empty. If False, it requests no slot.
+        hold: whether a choice that is not made still takes up a slot, which stays empty. If False, such a choice requests no slot.
         tries: maximum number of experts that a token tries, from `choices` to experts; `choices` if None.
         slot_order: "choice": all first choices get slots before any second choice; "token": all choices of a token get
             slots before the next token's, and `tries` must equal `choices`.
@@ -170,7 +170,7 @@ def token_choice(
 
 
 def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Array:
-    """Algorithm 1: the dispatch tensor, from each token's experts (best first) and the order of the tokens."""
+    """Computes the dispatch tensor of Algorithm 1. `best` ranks each token's experts; `ordered` is the order of the tokens."""
     dispatch, filled = np.zeros((*best.shape, capacity)), [0] * best.shape[1]
     for choice in range(choices):  # all first choices before any second choice
         for token in ordered:

@@ -1,4 +1,4 @@
-"""Token ids, by which hash layers route. They are computed before any layer runs.
+"""Token ids, by which hash layers route. The ids are computed before any layer runs.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
@@ -50,7 +50,7 @@ EPSILON = 1e-6
 
 
 def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
-    """The id of each patch by its content: the index of the nearest codeword.
+    """Returns the id of each patch: the index of the codeword nearest to its pixels.
 
         x    <- (x - mean(x)) / sqrt(variance(x) + 1e-6)      over the pixels of the patch
         id    = argmin_v |x - codebook[v]|^2                     ties go to the lower index
@@ -80,7 +80,7 @@ def normalized_patches(patches: Array) -> Array:
 
 
 def position_ids(tokens: ArrayLike) -> Ids:
-    """The position of each token as its id: 0, 1, 2, ...
+    """Returns the position of each token as its id: 0, 1, 2, ...
 
     Args:
         tokens: (tokens, width).
@@ -97,7 +97,7 @@ def position_ids(tokens: ArrayLike) -> Ids:
 
 
 def previous_ids(ids: ArrayLike) -> Ids:
-    """The id of the previous token: `ids[t - 1]`, and 0 for the first.
+    """Returns the id of the previous token: `ids[t - 1]`, and 0 for the first token.
 
     Args:
         ids: (tokens,) integers, at least 0.
@@ -115,7 +115,7 @@ def previous_ids(ids: ArrayLike) -> Ids:
 
 
 def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
-    """One id for a pair of ids: `first * vocabulary + second`.
+    """Combines two ids into one: `first * vocabulary + second`.
 
     `pair_ids(previous_ids(ids), ids, ...)` gives bigrams. With `position_ids` as `first`, equal ids at different
     positions become different.

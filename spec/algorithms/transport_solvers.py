@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 
 def evaluate(potential: Array, problem: Problem) -> SemiDual:
-    """Evaluates the objective at a potential: the row potentials, followed for the dual by the column potentials."""
+    """Evaluates the objective at a potential: the row potentials and, for the dual, the column potentials after them."""
     utility, row_mass, column_mass, nonzeros, gamma, objective = problem
     if objective == "semi_dual":
         return semi_dual(potential, utility, row_mass, column_mass, nonzeros, gamma)
@@ -36,7 +36,7 @@ def start(problem: Problem) -> Array:
 
 
 def solve_adam(problem: Problem, steps: int, learning_rate: float, tolerance: float) -> Array:
-    """The potential that Adam reaches from 0 on the negative objective: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root.
+    """Minimises the negative objective by Adam from 0 (b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -59,13 +59,13 @@ def solve_adam(problem: Problem, steps: int, learning_rate: float, tolerance: fl
 
 
 def solve_lbfgs(problem: Problem) -> Array:
-    """The potential that L-BFGS-B reaches from 0 on the negative objective.
+    """Minimises the negative objective by L-BFGS-B from 0.
 
-    It stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
+    Stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
     iterations. If all entries may be non-zero, the problem is convex, and the final gradient has entries up to about
-    1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps and
-    no potential makes it 0. The row and column sums of the plan are then off by the remaining gradient. `evaluate` at
-    the potential returns this gradient.
+    1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps and is not
+    0 at any potential. The row and column sums of the plan are then off by the remaining gradient. `evaluate` at the
+    potential returns this gradient.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -75,7 +75,7 @@ def solve_lbfgs(problem: Problem) -> Array:
     (-1.403344198988, True)
     """
 
-    from scipy.optimize import minimize  # here because its import is slow
+    from scipy.optimize import minimize  # imported here because the import is slow
 
     def negative(potential: Array) -> tuple[float, Array]:
         value, gradient, _ = evaluate(potential, problem)

@@ -27,7 +27,7 @@ def spelled(name: str) -> str:
 
 
 def algorithm_of(name: str) -> str:
-    """The row of the conformance matrix, router or public function that `name` refers to. Raises ConfigError if there is none."""
+    """The row of the conformance matrix, router or public function that `name` refers to. Raises ConfigError for an unknown name."""
     functions = [public for public in spec.__all__ if inspect.isfunction(getattr(spec, public))]
     known: str
     for known in (*ALGORITHMS, *functions):
@@ -41,7 +41,7 @@ def algorithm_of(name: str) -> str:
 
 
 def entries_of(name: str) -> list[LedgerEntry]:
-    """The entries that concern a row of the matrix or a public function: first from its module, then from the modules it calls."""
+    """Returns the entries of a row of the matrix or a public function, first from its module, then from modules it calls."""
     modules = list(_reached(_begin(name)))
     modules.sort(key=lambda module: module.rpartition(".")[2] != name)
     return [entry for module in modules for entry in LEDGER.values() if entry.module == module]
@@ -71,7 +71,7 @@ def _reached(begin: Iterable[Any]) -> dict[str, None]:
 
 
 def _named(thing: Any) -> Iterator[Any]:
-    """The functions and classes that `thing` names: the bases and methods of a class, the names in the code of a function."""
+    """Yields the functions and classes that `thing` uses: a class's bases and methods, or the names in a function's code."""
     if isinstance(thing, type):
         yield from thing.__bases__
         for value in vars(thing).values():

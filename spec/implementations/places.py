@@ -1,6 +1,6 @@
 """Addresses of the sources in the ledger: papers, lines of public code, and measured packages.
 
-For each repository, `places.json` has a commit and, by path, the first line of each function or class that the ledger names.
+For each repository, `places.json` contains a commit and, by path, the first line of each function or class that the ledger names.
 `python -m generator.find_places` (in docs/) writes this file from copies of the repositories and checks that each place exists.
 """
 
@@ -60,13 +60,13 @@ def addresses(implementation: Implementation, module: str) -> list[str]:
 
 
 def _own_paper(module: str) -> str:
-    """The text that names "the paper" of a module: the head of its table of symbols or else the citation of its first algorithm."""
+    """Returns the citation of a module's paper, from its table of symbols or, without a table, from its first algorithm."""
     table = re.search(r"^\| here \|(.*)$", sys.modules[module].__doc__ or "", re.MULTILINE)
     return table[1] if table else str(sys.modules[module].ALGORITHMS[0].cites)
 
 
 def link(implementation: Implementation, module: str) -> str:
-    """Who takes a reading and where, as Markdown with links on the name of a paper, or on the path and the names in code."""
+    """Returns an implementation and its place as Markdown. The name of a paper, or the path and names in code, are links."""
     found, where = addresses(implementation, module), f", {implementation.where}" if implementation.where else ""
     if "/" not in implementation.who or not found:
         return (f"[{implementation.who}]({found[0]})" if found else implementation.who) + where

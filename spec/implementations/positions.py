@@ -25,8 +25,8 @@ PAPER = "the paper"
 class Measured:
     """A package that the suite was run on.
 
-    package, version: what was run. repository: where its code is. readings: the code that ran, by the id of each
-    reading that the package was measured to take.
+    package, version: its name and version. repository: the repository of its code. readings: maps the id of each
+    reading that the suite measured to the code that ran.
     """
 
     package: str
@@ -44,8 +44,8 @@ class Measured:
 class Seen:
     """Evidence that an implementation takes a reading.
 
-    reading: the id of the reading. where: the place in the code or the paper, or the package and the code that was run. measured: whether
-    the suite measured it; if not, the ledger states it. addresses: links to the place.
+    reading: the id of the reading. where: the place in the code or the paper, or the package and the code that was run.
+    measured: True if the suite measured the reading, False if the ledger states it. addresses: links to the place.
     """
 
     reading: str
@@ -94,8 +94,8 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """The implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` is all repositories of that owner, and
-    `mixtral` (no repository) is all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
+    """Returns the implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` is all repositories of that owner,
+    and `mixtral` (no repository) is all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]
@@ -116,7 +116,7 @@ def _packages(name: str) -> list[str]:
 
 
 def is_of(who: str, where: str, name: str) -> bool:
-    """Whether a name refers to an implementation: by its repository, the owner, or a word in the path of the file."""
+    """Whether a name is the repository of an implementation, the owner of the repository, or a word in the path of the file."""
     if _same(who, name):
         return True
     if "/" not in who or "/" in name:

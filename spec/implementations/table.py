@@ -83,7 +83,7 @@ def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
 
 
 def answered_by(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
-    """Who takes a reading and where, as Markdown with links: one line per implementation, code that was read first."""
+    """Lists the implementations that take a reading, and the places in them, as Markdown with links: one per line."""
     lines = [(each.who, link(each, entry.module)) for each in reading.implementations]
     for run in (each for each in packages if reading.id in each.readings):
         package = f"measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"

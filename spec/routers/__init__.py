@@ -82,7 +82,7 @@ class NoSuchRouter:
 
 
 class Routers(Names[Router[Any]]):
-    """Routers by name, and user routers by `package.module:object`. Type checkers know the options of each built-in router.
+    """Maps names to built-in routers and `package.module:object` to user routers. Type checkers know the options of each built-in router.
 
     bind: `bind(name, router)` returns this table's version of a user router.
     """

@@ -45,18 +45,17 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` (width, experts). Its columns are the expert embeddings: orthogonal, with norm 0.1."""
+    """`kernel` (width, experts). The columns of `kernel` are the expert embeddings, which are orthogonal and have norm 0.1."""
     return {"kernel": orthogonal(generator, (options.width, options.experts), 0.1)}
 
 
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """With `train`, the assignment is balanced and optimal, and its gap is a metric; otherwise it is greedy.
+    """Assigns each token to one expert: balanced and optimal in training (its gap is a metric), greedy at evaluation.
 
-    params: `kernel` (width, experts). noise: (tokens,), uniform, only with several shards: tokens are sorted
-    into the shards by descending noise, or by index if it is None. A group should be the entire batch. There are no
-    auxiliary losses.
+    params: `kernel` (width, experts). noise: (tokens,), uniform, or None. With several shards, descending
+    noise, else the index, sorts the tokens into the shards. A group should be the entire batch. There are no auxiliary losses.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

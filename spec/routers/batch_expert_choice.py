@@ -76,7 +76,7 @@ class Options(RouterOptions):
     """decay of the thresholds' moving average per step"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
+        """Returns the slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
         return self.tokens if not train and self.eval_capacity_factor is None else super().capacity(train=train)
 
 
@@ -103,7 +103,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax. At evaluation, experts take the predicted number of tokens, with the same weights.
+    """Expert Choice by the softmax. At evaluation, experts take the predicted number of tokens. The softmax weights them.
 
     There is no noise.
 

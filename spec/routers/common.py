@@ -28,12 +28,12 @@ __all__ = [
 
 
 def init_kernel(generator: np.random.Generator, options: Any) -> Params:
-    """`kernel` (width, experts), and the parameters of `init_bias`."""
+    """Returns `kernel` (width, experts), and the parameters of `init_bias`."""
     return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width), **init_bias(options)}
 
 
 def init_bias(options: Any) -> Params:
-    """`bias` (experts,), all 0, if the logits have a bias."""
+    """Returns `bias` (experts,), all 0, if the options set a bias, else no parameters."""
     return {"bias": np.zeros(options.experts, np.float32)} if getattr(options, "bias", False) else {}
 
 
@@ -68,11 +68,11 @@ def auxiliary_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> dict[str, Array]:
-    """The auxiliary losses with non-zero weights.
+    """Returns the unweighted auxiliary losses whose weights are not 0.
 
-    `importance_loss` uses the softmax of the logits. `load_loss` needs noise, and uses the noisy logits and `choices`.
-    `balance_loss` uses the softmax of the noisy or clean logits (`balance_logits`) and counts `counted` choices.
-    `z_loss` uses the clean or noisy logits (`z_logits`).
+    `importance_loss` uses the softmax of the logits. `load_loss` requires noise. It uses the noisy logits and
+    `choices`. `balance_loss` uses the softmax of the noisy or clean logits (`balance_logits`) and counts `counted`
+    choices. `z_loss` uses the clean or noisy logits (`z_logits`).
     """
     losses: dict[str, Array] = {}
     if options.importance_weight:
@@ -90,7 +90,7 @@ def auxiliary_losses(
 
 
 def output(options: Any, routing: Routing, losses: Mapping[str, Any] | None = None) -> RouterOutput:
-    """The routing with its losses, each weighted by the option `<name>_weight`. The metrics include the unweighted losses."""
+    """Returns the routing with its losses, each weighted by the option `<name>_weight`. The metrics include the unweighted losses."""
     losses = losses or {}
     weighted = {name: getattr(options, f"{name}_weight") * loss for name, loss in losses.items()}
     reported = {f"{name}_loss": loss for name, loss in losses.items()}

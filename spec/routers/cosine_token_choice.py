@@ -6,7 +6,7 @@
 | `dimensions` P | d_e, E / 2 |
 | `temperature` | tau |
 
-Tutel uses `temperature_form="log_scale"` with a projection bias. X-MoE uses "divide" without one.
+Tutel uses `temperature_form="log_scale"` with a projection bias. X-MoE uses "divide" without a projection bias.
 """
 
 import math

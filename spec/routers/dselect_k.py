@@ -44,7 +44,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`bias` (choices * (bits + 1),) and, for a per-token gate, `kernel` (width, choices * (bits + 1))."""
+    """Returns `bias` (choices * (bits + 1),) and, for a per-token gate, `kernel` (width, choices * (bits + 1))."""
     bits = code_bits(options.experts)
 
     def columns(*rows: int) -> Array:
@@ -59,10 +59,10 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Each token goes to the experts that its selectors pick. There is no noise.
+    """Sends each token to the experts that its selectors choose. There is no noise.
 
     params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and, for a per-token gate, `kernel`,
-    (width, choices * (bits + 1)). The losses are also computed at evaluation.
+    (width, choices * (bits + 1)). Evaluation also computes the losses.
 
     Source: DSelect-k. The ledgers of `dselect_k` and `dselect_k_losses` list what the paper leaves open.
 

@@ -6,7 +6,7 @@
 | `noise` (T,), uniform on [0, 1) | rnd |
 | `balance_weight` | k, the weight of the auxiliary loss |
 
-`moespec.spec.algorithms.gshard` has the ledger of this router (GS-1 to GS-6).
+`moespec.spec.algorithms.gshard` contains the ledger of this router (GS-1 to GS-6).
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Options(RouterOptions):
 
 
 def noise(options: Options) -> Noise | None:
-    """Draws that decide whether to keep the second expert, or sample it; otherwise the noise for the jitter, if any."""
+    """Returns the draws that keep or sample the second expert. If neither is random, returns the noise for the jitter."""
     if options.second_expert == "sampled":
         return Noise((options.tokens, options.experts), (2.0**-24, 1.0))
     return Noise((options.tokens,), (0.0, 1.0)) if options.second_expert == "random" else jitter_noise(options)
@@ -80,8 +80,8 @@ def route(
     """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
 
     noise: (tokens,), uniform on [0, 1): a token keeps its second expert if twice that expert's gate, normalised over
-    the two best, exceeds the draw. For a sampled second expert: (tokens, experts), uniform on (0, 1). None
-    (evaluation): every token keeps its second-best expert. train: whether to use the training capacity.
+    the two best, exceeds the draw. To sample the second expert, noise is (tokens, experts), uniform on (0, 1). If it is
+    None (evaluation), every token keeps its second-best expert. train: whether to use the training capacity.
 
     Source: GShard, Algorithm 1. A sampled second expert: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
     top2gating.
@@ -106,7 +106,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     scores = softmax_affinity(logits)
 
-    # In training, the second expert is kept at random or sampled. The scores remain the weights.
+    # In training, the second expert is kept at random or sampled. The combine weights remain the scores.
     selection = scores
     keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":

@@ -5,8 +5,8 @@
 | `ids` (T,) | the token x_t; see `token_ids` |
 | `tables` (N, V) | hash(.), N of them for MultiHash |
 
-The tables are integers in a floating array, so every backend and checkpoint treats them as parameters. They get no
-gradient, and the optimiser does not change them.
+The tables are integers in a floating array, so every backend and checkpoint treats them as parameters. The tables get
+no gradient, and the optimiser does not change them.
 
 >>> from moespec.spec import ROUTERS, slot_tokens
 >>> router = ROUTERS["hash"]
@@ -67,10 +67,10 @@ def route(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """Each token goes to the expert of its id. Without ids, the position of a token is its id.
+    """Sends each token to the expert of its id. Without ids, the position of a token is its id.
 
-    params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. There is no noise. Training and
-    evaluation route alike unless `eval_capacity_factor` is set.
+    params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. There is no noise. Routing is the same in
+    training and at evaluation unless `eval_capacity_factor` is set.
 
     Raises ConfigError for MultiHash, which has no routing.
     """
@@ -94,7 +94,7 @@ ROUTER = Router(
     route,
     requires="ids",
     decays=(),
-    frozen=("tables", "codebook"),  # a model that computes ids from patches has a codebook
+    frozen=("tables", "codebook"),  # models that compute ids from patches have a codebook
     balances="the id frequencies, if the table balances them",
     cost="a table lookup",
     drops="none, unless a capacity is set",

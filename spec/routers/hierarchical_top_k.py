@@ -64,22 +64,22 @@ class Options(RouterOptions):
 
     @property
     def requests(self) -> tuple[int, int]:
-        """Every token requests one slot for each choice in each of its branches."""
+        """Every token requests a slot for each choice of an expert in each of its branches."""
         branches, experts = self.levels
         return self.tokens, min(self.choices_per_level, branches) * min(self.choices_per_level, experts)
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` and `noise_kernel` (width, branches + experts), 0 as in `noisy_top_k`."""
+    """Returns `kernel` and `noise_kernel` (width, branches + experts), all 0 as in `noisy_top_k`."""
     return {name: np.zeros((options.width, options.columns), np.float32) for name in ("kernel", "noise_kernel")}
 
 
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates. Each gate is the product of the gates of both levels, and is also the combine weight.
+    """Token Choice by the gates, which are also the combine weights. A gate is the product of the gates of both levels.
 
-    If a gate underflows to 0, the choice may be any expert. Its weight is 0 in any case.
+    If gates underflow to 0, a token may choose any expert with such a gate. The combine weight is then 0.
 
     params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), standard
     normal, or None (evaluation) for no noise and no load loss. train: whether to use the training capacity.

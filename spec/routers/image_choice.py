@@ -6,8 +6,8 @@
 | scores (images, E) | softmax(W x), of an image x |
 | `choices` | k |
 
-An image needs the parameters of only `choices` experts. The losses are computed over images, so they balance a group of
-several images. In a group of one, they push the image toward choosing all experts equally.
+Computing an image requires the parameters of only `choices` experts. The losses balance the choices of the images of a
+group. In a group with one image, the losses push the image toward choosing all experts equally.
 
 Ambiguity ledger
 

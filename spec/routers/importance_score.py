@@ -55,7 +55,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy softmax among the most important tokens.
+    """Token Choice by the noisy softmax, in which only the most important tokens take part.
 
     noise: (tokens, experts), standard normal. The losses include the removed tokens.
 

@@ -50,14 +50,14 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` and `noise_kernel` (width, experts), all 0: every expert is equally likely, and the noise scale is log 2."""
+    """Returns `kernel` and `noise_kernel` (width, experts), all 0. Every expert is then equally likely, and the noise scale is log 2."""
     return {name: np.zeros((options.width, options.experts), np.float32) for name in ("kernel", "noise_kernel")}
 
 
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy logits H, combined with the gates G.
+    """Token Choice by the noisy logits H. The combine weights are the gates G.
 
     `batch_priority` uses the noisy logits instead of the gates, because with K = 1 every gate is 1.
 

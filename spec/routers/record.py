@@ -45,16 +45,16 @@ class Router(Generic[OptionsOf]):
     name: the last part of its module's name. source: the publications that define it. Options: the class of its options.
     init: `init(generator, options)` returns NumPy parameters (float32).
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its
-        metrics, and the statistics for `update`. It also takes `state` if the router has one, and the input that
+        metrics, and the statistics for `update`. `route` also takes `state` if the router has one, and the input that
         `requires` names. tokens: (tokens, width), in a backend (groups, tokens, width). params: as returned by `init`.
         options: an instance of `Options`, or of another class with the same fields. noise: with the shape of
         `noise(options)`, or None for no noise. train: whether this is a training step. `route` raises ConfigError for the options
         of another router, a missing parameter, or a state with other names. Like the public functions that it calls, it raises
         ShapeError, DtypeError or ContractError for invalid arrays.
     noise: `noise(options)` describes the noise that the router takes in training; None for no noise.
-    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it. No optimiser changes it.
+    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it. No optimiser changes the state.
     update: `update(options, state, statistics)` returns the state after a step, from the state before it and the statistics
-        summed over all tokens of the step. It raises ConfigError for a router without state or a state with other names.
+        summed over all tokens of the step. `update` raises ConfigError for a router without state or a state with other names.
     requires: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
     decays, frozen: names of parameters: `decays` get weight decay; `frozen` are not trained and get no gradient.
     models: published models that use this router, some with non-default options.
@@ -62,7 +62,7 @@ class Router(Generic[OptionsOf]):
     cost: the cost of routing a group, as a text, in multiply-adds unless stated otherwise.
     compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
         takes a backend `B` and arrays with a leading axis of groups. Built-in routers have both in `moespec.backends.routers`.
-    revision, functions: its revision, and the public functions in its row of the conformance matrix besides the router.
+    revision, functions: the revision of its row in the conformance matrix, and the public functions in this row besides the router.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Router(Generic[OptionsOf]):
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:
-        """Returns the output of `route`. Raises ConfigError unless this is a RouterOutput whose losses are scalars (means over groups)."""
+        """Returns the output of `route`. Raises ConfigError unless it is a RouterOutput whose losses are scalars (means over groups)."""
         if not isinstance(output, RouterOutput):
             raise ConfigError(f"router {self.name!r}: route: expected a RouterOutput, got {type(output).__name__}")
         for name, loss in output.losses.items():

@@ -59,7 +59,7 @@ class Options(RouterOptions):
     """factor of the penalty after a step with too many gates above 0, and its divisor after a step with too few"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert, at most one per token."""
+        """Returns the slots C of an expert, at most one per token."""
         return min(super().capacity(train=train), self.tokens)
 
 
@@ -77,7 +77,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Experts take the tokens with a gate above 0, weighted by the gate. The loss uses the penalty. There is no noise.
+    """Each expert takes the tokens with a gate above 0 and weights them by the gate. The loss uses the penalty. There is no noise.
 
     state: `penalty`, a scalar. `statistics["excess"]`: the result of `excess_gates`.
 
@@ -101,7 +101,7 @@ def route(
     check_logits(logits, options)
     gates = relu_affinity(logits)
 
-    # Slots: an expert takes the tokens with a gate above 0.
+    # Slots: an expert takes the tokens whose gates are above 0.
     routing = expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
 
     # Loss.

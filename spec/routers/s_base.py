@@ -7,8 +7,8 @@
 | selection at evaluation | argmax of the logits |
 | gate | softmax (or sigmoid) of the logits at the chosen expert |
 
-Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may not be: if all
-tokens are equal and prefer one expert, the plan is uniform, rounding decides, and all tokens may go to the same expert.
+Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may not be. For example,
+if all tokens are equal, the plan is uniform. Rounding errors then decide, and all tokens may choose the same expert.
 
 Ambiguity ledger
 
@@ -83,8 +83,8 @@ def route(
     """Token Choice of one expert, by the Sinkhorn plan if `train` is set and otherwise by the softmax. The plan carries no gradient.
 
     noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
-    `jitter`: (tokens, width), uniform on [-1, 1]; it scales the tokens instead.
-    train: whether the plan selects, with the training capacity.
+    `jitter`, noise is (tokens, width), uniform on [-1, 1], and scales the tokens instead.
+    train: whether to select by the plan and use the training capacity.
 
     Source: Clark et al. 2022. The ledger lists what the paper leaves open.
 

@@ -136,9 +136,9 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Token Choice by the biased scores among the experts of the best groups, combined with the unbiased scores.
+    """Token Choice by the biased scores among the experts of the best groups. The unbiased scores are the combine weights.
 
-    `batch_priority` uses the biased scores. `statistics`: the result of `expert_load` or `required_biases`.
+    `batch_priority` uses the biased scores. `statistics` holds the result of `expert_load` or `required_biases`.
     state: `bias` (experts,). There is no noise. train: whether to use the training capacity.
 
     Source: DeepSeek-V3, section 2.1.2.
@@ -163,7 +163,7 @@ def route(
     affinity = {"sigmoid": sigmoid_affinity, "sqrt_softplus": sqrt_softplus_affinity, "softmax": softmax_affinity}
     scores = affinity[options.affinity](logits)
 
-    # Selection: with the bias, without experts outside the chosen groups.
+    # Selection by biased scores, only among the experts of the chosen groups.
     selection = biased_scores(scores, state["bias"])
     if options.expert_groups > 1:
         by, outside = None if options.group_bias else scores, options.outside

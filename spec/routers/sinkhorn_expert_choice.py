@@ -57,9 +57,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Experts choose tokens by the Sinkhorn plan of the noisy logits. By default, the softmax of these logits combines.
+    """Experts choose tokens by the Sinkhorn plan of the noisy logits. By default, the combine weights are the softmax of these logits.
 
-    noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
     """
 
     # Logits.

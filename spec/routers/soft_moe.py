@@ -59,7 +59,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`slots` (width, experts, capacity) and `scale`, 1."""
+    """Returns `slots` (width, experts, capacity) and `scale`, initially 1."""
     shape = (options.width, options.experts, options.capacity())
     return {"slots": lecun_normal(generator, shape, options.width * options.experts), "scale": np.ones((), np.float32)}
 

@@ -74,7 +74,7 @@ def route(
     """Token Choice by the noisy softmax.
 
     noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
-    `jitter`: (tokens, width), uniform on [-1, 1]; it scales the tokens instead.
+    `jitter`, noise is (tokens, width), uniform on [-1, 1], and scales the tokens instead.
     train: whether to use the training capacity.
     """
 

@@ -60,9 +60,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the sparsity-constrained plan of the softmax, combined with the softmax or with the plan.
+    """Expert Choice by the sparsity-constrained plan of the softmax. The combine weights are the softmax or the plan.
 
-    noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
     The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. With fewer than
     T / E slots per expert (a capacity factor below 1), the constraints of the plan are infeasible; see

@@ -7,8 +7,8 @@
 | `choices` | k in both sections |
 | `transport_steps` | iterations of the solver |
 
-The paper defines this plan only for Expert Choice. The form for tokens follows google-research/vmoe. Every token
-chooses K experts, even if the plan assigns it to fewer.
+The paper defines this plan only for Expert Choice. The plan for Token Choice follows google-research/vmoe. Every token
+chooses K experts, even if the plan assigns it to fewer than K.
 
 Ambiguity ledger
 
@@ -80,13 +80,13 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the plan of the softmax with at most K experts per token, combined with the softmax or the plan.
+    """Token Choice by a plan with at most K experts per token. The combine weights are the softmax or the plan.
 
-    noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
     The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. Rows of the
-    semi-dual's plan sum to 1. Batch priority by the sum of the choices therefore orders tokens only by rounding.
-    Priority by the largest entry does the same for tokens that the plan assigns to a single expert.
+    semi-dual's plan sum to 1. Batch priority by the sum of the choices therefore depends only on rounding errors. So
+    does priority by the largest entry for tokens that the plan assigns to one expert.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

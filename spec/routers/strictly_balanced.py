@@ -47,14 +47,14 @@ class Options(RouterOptions):
     """weight of the threshold loss, a sum over tokens and experts, in training only"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
+        """Returns the slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
         if not train and self.eval_capacity_factor is None:
             return self.tokens
         return super().capacity(train=train)
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` (width, experts), and `thresholds` (experts,), 1 / experts each."""
+    """Returns `kernel` (width, experts), and `thresholds` (experts,), 1 / experts each."""
     thresholds = np.full(options.experts, 1 / options.experts, np.float32)
     return {**init_kernel(generator, options), "thresholds": thresholds}
 
@@ -62,10 +62,10 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax in training; at evaluation, all gates above the thresholds are chosen. A token's gates are divided by
-    their sum. With a capacity at evaluation, an expert keeps the tokens with the largest gates after this division.
+    """Expert Choice by the softmax in training. At evaluation, experts take all tokens with gates above their thresholds. A token's
+    gates are divided by their sum. With a capacity at evaluation, an expert keeps the tokens with the largest gates after this division.
 
-    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether to use the training mask. There is no
+    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether to use the mask for training. There is no
     noise.
 
     Source: Shazeer et al. 2017, appendix F.

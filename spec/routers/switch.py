@@ -82,7 +82,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` (width, experts) with a tenth of the usual variance, and the parameters of `init_bias`."""
+    """Returns `kernel` (width, experts) with a tenth of the usual variance, and the parameters of `init_bias`."""
     kernel = lecun_normal(generator, (options.width, options.experts), options.width, scale=0.1)
     return {"kernel": kernel, **init_bias(options)}
 
@@ -90,7 +90,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert by the softmax of the jittered tokens. Only the router sees the jitter.
+    """Token Choice of one expert by the softmax of the jittered tokens. The experts get the tokens without jitter.
 
     noise: (tokens, width), uniform on [-1, 1]; None for no jitter. train: whether to use the training capacity.
 
