@@ -25,14 +25,14 @@ def is_option(name: str, value: object) -> bool:
 
 
 def load_named(values: Mapping[str, Any], source: str = "") -> None:
-    """Imports what a trusted file names, given its values by dotted key. Raises ConfigError for an object that cannot be imported."""
+    """Imports the objects that the `values` of a trusted file name. Raises ConfigError for an object that cannot be imported."""
     for name, value in values.items():
         if is_option(name, value):
             load_own(f"{source}: {name}" if source else name, value)
 
 
 def load_written(arguments: Sequence[str]) -> None:
-    """Imports what a command line names, with the object's option or with `--trust`. Raises ConfigError as `load_named` does."""
+    """Imports the objects that a command line names, with their options or with `--trust`. Raises ConfigError as `load_named` does."""
     load_named(dict(_options(arguments)))
     for name in trusted(arguments):
         load_own("trust", name)

@@ -179,9 +179,9 @@ class Batches:
         objective = objective_of(config)
         self._rows, self._views = B.rows(config.training.batch), objective.views
         self._draws = draws(config, model_config(config.model))
-        # Rows come with their neighbours, so mixup needs no exchange between devices on the batch thread.
+        # Rows include the images that mixup blends in, so the batch thread exchanges nothing between devices.
         rows = self._rows if B.sizes.devices > 1 else None
-        self._on_host = objective.make_batch(config, dataset, rows)  # worker processes, which have no backend, run it
+        self._on_host = objective.make_batch(config, dataset, rows)  # called by worker processes without a backend
 
     def __call__(self, step: int) -> Any:
         return self._on_devices(step, self._on_host(step))

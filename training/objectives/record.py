@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """A tower in a step: per image of the batch, the number of images or texts that train it, and the number with only a forward pass."""
+    """How many images or texts a tower processes per image of the batch: in training passes, and in forward passes only."""
 
     tower: Tower
     trained: int
@@ -55,8 +55,8 @@ def is_plain(data: DataConfig) -> bool:
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """The configuration of a contrastive objective, with the options that mix or balance labels off. Raises ConfigError for a batch without
-    negatives, and for a loss on labels."""
+    """Returns the configuration of a contrastive objective, which turns off options that mix or balance labels. Raises ConfigError for a
+    batch without negatives, and for a loss on labels."""
     training = config.training
     if training.loss != "softmax":
         raise ConfigError(f"training.loss={training.loss!r} has no effect with objective={config.objective!r}")

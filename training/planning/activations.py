@@ -35,7 +35,7 @@ COLUMNS = 128
 
 
 def padded(size: int, multiple: int = COLUMNS) -> int:
-    """`size` rounded up to a multiple."""
+    """Rounds `size` up to a multiple of `multiple`."""
     return -(-size // multiple) * multiple
 
 
@@ -45,7 +45,7 @@ def bytes_of_dtype(config: Tower) -> int:
 
 
 def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> float:
-    """Bytes for a part of `images` images or texts. split: whether experts are sharded over devices."""
+    """Returns the bytes kept for `images` images or texts. split: whether experts are sharded over devices."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in family(config).moe_layers(config, images):
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
@@ -83,7 +83,7 @@ def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -
 
 
 def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
-    """Bytes that an MoE layer keeps, in place of H for each token."""
+    """Returns the bytes that an MoE layer keeps instead of H for each token."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
     experts, kernels = layer.experts, 1 + layer.experts.gated  # each operation keeps its result

@@ -100,7 +100,7 @@ def links(
 
 
 def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
-    """Bytes between memory and cores in a step, without activations."""
+    """Returns the bytes that a step moves between memory and cores, without activations."""
     passes = (3 if recompute else 2) * accumulate
     return passes * owned.computed + 2 * owned.parameters + 2 * accumulate * owned.gradients + 2 * owned.optimizer
 

@@ -84,7 +84,7 @@ def write_report(
     if devices is not None:
         spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days (number of devices: {devices})"
     facts = _facts(config, dataset, last, cost, spent)
-    rates = [record["images_per_second"] for record in training[1:] or training]  # the first includes compilation
+    rates = [record["images_per_second"] for record in training[1:] or training]  # the first value includes compilation
     facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
     if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
         facts["best checkpoint"] = "; ".join(found)
@@ -204,5 +204,5 @@ def _jax() -> tuple[str, int | None]:
 
 
 def chosen(images: int) -> NDArray[np.int64]:
-    """The numbers of the images, evenly spaced if there are more than `MOST`."""
+    """Returns the indices of all images or, if there are more than `MOST`, of evenly spaced images."""
     return np.linspace(0, images - 1, min(images, MOST)).round().astype(np.int64)

@@ -1,6 +1,6 @@
 """moespec's own formats of weights: the checkpoints of a run, and a safetensors file that contains the model's configuration.
 
-The file has the parameters by path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model`, the configuration;
+The file stores the parameters by path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model`, the configuration;
 `moespec.about`, facts for the model card; `moespec.version`; and, if known, `moespec.classes`, the class names in
 logit order, and `moespec.images`, see `Weights.images`.
 """
