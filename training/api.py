@@ -102,7 +102,7 @@ def train(
 
 
 def _updated(given: Section, options: dict[str, Any]) -> Section:
-    """Returns the arguments of a command with these options. Imports the modules that `trust` names, as on the command line."""
+    """Returns a command's arguments with some options changed. Imports the modules that `trust` names, as on the command line."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)
 

@@ -40,7 +40,7 @@ class LedgerArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints ledger entries: all, or those that the names select; in full, or as implementations resolve them.
+    """Prints all ledger entries or those that the names select, in full or as implementations resolve them.
 
     Raises ConfigError for an unknown name.
     """

@@ -110,7 +110,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
 
 
 def with_model(config: Config, name: Any, router: Any, *, section: str = "model") -> Config:
-    """The configuration with another model or router, if they are names and the model has a router. Other fields keep their values.
+    """The configuration with another model or router, if these are names and the model has a router. Other fields keep their values.
 
     section: "text" for the text tower.
     """
@@ -219,7 +219,7 @@ def dump(config: Config) -> str:
 
 
 def update(section: Section, table: Mapping[str, Any], *, source: str = "", prefix: str = "") -> Section:
-    """A dataclass with the fields of `table` replaced, recursively. Errors name the file `source`, if any, and the dotted key."""
+    """Returns a dataclass with the fields in `table` replaced, recursively. Errors name the file `source`, if any, and the dotted key."""
     hints, known = get_type_hints(type(section)), [item.name for item in fields(section)]  # type: ignore[arg-type]
     lead = f"{source}: " if source else ""
     where = lead + prefix

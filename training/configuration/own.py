@@ -44,7 +44,7 @@ def trusted(arguments: Sequence[str]) -> list[str]:
 
 
 def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The options of a command line by full dotted name, each with the word after it or after its equals sign."""
+    """The options of a command line by full dotted name, each with its value: the next word, or the text after an equals sign."""
     found = []
     for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):

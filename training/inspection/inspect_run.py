@@ -115,7 +115,7 @@ def make_route(
 
 
 def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights of groups `(G, T, E, C)` as weights of a single group, `(G T, E, G C)`: a group's slots hold only its own tokens."""
+    """Converts weights of groups `(G, T, E, C)` to those of a single group, `(G T, E, G C)`: a group's slots hold only its own tokens."""
     groups, tokens, experts, capacity = parts.shape
     joined = np.zeros((groups, tokens, experts, groups, capacity))
     for group, part in enumerate(parts):
@@ -124,7 +124,7 @@ def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def alone(model: Config) -> Config:
-    """The model with at most one image per group."""
+    """Returns the model with groups of at most one image."""
     if isinstance(model, vit.VitConfig):
         return model if model.fewest_images == 1 else vit.regrouped(model, 1)
     if isinstance(model, sparse_mlp.SparseMlpConfig):
@@ -274,7 +274,7 @@ def tinted(
 
 
 def _ends(routing: BlockRouting) -> tuple[float, float]:
-    """Returns the ends of a layer's colour scale. For Soft MoE they are reciprocal, with the uniform weight, 1, in the middle."""
+    """Returns the ends of a layer's colour scale. For Soft MoE, the ends are reciprocal, with the uniform weight, 1, in the middle."""
     if not routing.soft:
         return 0.0, max(float(routing.experts.max()), 1e-12)
     weights = routing.slots[routing.slots > 0] * routing.tokens

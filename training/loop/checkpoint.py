@@ -238,7 +238,7 @@ class Saver:
             self.wait()
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Saves an exported state. With several devices it returns once the thread has started."""
+        """Saves an exported state. With several devices, returns once the writing thread has started."""
         if self._B.sizes.devices == 1:
             write(self._folder, Checkpoint(state, record), keep=self._keep, spare=self._spare)
             return

@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
     """The backend on all devices of all processes that were started together; with torch each process has one device.
 
-    Raises ConfigError for a mesh that does not fit the devices, RunError if other processes do not appear.
+    Raises ConfigError for a mesh that does not fit the devices, RunError if other processes do not connect.
     """
     process = process_of(os.environ)
     if name == "numpy":

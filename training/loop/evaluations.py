@@ -81,7 +81,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
     """Returns the numbers, by name, that a third-party metric computes from labels and logits (without a head, from features)."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
-    if not good or {"kind", "step"}.intersection(made):  # reserved names, which every line of the log has
+    if not good or {"kind", "step"}.intersection(made):  # reserved: every line of the log has these names
         raise ConfigError(
             f"{where}={kind!r}: returned {shown(made)}, expected a dict of numbers without the keys kind and step"
         )
@@ -160,7 +160,7 @@ class Evaluations:
         return [name for name, steps in every if done % steps == 0 or done == self._training.total]
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
-        """The results of evaluation `name` for `params` (arrays of the backend): numbers, and dicts and lists of numbers."""
+        """Returns the results of evaluation `name` for `params` (arrays of the backend): numbers, dicts and lists."""
         settings, dataset, labels, model, _ = one = self._sets[name]
         sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
         batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]

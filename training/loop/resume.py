@@ -26,7 +26,7 @@ GENERATOR = "threefry2x32-20"
 
 
 class Start(NamedTuple):
-    """Where a run starts or resumes: the backend's state, the number of finished steps, their duration in seconds, and the overrides.
+    """The start of a run: the backend's state, the number of finished steps, their duration in seconds, and the overrides.
 
     pending: evaluations of this step that a signal prevented; None stands for the run's own images. logged: number of lines in the log.
     """

@@ -1,8 +1,8 @@
 """Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or the user's function.
 
 TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Weights & Biases gets the same numbers under the same
-names, `train/loss`. Only process 0 imports it; its own environment variables configure it (WANDB_MODE, ...). trackers.json in
-the run's folder stores its name for the run, so that a resumed run continues it.
+names, such as `train/loss`. Only process 0 imports wandb, which reads its environment variables (WANDB_MODE, ...). trackers.json in the
+run's folder stores the name of the wandb run, so that a resumed run continues it.
 """
 
 import importlib

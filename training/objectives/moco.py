@@ -128,7 +128,7 @@ def _evaluation(
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The configuration in which the optimiser keeps the average that computes the keys."""
+    """Returns the configuration in which the optimiser keeps the parameter average that computes the keys."""
     config = as_it_is(contrasted(config, dataset), model, dataset)
     if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
         raise ConfigError("data: without augmentation both views of an image are equal; set --data.crop or --data.flip")

@@ -8,7 +8,7 @@ rows of a TPU tile:
     heads S'             the attention weights; S' is S rounded up to a multiple of 128, the columns of a tile
     H                    the hidden units of an MLP before the activation, which is recomputed
 
-In an MoE block, H counts for each row that the experts compute, plus D for its input and D for its output, both twice if experts
+An MoE block keeps H for each row that the experts compute, plus D for the row's input and D for its output. Both D count twice if experts
 are sharded and slots are exchanged. A router keeps one float32 number per token and expert, Soft MoE two per token and slot,
 plus a copy of both in the compute dtype.
 

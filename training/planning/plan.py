@@ -2,12 +2,12 @@
 
 A step has three parts. It takes at least as long as the longest part; if the parts do not overlap, it takes about their sum:
 
-    compute      three times the operations of a forward pass (four with recomputation) at the chip's peak in the model's dtype,
-                 for each tower and each image or text that a step trains it on, and once where it is not trained; plus the
-                 loss's own operations, such as projector and predictor, for the images of all devices
+    compute      the operations of each tower at the chip's peak in the model's dtype: three forward passes (four with recomputation)
+                 for each image or text that trains the tower, and one for each other. The operations of the loss, such as
+                 projector and predictor, are added for the images of all devices.
     memory       parameters, gradients and optimiser state, at the bandwidth of the memory
-    links        the bytes that a device receives, over all its links; slots travel beyond neighbours and count once for
-                 each link on their way
+    links        the bytes that a device receives, over all its links. Slots travel beyond neighbours, so they count once for
+                 each link on their way.
 
 The best mesh fits into memory and minimises the longest part. Ties (to four digits) go to the smallest sum, further ties (to two
 digits) to the mesh that splits the least: parameters first, then experts.

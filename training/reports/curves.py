@@ -167,7 +167,7 @@ def in_order(block: str) -> tuple[int, str]:
 
 
 def _blocks(training: Records) -> list[str]:
-    return sorted(training[-1].get("moe", ()), key=in_order)  # none if a locked tower's features are cached
+    return sorted(training[-1].get("moe", ()), key=in_order)  # empty if a locked tower's features are cached
 
 
 def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:

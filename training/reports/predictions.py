@@ -114,7 +114,7 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """`forward(params, images)` returns the logits and each expert's share of each image per MoE layer, `(N, E)`; 0 for zero weights."""
+    """`forward(params, images)` returns the logits and, per MoE layer, each expert's share of each image, `(N, E)` (0 for zero weights)."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:

@@ -98,7 +98,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 
 
 def read(path: Path, measure: str = "") -> dict[str, Any]:
-    """An outcome that `make` wrote. Raises RunError, naming the file, if the outcome is damaged or lacks the measure."""
+    """Reads an outcome that `make` wrote. Raises RunError, naming the file, if the outcome is damaged or lacks the measure."""
     try:
         outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
@@ -122,7 +122,7 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
 
 
 def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
-    """Whether each image is classified correctly, `(images,)`."""
+    """Returns for each image whether it is classified correctly, `(images,)`."""
     packed = np.frombuffer(base64.b64decode(outcome["right"]), np.uint8)
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
 

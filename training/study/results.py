@@ -83,7 +83,7 @@ def _compared(outcome: dict[str, Any], measure: str) -> float:
 
 
 def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Mean and spread over the seeds of each value that all runs have; older outcomes have no such values."""
+    """Mean and spread over the seeds of each value that all runs have; older outcomes lack some values."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     values = {name: [run[name] for run in runs] for name in names}
     return {name: {"mean": statistics.mean(each), "spread": spread(each)} for name, each in values.items()}

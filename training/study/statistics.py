@@ -11,8 +11,8 @@ All intervals hold at once with 95 % confidence. Drawing S - 1 of the seeds make
 unbiased; drawing seeds and images independently is mildly conservative (Owen and Eckles 2012, arXiv 1106.2125). A single seed has no
 intervals: intervals from the images alone would not include the variation between seeds.
 
-For a measure with one number per seed, m_es, d_ij is the mean over seeds of m_is - m_js, s_ij its standard error (divisor S - 1), and q
-the quantile of Student's t with S - 1 degrees of freedom at 1 - 0.05 / (2 pairs): Bonferroni's correction, which is conservative.
+A measure may have one number per seed, m_es. Then d_ij is the mean over seeds of m_is - m_js, s_ij is its standard error (divisor S - 1),
+and q is the quantile of Student's t with S - 1 degrees of freedom at 1 - 0.05 / (2 pairs), which is Bonferroni's conservative correction.
 """
 
 import math

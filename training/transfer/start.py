@@ -1,4 +1,4 @@
-"""The initial parameters of a run with `init`, and the model that fine-tuning takes from its source."""
+"""Determines the initial parameters of a run with `init`, and the model that fine-tuning takes from its source."""
 
 from contextlib import suppress
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""A model's configuration with its parameters; converts the configuration to plain values, which files store as JSON, and back."""
+"""Holds a model's configuration and parameters, and converts the configuration to plain values for JSON and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace

@@ -164,7 +164,7 @@ def _unpacked(path: Path) -> Any:
 
 
 def _decoded(code: int, data: bytes) -> Any:
-    """The value of an extension type; values that are not parameters are skipped."""
+    """Decodes the value of a msgpack extension type; skips values that are not parameters."""
     if code == ARRAY:
         shape, dtype, content = msgpack.unpackb(data, raw=True)
         return np.frombuffer(content, _stored(dtype.decode())).reshape(shape)
