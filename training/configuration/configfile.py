@@ -157,7 +157,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's configuration. If the file predates the field `optimizer.decay`, the field gets the decay that applied then.
 
-    At that time only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
+    Before that field existed, only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
     """
     optimizer = table.get("optimizer")
     if not isinstance(optimizer, dict) or not isinstance(rate := optimizer.get("weight_decay"), int | float):

@@ -6,7 +6,7 @@ of an image, the groups are kept, and an expert's panel shows its slots in all g
 Sparse-MLP routes channels, and tokens that mix the patches of the entire image. Channels and tokens have no position in the image and are
 drawn row by row, in numerical order, on the most nearly square grid that they fill.
 
-All panels of a layer share one scale. A router that assigns patches is drawn on the image: an expert's panel shows the patches
+All panels of a layer share a colour scale. A router that assigns patches is drawn on the image: an expert's panel shows the patches
 that it handles in its colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
 1 / tokens: white is uniform, red is more, blue is less. The scale covers at least half to twice the uniform weight.
 
@@ -61,10 +61,10 @@ TINT = 0.5
 class BlockRouting(NamedTuple):
     """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
 
-    block: the name of the layer, or the number of its block if it has one. items: the content of the grid: "patches", or
-    "channels" or "tokens" in numerical order. experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of
-    the combine weights over its slots). slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures;
-    if not, a slot holds at most one item. tokens: the number of tokens in a group.
+    block: the name of the layer, or the number of its block if it has one. tokens: the number of tokens in a group.
+    items: the content of the grid: "patches", or "channels" or "tokens" in numerical order.
+    experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of the combine weights over its slots).
+    slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures; if not, a slot holds at most one item.
     """
 
     block: str

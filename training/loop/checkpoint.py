@@ -7,8 +7,8 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
                           generator of noise, data position, backend, seconds of training, version of moespec,
                           the SHA-256 of arrays.safetensors and of itself
 
-With several processes, each one writes its shards (`moespec.training.loop.shards`) to its own file,
-`arrays-00001-of-00004.safetensors`, on a thread, and a note with the file's checksum. Once all notes exist, process 0 writes
+With several processes, a thread of each process writes its shards (`moespec.training.loop.shards`) to a file,
+`arrays-00001-of-00004.safetensors`, and a note with the file's checksum. Once all notes exist, process 0 writes
 state.json, which names the files, and renames the folder. Processes communicate only through the folder, so training continues
 meanwhile. Any number of processes can read the checkpoint; each loads only what it needs.
 

@@ -193,7 +193,7 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """The error with its step. It advises a smaller rate only if one of the previous `updates` had a rate above 0 and may be the cause."""
+    """The error with its step. It advises a smaller learning rate only if one of the previous `updates` had a rate above 0."""
     advice = "; try a smaller schedule.peak" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 

@@ -122,7 +122,7 @@ class RunDirectory:
     def claim(
         self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
-        """Prepares the folder, which is `locked`, for a run with the resolved `config`: a new run or, if `resume`, the run begun here.
+        """Prepares the folder, which is `locked`, for a run with the resolved `config`: a new run or, with `resume`, the run that it holds.
 
         dataset: its class names are saved and its stamp is compared.
 

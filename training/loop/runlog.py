@@ -48,8 +48,8 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 class RunLog:
     """Writes the records of a run that starts or resumes at `step`. If it drops damaged lines, it keeps a copy of the log.
 
-    again: kinds whose line of `step` is dropped because it will be written again. logged: number of lines when the state of `step` was
-    saved; if lines are missing, the log prints a warning. `lines` is the current number of lines.
+    again: kinds whose line of `step` is dropped because it will be written again. `lines` is the current number of lines.
+    logged: number of lines when the state of `step` was saved. If lines are missing, the log prints a warning.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:

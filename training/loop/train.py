@@ -59,11 +59,11 @@ def train(
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint there, or from the parameters `initial` (NumPy), by default from `initial_params`
-    and the objective. On several devices (`connected`) each process calls it.
+    Starts from the newest checkpoint in `run`, or from the parameters `initial` (NumPy), by default from `initial_params`
+    and the objective. On several devices (`connected`) each process calls this function.
 
-    sets: additional evaluations, loaded by `load_sets`. hooks: functions called with an `AfterStep` after each step, in all
-    processes, see `moespec.training.loop.hooks`; `trackers.loggers` adds the hooks of `config.log`.
+    sets: additional evaluations, loaded by `load_sets`.
+    hooks: functions that each process calls with an `AfterStep` after each step; `trackers.loggers` adds the hooks of `config.log`.
 
     Raises CheckpointError for a checkpoint that is damaged or belongs to another run, DataError for unreadable files,
     RunError if the run diverges, and Interrupted if a signal stops it, after saving the step.

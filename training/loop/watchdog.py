@@ -1,9 +1,9 @@
 """Heartbeats between processes, independent of their framework.
 
 Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread in each process
-sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all others print a line
-that names it and exit; without this, their framework might wait for half an hour. Before its first step, a process has `START` times this
-timeout, since a compiler may block its thread.
+sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all other processes print a
+line that names it and exit; without this, their framework might wait for half an hour. Before its first step, a process has `START` times
+this timeout, since a compiler may block its thread.
 
 There is no authentication: anyone who reaches the port can end a run. Messages are lines of JSON.
 """

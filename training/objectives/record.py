@@ -87,8 +87,8 @@ class Objective(NamedTuple):
     prepared: maps `(B, config, model, dataset, run, params)` to the data set with the values that the objective computes once.
     averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.
     routed: maps `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
-    towers: maps `(config, model)` to the towers of a step. of_batch: maps `(config, model)` to each device's extra work per image of the
-        full batch: numbers that the layers produce, and operations of a forward pass.
+    towers: maps `(config, model)` to the towers of a step.
+    of_batch: maps `(config, model)` to each device's extra work per image of the full batch: numbers produced and forward operations.
     """
 
     measure: tuple[str, str]

@@ -32,9 +32,9 @@ __all__ = ["CHIPS", "Chip", "chip_of"]
 
 
 class Chip(NamedTuple):
-    """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory. link: maximum bytes
-    per second received from other chips, over all links together. torus: its dimensions, 0 for a switch. float32:
-    operations per second of a float32 model, `flops` if not given."""
+    """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory.
+    link: maximum bytes per second received from other chips, over all links together. torus: its dimensions, 0 for a switch.
+    float32: operations per second of a float32 model, `flops` if not given."""
 
     flops: float
     memory: float

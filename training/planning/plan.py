@@ -1,6 +1,6 @@
 """Finds meshes for a training step on a number of chips, computes their cost, and chooses the best.
 
-A step has three parts. It takes at least as long as the longest part; if the parts do not overlap, it takes about their sum:
+A step takes at least as long as the longest of its three parts. If the parts do not overlap, the step takes about their sum:
 
     compute      the operations of each tower at the chip's peak in the model's dtype: three forward passes (four with recomputation)
                  for each image or text that trains the tower, and one for each other. The operations of the loss, such as

@@ -65,8 +65,8 @@ def curves(
 ) -> list[Chart]:
     """Charts the loss (training and, with a head, validation) and the results on the validation images by step.
 
-    measure: name in the records and title of the loss. called: title of the accuracy. mixes: whether mixup or cutmix make the loss of
-    single steps noisy; if so, the chart shows the running mean, with the single steps pale behind it.
+    measure: name in the records and title of the loss. called: title of the accuracy.
+    mixes: whether mixup or cutmix make single steps noisy. If so, the chart shows the running mean, with single steps pale behind it.
     """
     logged, steps = ([record["step"] for record in records] for records in (training, evaluations))
     losses = [record[measure[0]] for record in training]

@@ -1,7 +1,7 @@
 """The report of a run: a self-contained page, report.html.
 
-It shows mistakes (confused classes, accuracy per class, the most confident mistakes), loss and accuracy, load per expert, and the
-routing of a few validation images. It draws curves as SVG and grids as small images, since matplotlib would take seconds.
+The report shows mistakes (confused classes, accuracy per class, the most confident mistakes), loss and accuracy, load per expert, and the
+routing of a few validation images. The report draws curves as SVG and grids as small images, since matplotlib would take seconds.
 """
 
 import io

@@ -19,8 +19,8 @@ Model = TypeVar("Model")
 class Weights:
     """config: the model. params: its parameters (NumPy). about: facts for the model card, by title.
 
-    classes: class names in logit order, if known. images: how to convert a picture into an image, if known: `mean`
-    and `std` (lists), `resize`, `background` of `DataConfig`.
+    classes: class names in logit order, if known.
+    images: how to convert a picture into an image, if known: `mean` and `std` (lists), `resize`, `background` of `DataConfig`.
     """
 
     config: Config

@@ -1,6 +1,6 @@
 """The sharded checkpoints of google-research/vmoe: `PREFIX.index` and `PREFIX.data-00000-of-0000N`, in msgpack.
 
-The index has the keys `version`, `shard_count` and `index`, a tree with a leaf for each parameter: its shape, its dtype and the
+The index has the keys `version`, `shard_count` and `index`. The last is a tree with a leaf for each parameter: its shape, its dtype and the
 shards that hold parts of it. A shard maps the number of a leaf (in JAX's pytree order: sorted keys) to its parts and slices.
 
 Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, version 20220622, and older checkpoints without a version,
