@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Imports a public name on first use, since some modules here do not need all packages of the extra."""
+        """Imports a public name on its first use, so that modules without optional packages work when these are missing."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

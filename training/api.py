@@ -48,7 +48,7 @@ class Run:
         return f"<Run {str(self.path)!r}: {', '.join(facts)}>"
 
     def log(self, kind: str = "train") -> list[dict[str, Any]]:
-        """The lines of one kind in metrics.jsonl: "train", "evaluation" or "evaluation/NAME". Each line has its "step"."""
+        """The lines of one kind in metrics.jsonl: "train", "evaluation" or "evaluation/NAME". Each record has the key "step"."""
         return read_log(self.path, kind)
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def train(
 ) -> Run:
     """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
 
-    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: the recipe digits, or with `resume` the run's own.
+    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: digits or, with `resume`, the run's configuration.
     tables: values that override fields of `config`, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass your own objects
     directly or by name (docs/own-objects.md). run, resume, override: as in the command. A finished run is not trained again.
     hooks: functions, each called with an `AfterStep` after each step.
@@ -102,7 +102,7 @@ def train(
 
 
 def _updated(given: Section, options: dict[str, Any]) -> Section:
-    """Returns the arguments of a command with these options. Imports the modules that `trust` names, as on the command line."""
+    """Returns a command's arguments with some options changed. Imports the modules that `trust` names, as on the command line."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)
 

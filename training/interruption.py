@@ -17,8 +17,8 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Interruption:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process. A second signal ends the process,
-    or in a notebook, whose process holds the user's variables, only the call.
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process. A second signal ends the process. In a
+    notebook it ends only the call, since the process holds the user's variables.
 
     Python calls a signal handler only between two bytecode instructions, and a compiler may spend minutes within one. So a thread
     reads the signals, from the descriptor to which the interpreter writes their numbers on arrival.

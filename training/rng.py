@@ -1,8 +1,8 @@
 """Random numbers as a function of the seed, the purpose and the position, so that a run can resume from any step.
 
 The host draws these numbers, for the order and augmentation of images and for tables. Training keeps no evolving random state: the numbers
-of step `n` come from a counter-based generator (Philox) with the key `(seed, stream)` and the counter `(0, 0, 0, n)` (the third number
-distinguishes parts of a purpose). The random state of a checkpoint is therefore `(seed, step)`.
+of step `n` come from a counter-based generator (Philox) with the key `(seed, stream)` and the counter `(0, 0, 0, n)`. The third number of
+the counter distinguishes parts of a purpose. The random state of a checkpoint is therefore `(seed, step)`.
 """
 
 import numpy as np

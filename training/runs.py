@@ -43,7 +43,7 @@ def label(config: Config) -> str:
 
 
 def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
-    """Lines on the unreadable pictures, if any, among the `count` pictures of a folder. Raises DataError if no picture is readable."""
+    """Lists the unreadable pictures, if any, among the `count` pictures of a folder. Raises DataError if no picture is readable."""
     if len(wrong) == count:
         raise DataError(f"{path}: none of {count} images can be read: {wrong[0]}" if path.is_dir() else wrong[0])
     return [f"skipped {len(wrong)} of {count} images, which cannot be read:", *wrong] if wrong else []

@@ -1,6 +1,6 @@
-"""Arguments that several commands share; reads the configuration file, model and router before parsing.
+"""Defines arguments that several commands share, and reads the configuration file, model and router before parsing.
 
-Each model and router has its own options, so they decide which options exist.
+The model and the router determine which options exist, since each has its own.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class OfRun(Stored):
 def chosen(arguments: Sequence[str], default: Config) -> Config:
     """The configuration to which the command line's options apply: from a file, from the run to resume, or `default`.
 
-    Its model, router and optimiser are already set as on the command line. The length of the run is unset if the command line sets
+    It already has the command line's model, router and optimiser. The length of the run is unset if the command line sets
     one. Raises ConfigError for an unusable file, and for an option in the file that the model or router does not have.
     """
     known = early(arguments)
@@ -88,7 +88,7 @@ def check_written(arguments: Sequence[str], *configs: Config) -> None:
     """Raises ConfigError for an option of the command line or its file that affects none of the resulting configurations.
 
     An option in a file is accepted if it affects the configuration in that file. init_skip is always accepted, since a later use of the
-    file may need it. A file written by a run has every field and is not checked.
+    file may need it. A file written by a run contains every field, so it is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)
@@ -135,7 +135,7 @@ def check_functions(arguments: Sequence[str], config: Config) -> None:
 
 
 def early(arguments: Sequence[str]) -> dict[str, Any]:
-    """The values of these options, None for absent ones. The main parser reports missing values later."""
+    """Returns the values of these options, None for each absent option. The main parser reports missing values later."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
     options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}

@@ -36,7 +36,7 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """An option. name: dotted, as in a TOML file and in messages. place: the field names that lead to it.
+    """An option. name: dotted, as in a TOML file and in messages. place: the path of field names to the option.
 
     hidden: omitted from the help, because it has no effect or is rarely set.
     """
@@ -67,7 +67,7 @@ class Option:
 
     @property
     def switch(self) -> bool:
-        """Whether the option is a switch, which takes no value. A router's option takes True or False instead."""
+        """Whether the option is a switch, which takes no value. A router's boolean option is not a switch: it takes True or False."""
         return self.hint is bool and not issubclass(self.kind, RouterSection)
 
     @property
@@ -92,7 +92,7 @@ class Option:
 
 
 def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:
-    """The options of a dataclass with `values`. For a field named "settings", the options of its sections, by section name.
+    """Yields the options of a dataclass with these `values`. Options in the field "settings" are named after their sections.
 
     config: the configuration that contains the dataclass; it decides which options have an effect.
     """
@@ -118,7 +118,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
 
 @dataclass(frozen=True)
 class Settings:
-    """Only the options of a run's configuration."""
+    """Contains only the options of a run's configuration."""
 
     settings: Config
 
@@ -228,7 +228,7 @@ def _check_owned(flag: str, words: Sequence[str], sections: Mapping[str, Any]) -
 
 
 def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a command that the command line sets, and its sections with the command line's changes."""
+    """Returns the command's fields that the command line sets, and its sections with the command line's changes."""
     values: dict[str, Any] = {name: {} for name in sections}
     for option in options:
         if option.name in texts:
@@ -242,7 +242,7 @@ def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapp
 
 
 def _value(option: Option, given: Any) -> Any:
-    """The value of a field. Raises ConfigError if the words on the command line are not a valid value."""
+    """Converts words of the command line to a field's value. Raises ConfigError if they are not a valid value."""
     if isinstance(given, bool):
         return given
     if given == []:

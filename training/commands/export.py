@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
 
 
 class Format(NamedTuple):
-    """A function that returns file contents by name suffix, and the backend and packages that it needs."""
+    """An export format: a function that returns the contents of files by name suffix, and the backend and packages that it needs."""
 
     write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
     backend: str
@@ -97,12 +97,12 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, since it may be too long
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, since the system may reject it
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
     if multiple > 1 and format == "pt2":
-        batch += f", from {2 * multiple} on"  # torch specialises the program on a batch of one group
+        batch += f", from {2 * multiple} on"  # torch specialises a program exported with a batch of one group
     size = " x ".join(str(length) for length in config.input_shape)
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
 
@@ -144,7 +144,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
 
     module: Any = importlib.import_module("moespec.backends.jax.export")
     content = module.stablehlo_bytes(logits, weights.config.input_shape, multiple=fewest_images(weights.config))
-    # The artifact itself cannot store it.
+    # A StableHLO artifact cannot store the metadata, so a second file does.
     return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
 
 

@@ -1,8 +1,8 @@
 """Starts several processes of one command on one machine, watches them, and ends them together.
 
-Each has the variables that `torchrun` sets (`moespec.backends.processes`), so a command does not depend on what started it. When one
-process fails, the others might wait for it forever, so they are ended as well. Then all processes are restarted, up to the requested number
-of times, and resume from the last checkpoint.
+Each process has the environment variables that `torchrun` sets (`moespec.backends.processes`), so a command does not depend on what started
+it. When one process fails, the others might wait for it forever, so they are ended as well. Then all processes are restarted, up to the
+requested number of times, and resume from the last checkpoint.
 """
 
 import math
@@ -119,16 +119,16 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MOESPEC_LAUNCHED": str(processes)},
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # The other processes print the same as process 0; only their errors differ.
+    # The other processes print what process 0 prints, so only their errors are shown.
     output = None if index == 0 else subprocess.DEVNULL
-    # In a separate process group it receives Ctrl-C once, from `forward`, and not from the terminal as well.
+    # In a separate process group, the process receives Ctrl-C only from `forward`, not also from the terminal.
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdout=output, process_group=0
     )
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """The first process that failed without losing another, and its status; if there is none, one still running, and `LOST`."""
+    """Returns a failed process and its exit status. If processes failed only because one was lost, returns one still running and `LOST`."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]
@@ -151,7 +151,7 @@ def follow() -> None:
 
 
 def _free_port() -> int:
-    """A free port such that the next port, which `moespec.training.loop.watchdog` uses, is also free."""
+    """Returns a free port. The next port, which `moespec.training.loop.watchdog` uses, is also free."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

@@ -40,7 +40,7 @@ class LedgerArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints ledger entries: all, or those that the names select; in full, or as implementations resolve them.
+    """Prints all ledger entries or those that the names select, in full or as implementations resolve them.
 
     Raises ConfigError for an unknown name.
     """
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
 
 
 def selected(name: str) -> list[LedgerEntry]:
-    """The entries that a name selects: one entry, the entry of a reading, or all entries of an algorithm."""
+    """Returns the entries that a name selects: an entry's id, a reading's id, or an algorithm with all its entries."""
     if not (match := _ID.fullmatch(name)):
         return entries_of(algorithm_of(name))
     prefix, number, letter = match.groups()
@@ -102,7 +102,7 @@ def _measured_to(reading: Reading) -> list[Measured]:
 
 
 def positions(entries: Sequence[LedgerEntry], name: str) -> str:
-    """How one implementation resolves the entries: first where it differs from this specification, then where it agrees."""
+    """Lists one implementation's answers: first those that differ from this specification, then those that agree."""
     found = seen(name)
     known = [entry for entry in entries if entry.id in found]
     same = [entry for entry in known if _letters(found[entry.id]) == "a"]
@@ -122,7 +122,7 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
 
 
 def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Where implementations differ from each other, then where they agree, then the entries known for only one."""
+    """Lists the entries on which implementations differ, then those on which they agree, then those known for only one."""
     readings = {name: seen(name) for name in names}
     known = {e.id: {name: readings[name][e.id] for name in names if e.id in readings[name]} for e in entries}
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]
@@ -143,7 +143,7 @@ def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
 
 
 def _taken(entry: LedgerEntry, known: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
-    """The readings that implementations follow, and where each was seen."""
+    """Returns the readings that implementations follow, and the sources that show this."""
     for name, all in known.items():
         for reading in entry.readings:
             where = [each for each in all if each.reading == reading.id]

@@ -108,7 +108,7 @@ def main(words: list[str]) -> None:
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
-    """The options of `moespec train` for a mesh, with an evaluation batch that fills the groups on each device."""
+    """Returns the options of `moespec train` for a mesh; the evaluation batch fills the groups on each device."""
     named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
     words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
     batch, unit = config.training.evaluation_batch, sizes.devices * fewest_images(model_config(config.model))

@@ -61,7 +61,7 @@ class PredictArguments(OfRun):
 
 @dataclass
 class Reader:
-    """Reads images as training does. Unreadable images become black and are listed in `wrong`. small: JPEGs of the readable ones."""
+    """Reads images as training does. Unreadable images become black and are listed in `wrong`. small: JPEGs of readable images."""
 
     pictures: Pictures
     small: dict[int, bytes] | None

@@ -45,7 +45,7 @@ __all__ = ["combinations", "entries", "main"]
 DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
 """Fields that affect no result of a study."""
-MOST = 100  # entries of a grid; the limit exists because a study compares all pairs
+MOST = 100  # maximum number of entries of a grid, since a study compares all pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def main(words: list[str]) -> None:
             raise Interrupted(told, stop.signal) from stop
         except BusyError:
             raise
-        except (SpecError, MemoryError, RuntimeError) as error:  # RuntimeError: raised by a framework
+        except (SpecError, MemoryError, RuntimeError) as error:  # frameworks raise RuntimeError
             why = (str(error) or type(error).__name__).splitlines()[0]
             failed.setdefault(name, {})[seed] = why
             print(f"study: {name} with seed {seed} failed: {why}", flush=True)
@@ -185,7 +185,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none' for an entry named {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party one
+                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party router
                     raise ConfigError(f"model.router={router!r}: expected {name!r} for an entry named {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")

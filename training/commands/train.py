@@ -84,7 +84,7 @@ def train_command(
 
         def say(text: str) -> None:
             if B.process == 0:
-                print(on_one_line(text))  # it may contain folder and file names
+                print(on_one_line(text))  # the text may contain folder and file names
 
         if note:
             say(note)
@@ -92,7 +92,7 @@ def train_command(
             say(f"backend: {backend} ({reason})")
 
         def first(dataset: Dataset) -> None:
-            """Rejects what the configuration alone rules out, before any image is decoded."""
+            """Rejects an invalid configuration before any image is decoded."""
             settled = resolve(config, dataset, backend)
             directory = RunDirectory(_folder(run, settled, backend))
             check_layout(B, settled)
@@ -137,7 +137,7 @@ def _train(
     say: Callable[[str], None],
 ) -> None:
     directory, there = RunDirectory(path), os.path.exists(path)
-    # Everything that can fail before the first step fails before the folder is created.
+    # All checks that can fail before the first step run before the folder is created.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
 

@@ -1,8 +1,8 @@
 """Reads and writes configurations as TOML: recipes, and the configuration of a run.
 
-A table is a section of `moespec.training.configuration.config.Config`, a key one of its fields. Fields missing from a file keep
-their values. TOML has no null: the string "none" sets an optional field to None. The key `format` at the top gives the
-version of the file format; the first files of version 0.1 lack it.
+Each table is a section of `moespec.training.configuration.config.Config`, and each key is a field of the section. Fields missing from a
+file keep their values. TOML has no null: the string "none" sets an optional field to None. The key `format` at the top gives the version of
+the file format; the first files of version 0.1 lack it.
 """
 
 import os
@@ -82,7 +82,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, override the file.
 
     Data, optimiser, schedule and training come only from the file: fields missing there get their defaults. The file's router options
-    belong to the router that it names. A router that overrides it inherits the options that differ from their defaults.
+    belong to the router that it names. An overriding `router` inherits the options that differ from their defaults.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (with the nearest known ones) or an
     invalid value.
@@ -110,7 +110,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
 
 
 def with_model(config: Config, name: Any, router: Any, *, section: str = "model") -> Config:
-    """The configuration with another model or router, if they are names and the model has a router. Other fields keep their values.
+    """The configuration with another model or router, if these are names and the model has a router. Other fields keep their values.
 
     section: "text" for the text tower.
     """
@@ -155,9 +155,9 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration. If it predates the field `optimizer.decay`, it gets the decay that applied then.
+    """Returns a run's configuration. If the file predates the field `optimizer.decay`, the field gets the decay that applied then.
 
-    At that time only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
+    Before that field existed, only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
     """
     optimizer = table.get("optimizer")
     if not isinstance(optimizer, dict) or not isinstance(rate := optimizer.get("weight_decay"), int | float):
@@ -167,7 +167,7 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration. If it predates the option `eval_take`, it gets the value that reproduces the evaluation then."""
+    """Returns a run's configuration. If the file predates the option `eval_take`, sets the value that reproduces its evaluation."""
     older = {
         name: {**section, "router_options": {"eval_take": "above", **options}}
         for name in ("model", "text")
@@ -211,7 +211,7 @@ def _of_version_0_1(table: Mapping[str, Any]) -> bool:
 
 def dump(config: Config) -> str:
     """The configuration as TOML, without fields that are None by default and without sections of other objectives."""
-    import tomli_w  # a local import: `moespec ledger` needs no extra
+    import tomli_w  # imported here, since `moespec ledger` needs no extra
 
     objectives = [name for name in vars(config) if {LIT, MOCO}.intersection(marks(Config, name).get("only", ()))]
     tables = {name: of for name, of in asdict(config).items() if name not in objectives or not no_effect(config, name)}
@@ -219,7 +219,7 @@ def dump(config: Config) -> str:
 
 
 def update(section: Section, table: Mapping[str, Any], *, source: str = "", prefix: str = "") -> Section:
-    """A dataclass with the fields of `table` replaced, recursively. Errors name the file `source`, if any, and the dotted key."""
+    """Returns a dataclass with the fields in `table` replaced, recursively. Errors name the file `source`, if any, and the dotted key."""
     hints, known = get_type_hints(type(section)), [item.name for item in fields(section)]  # type: ignore[arg-type]
     lead = f"{source}: " if source else ""
     where = lead + prefix
@@ -246,7 +246,7 @@ def update(section: Section, table: Mapping[str, Any], *, source: str = "", pref
 def changed(section: Section, values: Mapping[str, Any]) -> Section:
     """Returns a section with changed values. Fields that express the same setting as a changed one become None, as if unset.
 
-    Another optimiser's name unsets the current optimiser's options; one of steps, epochs and examples unsets the other two.
+    A change of optimiser unsets the previous optimiser's options; setting one of steps, epochs and examples unsets the other two.
 
     >>> changed(TrainingConfig(steps=5), {"epochs": 2.0}).steps
     """

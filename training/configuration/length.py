@@ -28,13 +28,13 @@ def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
 
 
 def images_seen(training: TrainingConfig) -> int | None:
-    """Training images that a run sees, counting repetitions; None if its length is in epochs and the data are not read."""
+    """Training images that a run sees, counting repetitions; None if its length is in epochs and the data have not been read."""
     return None if training.epochs is not None else in_steps(training, 0).total * training.batch
 
 
 def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
-    """The schedule of a short run: a warm-up that does not end before the run is cut to half of the run, and a cooldown longer than the
-    rest to half of the rest.
+    """Returns the schedule of a short run. A warm-up at least as long as the run is cut to half of the run. A cooldown longer than the
+    remaining steps is cut to half of them.
     """
     warmup = schedule.warmup if schedule.warmup < steps else steps // 2
     fits = schedule.cooldown is None or schedule.cooldown <= steps - warmup
@@ -58,7 +58,7 @@ def notes(before: Config, after: Config) -> list[str]:
 
 
 def settled(schedule: ScheduleConfig, steps: int) -> int:
-    """The number of initial steps, in a run of `steps` steps, whose rates would be the same in a longer run."""
+    """Returns how many initial steps of a run of `steps` steps have the same learning rates in a longer run."""
     if schedule.name == "rsqrt":
         return steps - (schedule.cooldown or 0)
     return 0 if is_own(schedule.name) else min(schedule.warmup + 1, steps)

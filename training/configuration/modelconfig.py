@@ -1,7 +1,7 @@
 """The section `model` of a run's configuration: a class for each family of models, with the fields of its configuration.
 
-No field is declared twice: `VitSection` takes the fields of `moespec.models.vit.VitConfig` with their types and docstrings, and so on. A
-section holds only the differences from the named model.
+No field is declared twice: `VitSection` takes the fields of `moespec.models.vit.VitConfig` with their types and docstrings, and the other
+classes do the same. A section holds only the differences from the named model.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in {"router", "block"}.intersection(vars(self)):
             object.__setattr__(self, field, named_routers(getattr(self, field)))
-        # Any mapping is accepted. After a change of router, options of the previous router count only if they differ from its defaults.
+        # Options may be any mapping. After a change of router, the previous router's options count only if they differ from its defaults.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):
@@ -72,11 +72,11 @@ class ModelConfig:
 
     @property
     def owner(self) -> str:
-        """The owner of these options, for error messages."""
+        """The name of the model that has these options, for error messages."""
         return self.name
 
     def default_of(self, name: str) -> Any:
-        """The value that None stands for in a field, unless it follows from the data."""
+        """Returns the value that None means in a field, unless the data determine it."""
         return VIT.get(name) if self.kind is vit.VitConfig and name in VIT else getattr(self.kind, name, None)
 
     @property
@@ -101,7 +101,7 @@ class ModelConfig:
 
 
 def model_config(config: ModelConfig, section: str = "model") -> families.Config:
-    """The model or text tower that a section describes: the named one with the fields that are set, and for a ViT the fields of `VIT`.
+    """Returns the model or text tower of a section: the named model with the fields that are set. A ViT also gets the fields of `VIT`.
 
     Raises ConfigError, naming the field of the section, for an invalid value.
     """
@@ -125,9 +125,9 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> type[ModelConfig]:
-    """The class of a family's section. name: the default model. about: the help on model names.
+    """Creates the section class of a model family. name: the default model. about: the help on model names.
 
-    extra: integer fields that its configuration does not have, with their docstrings.
+    extra: integer fields that the family's configuration lacks, with their docstrings.
     """
     hints = _fields(kind)
     members: list[Any] = [("name", str, name)]

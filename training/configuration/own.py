@@ -25,14 +25,14 @@ def is_option(name: str, value: object) -> bool:
 
 
 def load_named(values: Mapping[str, Any], source: str = "") -> None:
-    """Imports what a trusted file names, given its values by dotted key. Raises ConfigError for an object that cannot be imported."""
+    """Imports the objects that the `values` of a trusted file name. Raises ConfigError for an object that cannot be imported."""
     for name, value in values.items():
         if is_option(name, value):
             load_own(f"{source}: {name}" if source else name, value)
 
 
 def load_written(arguments: Sequence[str]) -> None:
-    """Imports what a command line names, with the object's option or with `--trust`. Raises ConfigError as `load_named` does."""
+    """Imports the objects that a command line names, with their options or with `--trust`. Raises ConfigError as `load_named` does."""
     load_named(dict(_options(arguments)))
     for name in trusted(arguments):
         load_own("trust", name)
@@ -44,7 +44,7 @@ def trusted(arguments: Sequence[str]) -> list[str]:
 
 
 def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The options of a command line by full dotted name, each with the word after it or after its equals sign."""
+    """The options of a command line by full dotted name, each with its value: the next word, or the text after an equals sign."""
     found = []
     for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):

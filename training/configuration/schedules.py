@@ -87,7 +87,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqr
 
 
 def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: float) -> Schedule:
-    """Returns the schedule with a name. A third-party schedule is checked at several thousand steps."""
+    """Returns the learning-rate schedule with this name. A third-party schedule is checked at several thousand steps."""
     if not is_own(name):
         return SCHEDULES[name](peak, total=total, warmup=warmup, **options)
     what = f"schedule.name={name!r}"

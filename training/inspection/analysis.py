@@ -82,7 +82,7 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
     }
     for column, (values, low, high) in histograms.items():
         high = max(high, *(float(each[np.isfinite(each)].max(initial=high)) for each in values))
-        width = -(-int(high - low) // 40)  # about 40 bins; for tokens the width is a whole number
+        width = -(-int(high - low) // 40)  # about 40 bins; bins of token counts have an integer width
         edges = np.arange(low + 0.5, high + width + 0.5, width) if column == 4 else np.linspace(low, high, 41)
         for axis, part in zip(axes[:, column], values, strict=True):
             counts, _ = np.histogram(part[np.isfinite(part)], edges)

@@ -1,12 +1,12 @@
 """Shows how each MoE layer routes one image, that is, which expert handles which patch, as numbers and as a picture.
 
 The image is routed separately, as a group of one image, and the capacity of the experts is scaled to match. If a model's groups are parts
-of an image, they stay as they are, and an expert's panel shows the slots of all groups.
+of an image, the groups are kept, and an expert's panel shows its slots in all groups.
 
-Sparse-MLP routes channels, and tokens that mix the patches of the entire image. They have no position in the image and are drawn
-row by row, in numerical order, on the most nearly square grid that they fill.
+Sparse-MLP routes channels, and tokens that mix the patches of the entire image. Channels and tokens have no position in the image and are
+drawn row by row, in numerical order, on the most nearly square grid that they fill.
 
-All panels of a layer share one scale. A router that assigns patches is drawn on the image: an expert's panel shows the patches
+All panels of a layer share a colour scale. A router that assigns patches is drawn on the image: an expert's panel shows the patches
 that it handles in its colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
 1 / tokens: white is uniform, red is more, blue is less. The scale covers at least half to twice the uniform weight.
 
@@ -61,10 +61,10 @@ TINT = 0.5
 class BlockRouting(NamedTuple):
     """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
 
-    block: the name of the layer, or the number of its block if it has one. items: the content of the grid: "patches", or
-    "channels" or "tokens" in numerical order. experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of
-    the combine weights over its slots). slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures;
-    if not, a slot holds at most one item. tokens: the number of tokens in a group.
+    block: the name of the layer, or the number of its block if it has one. tokens: the number of tokens in a group.
+    items: the content of the grid: "patches", or "channels" or "tokens" in numerical order.
+    experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of the combine weights over its slots).
+    slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures; if not, a slot holds at most one item.
     """
 
     block: str
@@ -115,7 +115,7 @@ def make_route(
 
 
 def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights of groups `(G, T, E, C)` as weights of a single group, `(G T, E, G C)`: a group's slots hold only its own tokens."""
+    """Converts weights of groups `(G, T, E, C)` to those of a single group, `(G T, E, G C)`: a group's slots hold only its own tokens."""
     groups, tokens, experts, capacity = parts.shape
     joined = np.zeros((groups, tokens, experts, groups, capacity))
     for group, part in enumerate(parts):
@@ -124,7 +124,7 @@ def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def alone(model: Config) -> Config:
-    """The model with at most one image per group."""
+    """Returns the model with groups of at most one image."""
     if isinstance(model, vit.VitConfig):
         return model if model.fewest_images == 1 else vit.regrouped(model, 1)
     if isinstance(model, sparse_mlp.SparseMlpConfig):
@@ -133,7 +133,7 @@ def alone(model: Config) -> Config:
 
 
 def squarest(items: int) -> tuple[int, int]:
-    """Rows and columns, as nearly equal as possible, that `items` fill exactly.
+    """Returns the most nearly equal numbers of rows and columns whose product is `items`.
 
     >>> squarest(392), squarest(7)
     ((14, 28), (1, 7))
@@ -167,7 +167,7 @@ def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
     """The panels of experts, or of Soft MoE's slots: the ones in `chosen`, or eight spaced from the first to the last.
 
     chosen: experts, "3"; for Soft MoE, slots: "3.0" is the first slot of expert 3, "3" all its slots. Soft MoE's weights are multiples of
-    the uniform weight. Raises ConfigError for unknown names and for too many.
+    the uniform weight. Raises ConfigError for unknown names and for too many names.
     """
     experts, capacity = routing.slots.shape[2:]
     if routing.soft:
@@ -274,7 +274,7 @@ def tinted(
 
 
 def _ends(routing: BlockRouting) -> tuple[float, float]:
-    """The weights at the ends of the colour scale, for all panels of a layer. For Soft MoE, both are equally far from uniform, 1."""
+    """Returns the ends of a layer's colour scale. For Soft MoE, the ends are reciprocal, with the uniform weight, 1, in the middle."""
     if not routing.soft:
         return 0.0, max(float(routing.experts.max()), 1e-12)
     weights = routing.slots[routing.slots > 0] * routing.tokens

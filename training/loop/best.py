@@ -34,7 +34,7 @@ def check_measure(config: Config, others: Sequence[str]) -> None:
 def updated(B: Backend, config: Config, best: Best | None, step: int, results: Mapping[str, Any]) -> Best | None:
     """The best evaluation including `step`, whose results are keyed by the kind of their log line. All processes use process 0's value.
 
-    The best loss is the smallest, the best value of other measures the largest. Among equals, the earlier one counts. NaN is never better.
+    The best loss is the smallest, the best value of other measures the largest. Of equal values, the earliest counts. NaN is never better.
     """
     measure = config.training.keep_best
     name, _, path = measure.partition("/")
@@ -51,12 +51,12 @@ def updated(B: Backend, config: Config, best: Best | None, step: int, results: M
 
 
 def ended(config: Config, best: Best | None) -> bool:
-    """Whether a run stops early: `training.patience` evaluations in a row were no better."""
+    """Whether a run stops early because `training.patience` evaluations in a row were no better than the best."""
     return best is not None and 0 < config.training.patience <= best.since
 
 
 def sentences(config: Config, best: Best | None, done: int) -> list[str]:
-    """Sentences on the best evaluation and, if a run stopped early after `done` steps, on the reason."""
+    """Describes in sentences the best evaluation and, if a run stopped early after `done` steps, the reason."""
     if best is None:
         return []
     why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without an improvement of {best.measure}"

@@ -1,4 +1,4 @@
-"""Checkpoints store the state from which a run resumes bit for bit. They are crash-safe and verified when read.
+"""Checkpoints store the state from which a run resumes bit for bit. Checkpoints are crash-safe and verified when read.
 
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
@@ -7,13 +7,13 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
                           generator of noise, data position, backend, seconds of training, version of moespec,
                           the SHA-256 of arrays.safetensors and of itself
 
-With several processes, each one writes its shards (`moespec.training.loop.shards`) to its own file,
-`arrays-00001-of-00004.safetensors`, on a thread, and a note with the file's checksum. Once all notes exist, process 0 writes
+With several processes, a thread of each process writes its shards (`moespec.training.loop.shards`) to a file,
+`arrays-00001-of-00004.safetensors`, and a note with the file's checksum. Once all notes exist, process 0 writes
 state.json, which names the files, and renames the folder. Processes communicate only through the folder, so training continues
 meanwhile. Any number of processes can read the checkpoint; each loads only what it needs.
 
-A checkpoint is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend can read another's. The recorded
-configuration determines which values the optimiser keeps. Format 1 had both moments of all parameters; unused ones are ignored.
+A checkpoint is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend can read any checkpoint. The recorded
+configuration determines which values the optimiser keeps. Format 1 stored both moments of all parameters; unused moments are ignored.
 """
 
 import json
@@ -84,7 +84,7 @@ def _unfinished(folder: Path, step: int) -> Path:
 
 
 def _encoded(state: dict[str, Any]) -> bytes:
-    """The arrays of a state, or this process's part of them, as a safetensors file."""
+    """Encodes the arrays of a state, or this process's part of them, as a safetensors file."""
     return safetensors.numpy.save(named_pieces(flatten({name: tree for name, tree in state.items() if name != "step"})))
 
 
@@ -98,7 +98,7 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
     present = steps(folder)
     kept = {spare, *present[-keep:]}
     for step in kept.intersection(present) if record.get("best") else ():
-        with suppress(CheckpointError):  # a resume from it reports the damage
+        with suppress(CheckpointError):  # resuming from a damaged checkpoint reports the damage
             kept.add((read_record(folder / f"{step:08d}").get("best") or {}).get("step"))
     for old in present:
         if old not in kept:
@@ -215,13 +215,13 @@ def _remove(path: Path) -> None:
         aside = path.with_name(f".{path.name}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        shutil.rmtree(str(aside))  # a str, since errors show the path as its type formats it
+        shutil.rmtree(str(aside))  # a str, since an error would show a Path as PosixPath(...)
 
 
 class Saver:
     """Writes a run's checkpoints to `folder` and keeps the newest `keep` of them, and step `spare`.
 
-    Use as a context manager: leaving it waits for the current write. The next call, or leaving the context, raises a write's error.
+    Use as a context manager: leaving it waits for the current write. If a write fails, the next call or the exit raises the error.
     """
 
     def __init__(self, B: Backend, folder: Path, *, keep: int, spare: int | None) -> None:
@@ -238,7 +238,7 @@ class Saver:
             self.wait()
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Saves an exported state. With several devices it returns once the thread has started."""
+        """Saves an exported state. With several devices, returns once the writing thread has started."""
         if self._B.sizes.devices == 1:
             write(self._folder, Checkpoint(state, record), keep=self._keep, spare=self._spare)
             return

@@ -60,7 +60,7 @@ def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
 
 
 def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> None:
-    """Raises CheckpointError if a checkpoint was trained with another model or for other data than `config` describes."""
+    """Raises CheckpointError if a checkpoint was trained with another model or on other data than `config` describes."""
     changed = changes(record["config"], config)
     if wrong := {key: pair for key, pair in changed.items() if key.startswith(EVALUATED)}:
         raise CheckpointError(f"{where}, step {record['step']}: trained with another config.toml: {described(wrong)}")
@@ -72,7 +72,7 @@ def of_data(recorded: Mapping[str, Any], stamp: Mapping[str, Any]) -> Changes:
 
 
 def described(changed: Changes) -> str:
-    """Each field with its previous and current values."""
+    """Describes each changed field with its previous and current values."""
 
     def text(key: str, before: Any, now: Any) -> str:
         digest = " of the " in key and isinstance(now, str)  # a data stamp

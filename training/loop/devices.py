@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
     """The backend on all devices of all processes that were started together; with torch each process has one device.
 
-    Raises ConfigError for a mesh that does not fit the devices, RunError if other processes do not appear.
+    Raises ConfigError for a mesh that does not fit the devices, RunError if other processes do not connect.
     """
     process = process_of(os.environ)
     if name == "numpy":
@@ -63,7 +63,7 @@ def on_devices(name: str, mesh: MeshConfig) -> Backend:
 
 @contextmanager
 def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
-    """Connects the processes within this context. If one is lost or fails, all others report it and exit."""
+    """Connects the processes within this context. If a process is lost or fails, all others report it and exit."""
     watchdog = Watchdog(process, timeout)
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
     try:
@@ -124,7 +124,7 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
 
 
 def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> None:
-    """Raises ConfigError for experts that the axis `expert` does not divide, or that cannot be sharded."""
+    """Raises ConfigError if the axis `expert` does not divide the number of experts, or if they cannot be sharded."""
     for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
         check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
         if multi_hash.chosen(layer.settings):

@@ -50,9 +50,9 @@ class EvaluationSet(NamedTuple):
 def load_sets(
     config: Config, dataset: Dataset, sets: Mapping[str, EvaluationConfig] | None = None
 ) -> dict[str, EvaluationSet]:
-    """The evaluations of a resolved configuration, or `sets`, by name. `dataset` is the run's training data.
+    """Loads the evaluations of a resolved configuration, or those of `sets`, by name. `dataset` is the run's training data.
 
-    Raises ConfigError or DataError, naming the evaluation, if it cannot be done.
+    Raises ConfigError or DataError, naming the evaluation, if an evaluation is impossible.
     """
     loaded = {}
     for name, settings in (config.evaluation if sets is None else sets).items():
@@ -78,10 +78,10 @@ def load_sets(
 
 
 def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
-    """The numbers, by name, that a third-party metric computes from labels and logits, or features of a model without a head."""
+    """Returns the numbers, by name, that a third-party metric computes from labels and logits (without a head, from features)."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
-    if not good or {"kind", "step"}.intersection(made):  # reserved names, which every line of the log has
+    if not good or {"kind", "step"}.intersection(made):  # reserved: every line of the log has these names
         raise ConfigError(
             f"{where}={kind!r}: returned {shown(made)}, expected a dict of numbers without the keys kind and step"
         )
@@ -89,7 +89,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
-    """The reason why the run or data do not fit an evaluation, to follow its name; empty if they fit. head: the run's number of classes."""
+    """Returns the reason why the run or data do not fit an evaluation; empty if they fit. head: the run's number of classes."""
     kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no text tower (objective={config.objective!r})"
@@ -147,20 +147,20 @@ def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
 
 
 class Evaluations:
-    """Evaluates parameters on the sets; each function is compiled once."""
+    """Evaluates parameters on the evaluation sets; each function is compiled once."""
 
     def __init__(self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet]) -> None:
         self._B, self._config, self._training, self._sets = B, config, config.training, sets
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
     def pending(self, done: int) -> list[str | None]:
-        """The evaluations after `done` steps; None stands for the run's own images."""
+        """Returns the names of the evaluations due after `done` steps; None stands for the run's own images."""
         every: list[tuple[str | None, int]] = [(None, self._training.evaluate_every)]
         every += [(name, one.settings.every) for name, one in self._sets.items()]
         return [name for name, steps in every if done % steps == 0 or done == self._training.total]
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
-        """The results of evaluation `name` for `params` (arrays of the backend): numbers, and dicts and lists of numbers."""
+        """Returns the results of evaluation `name` for `params` (arrays of the backend): numbers, dicts and lists."""
         settings, dataset, labels, model, _ = one = self._sets[name]
         sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
         batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]

@@ -83,7 +83,7 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
 
 
 def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
-    """The codebook and tables of a model, from the training images and the seed. Raises ConfigError for options that do not fit."""
+    """The codebook and tables of a model, from the training images and the seed. Raises ConfigError for invalid options."""
     random = generator(config.training.seed, TABLES, 0)
     count = min(config.hash.images, len(dataset.train))
     images = np.sort(random.choice(len(dataset.train), count, replace=False))

@@ -110,7 +110,7 @@ Hook = Callable[[AfterStep], None]
 
 
 class Stop:
-    """Stops the run on a signal. Called first, it lets all processes agree on the signal. `end` is called last."""
+    """Stops the run on a signal. It is the first hook, so that all processes agree on the signal. `end` is called last."""
 
     def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
         self._interruption, self._saver, self._run = interruption, saver, run
@@ -154,7 +154,7 @@ class Finite:
         if after.B.sizes.devices == 1 and wrong:
             raise self.explain(after.done)
         if after.B.sizes.devices > 1 and (texts := list(filter(None, after.B.exchanged(wrong or "")))):
-            raise RunError(f"training diverged by step {after.done}: {texts[0]}")  # steps are not repeated
+            raise RunError(f"training diverged by step {after.done}: {texts[0]}")  # repeats no steps
 
 
 def diverged(
@@ -179,7 +179,7 @@ def diverged(
         if not math.isfinite(value):
             return _error(f"the loss is {value}", step, rate, updates=step)
         if not math.isfinite(norm):
-            # Clipping spreads it to all parameters. A step with the unclipped gradient shows its origin.
+            # Clipping spreads a non-finite value to all parameters. A step with the unclipped gradient shows its origin.
             alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
             moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
             params = flatten(B.export_state(moved)["params"])
@@ -193,7 +193,7 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """The error with its step. It advises a smaller rate only if one of the previous `updates` had a rate above 0 and may be the cause."""
+    """The error with its step. It advises a smaller learning rate only if one of the previous `updates` had a rate above 0."""
     advice = "; try a smaller schedule.peak" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 

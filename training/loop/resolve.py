@@ -1,4 +1,4 @@
-"""Resolves a configuration into the backend, the data set, the model and the schedule.
+"""Determines the backend, the data set, the model and the schedule from a configuration.
 
 `resolve` fills in all open fields, so the saved configuration describes the run completely.
 """
@@ -35,7 +35,7 @@ DRAWS = 8
 
 
 def choose_backend(requested: str) -> tuple[str, str]:
-    """The name of the backend to use, and the reason for it, which is empty if it was requested by name.
+    """Returns the name of the backend to use and the reason for the choice, which is empty if the user requested it.
 
     `auto` resolves by `moespec.backends.choice.choose`. Raises ConfigError if the framework is not installed.
     """
@@ -52,8 +52,8 @@ def load_backend(name: str) -> Backend:
     """
     check_limits(name)
     if name == "torch":
-        # OpenMP reads this when torch loads it. By default its threads spin while they wait for each other. On a machine with any other
-        # load, that makes a small model ten times slower.
+        # OpenMP reads this when torch loads it. By default OpenMP's threads spin while they wait for each other. On a machine with any
+        # other load, that makes a small model ten times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # The C library frees blocks over 32 MiB immediately, so gradients of many experts use new pages at each step.
         # Large pages reduce their number a hundredfold. torch reads this at its first allocation.

@@ -26,7 +26,7 @@ GENERATOR = "threefry2x32-20"
 
 
 class Start(NamedTuple):
-    """Where a run starts or resumes: the backend's state, the number of finished steps, their duration in seconds, and the overrides.
+    """The start of a run: the backend's state, the number of finished steps, their duration in seconds, and the overrides.
 
     pending: evaluations of this step that a signal prevented; None stands for the run's own images. logged: number of lines in the log.
     """
@@ -84,7 +84,7 @@ def begin(
         read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
         state = B.import_state(read, config.optimizer)
-    except ValueError as error:  # arrays are read only here
+    except ValueError as error:  # no array is read before this point
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
     return Start(

@@ -46,7 +46,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
 
     def config(self) -> Config | None:
-        """The configuration saved here, or None if no run was started here."""
+        """The configuration saved in this folder, or None if no run was started in it."""
         file = self.path / CONFIG
         if not exists(file):
             return None
@@ -56,7 +56,7 @@ class RunDirectory:
         return config
 
     def begun_config(self) -> Config:
-        """The configuration saved here. Raises RunError if no configuration is saved."""
+        """The configuration saved in this folder. Raises RunError if no configuration is saved."""
         config = self.config()
         if config is None:
             raise RunError(f"run={str(self.path)!r}: not a run (no config.toml)")
@@ -85,7 +85,7 @@ class RunDirectory:
                 raise RunError(f"run={str(self.path)!r}: {found}{advice}")
 
     def begun(self) -> bool:
-        """Whether a run was started here that has a checkpoint to resume from."""
+        """Whether the folder holds a run with a checkpoint to resume from."""
         return isfile(self.path / CONFIG) and bool(checkpoint.steps(self.checkpoints))
 
     def finished(self, config: Config) -> bool:
@@ -104,7 +104,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevents other processes from training here within this context. The system releases the lock when the process ends.
+        """Prevents other processes from training in this folder within the context. The system releases the lock when the process ends.
 
         Raises BusyError if another process holds the lock, and RunError for a folder that is not a run's.
         """
@@ -122,7 +122,7 @@ class RunDirectory:
     def claim(
         self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
-        """Prepares the folder, which is `locked`, for a run with the resolved `config`: a new run or, if `resume`, the run begun here.
+        """Prepares the folder, which is `locked`, for a run with the resolved `config`: a new run or, with `resume`, the run that it holds.
 
         dataset: its class names are saved and its stamp is compared.
 
@@ -146,7 +146,7 @@ class RunDirectory:
                 raise RunError(f"{self.path / CONFIG}: the entries {', '.join(sorted(lost))} are missing, and {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
-        self.checkpoints.mkdir(exist_ok=True)  # this folder comes first, since it marks a run
+        self.checkpoints.mkdir(exist_ok=True)  # created first, since this folder marks a run
         if classes:
             write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
@@ -183,7 +183,7 @@ class RunDirectory:
     def compared(
         self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
     ) -> tuple[config_compatibility.Changes, list[int]]:
-        """Compares `config` and the classes with the run begun here; returns the differences and the checkpoints to move aside.
+        """Compares `config` and the classes with the run in this folder; returns the differences and the checkpoints to move aside.
 
         Raises RunError as `claim` does; writes nothing.
         """
@@ -196,7 +196,7 @@ class RunDirectory:
         changed = {
             key: pair
             for key, pair in config_compatibility.changes(record["config"], config).items()
-            # a missing free field was not changed on purpose; None and fields of later versions are not written
+            # a free field that is missing was not changed on purpose: files omit None and lack fields of later versions
             if key not in config_compatibility.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):
@@ -205,7 +205,7 @@ class RunDirectory:
         if not override and LENGTH in written and changed.get(LENGTH, (None,))[0] is not None:
             before = int(changed[LENGTH][0])
             same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
-            # Only to a checkpoint before a cooldown; a run with a cosine cannot go back to its warm-up.
+            # A run can go back to a checkpoint before its cooldown, but not to the warm-up of a cosine.
             if steps[0 if config.schedule.name == "rsqrt" else -1] <= same:
                 del changed[LENGTH]
                 later = [step for step in steps if step > same]
@@ -248,7 +248,7 @@ class RunDirectory:
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or None; with `step`, of this step or of "best". Raises CheckpointError if none exists."""
+        """The folder of the newest checkpoint, or None; with a `step` (or "best"), its folder. Raises CheckpointError if it is missing."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step
@@ -260,7 +260,7 @@ class RunDirectory:
 
 
 def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:
-    """The error for a run of another length whose rates differ."""
+    """Returns the error for a run of another length whose learning rates differ."""
     name, now = config.schedule.name, config.training.total
     listed = ", ".join(map(str, steps))
     why = (

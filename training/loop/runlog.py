@@ -1,7 +1,7 @@
 """The log of a run: metrics.jsonl always, and TensorBoard files if the package tensorboard is installed.
 
-A line of metrics.jsonl is a JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step", the number of updates
-before the measurement, numbers, and "sha256", the checksum of the rest, which version 0.1 did not write. A resumed run drops the
+A line of metrics.jsonl is a JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step" (the number of updates before the
+measurement), numbers by name, and "sha256" (the checksum of the other fields, absent in version 0.1). A resumed run drops the
 lines after its checkpoint.
 """
 
@@ -34,7 +34,7 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
     lines, damaged = _read(read_file(path) if path.exists() else b"")
     if damaged:
         raise RunError(f"{path}, {damaged[0]}; remove the line to continue without it")
-    with suppress(CheckpointError):  # whoever reads its arrays reports the damage
+    with suppress(CheckpointError):  # reading the checkpoint's arrays reports the damage
         record = {"step": 0} if newest is None else checkpoint.read_record(newest)
         there = sum(at["step"] <= record["step"] for _, at in lines)
         if few := _fewer(there, record.get("logged", 0), record["step"]):
@@ -48,8 +48,8 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 class RunLog:
     """Writes the records of a run that starts or resumes at `step`. If it drops damaged lines, it keeps a copy of the log.
 
-    again: kinds whose line of `step` is dropped because it will be written again. logged: number of lines when the state of `step` was
-    saved; if lines are missing, the log prints a warning. `lines` is the current number.
+    again: kinds whose line of `step` is dropped because it will be written again. `lines` is the current number of lines.
+    logged: number of lines when the state of `step` was saved. If lines are missing, the log prints a warning.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
@@ -151,7 +151,7 @@ class _Board:
 
 
 def scalars(values: Any, name: str) -> list[tuple[str, float]]:
-    """The numbers in nested dicts and lists, each with its name, `train/moe/1/load/0`. Raises ValueError for anything else."""
+    """The numbers in nested dicts and lists, each with its name, `train/moe/1/load/0`. Raises ValueError for other values."""
     if isinstance(values, dict):
         return [pair for key, value in values.items() for pair in scalars(value, f"{name}/{key}")]
     if isinstance(values, list):

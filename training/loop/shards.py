@@ -109,7 +109,7 @@ def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
                 parts.setdefault(base, []).append(Part(offset, part.shape, part.dtype, part.read))
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from error
-        except OSError as error:  # safetensors does not name the file
+        except OSError as error:  # an error of safetensors does not name the file
             raise OSError(error.errno, error.strerror or str(error), str(file.path)) from error
     arrays = {}
     for name, own in parts.items():

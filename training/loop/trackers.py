@@ -1,8 +1,8 @@
 """Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or the user's function.
 
 TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Weights & Biases gets the same numbers under the same
-names, `train/loss`. Only process 0 imports it; its own environment variables configure it (WANDB_MODE, ...). trackers.json in
-the run's folder stores its name for the run, so that a resumed run continues it.
+names, such as `train/loss`. Only process 0 imports wandb, which reads its environment variables (WANDB_MODE, ...). trackers.json in the
+run's folder stores the name of the wandb run, so that a resumed run continues it.
 """
 
 import importlib
@@ -68,7 +68,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
         try:
             function(*arguments)
-        except Exception as error:  # a logger may raise anything
+        except Exception as error:  # a logger may raise any exception
             if name not in failed:
                 tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run continues")
             failed.add(name)
@@ -117,7 +117,7 @@ class _Wandb:
 def _started(wandb: Any, title: str, config: Config, known: str | None) -> Any:
     project, how = os.environ.get("WANDB_PROJECT", PROJECT), {"id": known, "resume": "allow" if known else None}
     run = wandb.init(project=project, name=title, config=asdict(config), **how)
-    run.define_metric("*", step_metric="step")  # its own step counter cannot go back, as it must when a run resumes
+    run.define_metric("*", step_metric="step")  # the step counter of wandb cannot go back when a run resumes
     return run
 
 

@@ -59,11 +59,11 @@ def train(
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint there, or from the parameters `initial` (NumPy), by default from `initial_params`
-    and the objective. On several devices (`connected`) each process calls it.
+    Starts from the newest checkpoint in `run`, or from the parameters `initial` (NumPy), by default from `initial_params`
+    and the objective. On several devices (`connected`) each process calls this function.
 
-    sets: additional evaluations, loaded by `load_sets`. hooks: functions called with an `AfterStep` after each step, in all
-    processes, see `moespec.training.loop.hooks`; `trackers.loggers` adds the hooks of `config.log`.
+    sets: additional evaluations, loaded by `load_sets`.
+    hooks: functions that each process calls with an `AfterStep` after each step; `trackers.loggers` adds the hooks of `config.log`.
 
     Raises CheckpointError for a checkpoint that is damaged or belongs to another run, DataError for unreadable files,
     RunError if the run diverges, and Interrupted if a signal stops it, after saving the step.
@@ -179,9 +179,9 @@ class Batches:
         objective = objective_of(config)
         self._rows, self._views = B.rows(config.training.batch), objective.views
         self._draws = draws(config, model_config(config.model))
-        # Rows come with their neighbours, so mixup needs no exchange between devices on the batch thread.
+        # Rows include the images that mixup blends in, so the batch thread exchanges nothing between devices.
         rows = self._rows if B.sizes.devices > 1 else None
-        self._on_host = objective.make_batch(config, dataset, rows)  # worker processes, which have no backend, run it
+        self._on_host = objective.make_batch(config, dataset, rows)  # called by worker processes without a backend
 
     def __call__(self, step: int) -> Any:
         return self._on_devices(step, self._on_host(step))

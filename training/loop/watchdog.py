@@ -1,9 +1,9 @@
 """Heartbeats between processes, independent of their framework.
 
-Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread in each
-sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all others print a line
-that names it and exit; without this, their framework might wait for half an hour. Before its first step, a process has `START` times as
-long, since a compiler may block its thread.
+Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread in each process
+sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all other processes print a
+line that names it and exit; without this, their framework might wait for half an hour. Before its first step, a process has `START` times
+this timeout, since a compiler may block its thread.
 
 There is no authentication: anyone who reaches the port can end a run. Messages are lines of JSON.
 """
@@ -70,7 +70,7 @@ class _Contact:
 
 
 class Watchdog:
-    """A process's connections to the others. `address`: this process's address, as the others reach it; `step`: finished steps, or None."""
+    """Connects a process to the others. `address`: this process's address, as the others reach it; `step`: finished steps, or None."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
@@ -213,7 +213,7 @@ class Watchdog:
             self._contacts.remove(contact)
             contact.connection.close()
         if not self._left and not self._failed:
-            known = self.step if contact.step is None else contact.step  # a lost process is about as far as this one
+            known = self.step if contact.step is None else contact.step  # a lost process had done about as many
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
@@ -239,7 +239,7 @@ class Watchdog:
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the others that this process ends, and its error, if any. After an error they also end, within seconds.
+        """Tells the other processes that this process ends, and its error, if any. After an error the others end within seconds.
 
         well: whether this process has also disconnected its framework; if not, `ended` ends the process.
         """
@@ -247,7 +247,7 @@ class Watchdog:
         Watchdog.abandoned = not well
         for each in self._contacts:
             each.send(left=error and error[:1000])
-        # Wait until they have read the message, since JAX aborts the others if process 0, its coordinator, ends first.
+        # Wait until the others have read the message, since JAX aborts the others if process 0, its coordinator, ends first.
         self._thread.join(GRACE + 2 if self._index == 0 else 1)
 
 
@@ -258,7 +258,7 @@ def tell(after: AfterStep) -> None:
 
 
 def ended(status: int) -> int:
-    """Returns a command's exit status. After an error among several processes it exits at once, since JAX and torch would wait or abort."""
+    """Returns a command's exit status. If one of several processes failed, exits at once, since JAX and torch would wait or abort."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()

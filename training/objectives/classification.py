@@ -23,8 +23,8 @@ __all__ = ["CLASSIFICATION", "make_loss"]
 def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -> Loss:
     """`loss(params, batch) -> (loss, metrics)` for `make_step`.
 
-    kind: see `loss_of`. batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
-    `random` `(N, 4)`, see `moespec.models.random_keys`. recompute: the backward pass recomputes each block.
+    kind: see `loss_of`. recompute: whether the backward pass recomputes each block.
+    batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if training draws random numbers, the `random` keys `(N, 4)`.
     """
     losses, measured = loss_of(B, kind), "own_loss" if is_own(kind) else "cross_entropy"
 

@@ -1,4 +1,4 @@
-"""Image and text towers: trained to match an image with the text of its pair, and not with the texts of other pairs.
+"""Trains an image tower and a text tower to match each image with the text of its pair, not with the texts of other pairs.
 
     z_image = features of the image tower, z_text = features of the text tower   (`moespec.models.text`)
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
@@ -58,7 +58,7 @@ def tower_of(config: Config) -> text.TextConfig:
 
 
 def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> NDArray[np.int32]:
-    """Texts as token ids, padded to the tower's length. name: the name of a text in errors."""
+    """Converts texts to token ids, padded to the tower's length. name: the name of a text in errors."""
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
 
@@ -85,7 +85,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """The text tower, and scale and bias of the cosines."""
+    """Returns the parameters of the text tower, and the scale and bias of the cosines."""
     section = config.lit
     bias = {"bias": Parameter((), constant(section.bias))} if section.loss == "sigmoid" else {}
     scale = {"scale": Parameter((), constant(math.log(section.scale))), **bias}
@@ -131,7 +131,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The configuration with the tokenizer's vocabulary, text features as wide as the image tower's, and rates of 0 if it is locked."""
+    """Sets the tokenizer's vocabulary and the width of the text features, and for a locked image tower a learning rate of 0."""
     config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
         need = "objective='lit' needs images with captions, as in --data pairs"
@@ -155,7 +155,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _locked(config: Config, model: Model) -> Config:
-    """The configuration with rates of 0 for the image tower. Raises ConfigError if the tower would be trained or there is no `init`."""
+    """Sets the image tower's learning rate to 0. Raises ConfigError if the tower would be trained or there is no `init`."""
     if config.init is None:
         raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
@@ -199,7 +199,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
 def _features(
     B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
 ) -> dict[str, NDArray[np.float32]]:
-    """The features of both splits, from the file if it exists. Raises CheckpointError if these belong to another tower or other images."""
+    """The features of both splits, from the file if it exists. Raises CheckpointError if the file is for another tower or images."""
     extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
 
     def computed(split: Split) -> NDArray[np.float32]:
@@ -265,7 +265,7 @@ def _towers(config: Config, model: Model) -> list[Passes]:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """The numbers and operations for both towers' features and for each image's similarity to all texts."""
+    """Counts the numbers and operations for both towers' features and for each image's similarity to all texts."""
     width, batch = tower_of(config).projection, config.training.batch
     return 2 * width + batch, 2 * width * batch
 

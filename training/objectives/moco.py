@@ -65,7 +65,7 @@ def _perceptron(*widths: int) -> Params:
 
 
 def _projected(B: Backend, layers: Params, x: Array) -> Array:
-    """`x` (N, D) of all images after batch-normalised layers; all but the last have scale, bias and ReLU."""
+    """Applies batch-normalised layers to `x` (N, D) of all images; all but the last have scale, bias and ReLU."""
     for number in sorted(layers):
         x = B.batch_norm(B.linear(x, layers[number]["kernel"]))
         if (p := layers[number].get("norm")) is not None:
@@ -99,7 +99,7 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
 
 
 def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
-    """Returns two views of each image. The second has its own rates of blur and solarisation."""
+    """Returns two views of each image. The second view has its own rates of blur and solarisation."""
     other = replace(config.data, blur=config.moco.blur, solarise=config.moco.solarise)
     views, training = {"first": config.data, "second": other}, config.training
     return partial(views_of_step, dataset, views, training.batch, training.seed, rows=rows)
@@ -128,7 +128,7 @@ def _evaluation(
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The configuration in which the optimiser keeps the average that computes the keys."""
+    """Returns the configuration in which the optimiser keeps the parameter average that computes the keys."""
     config = as_it_is(contrasted(config, dataset), model, dataset)
     if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
         raise ConfigError("data: without augmentation both views of an image are equal; set --data.crop or --data.flip")
@@ -138,7 +138,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """The numbers that projector and predictor produce for both views, and their operations for one view."""
+    """Counts the numbers that projector and predictor produce for both views, and their operations for one view."""
     own = _layout(config, model)
     outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
     return 2 * outputs, 2 * parameters.count(own)

@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """A tower in a step: per image of the batch, the number of images or texts that train it, and the number with only a forward pass."""
+    """How many images or texts a tower processes per image of the batch: in training passes, and in forward passes only."""
 
     tower: Tower
     trained: int
@@ -55,8 +55,8 @@ def is_plain(data: DataConfig) -> bool:
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """The configuration of a contrastive objective, with the options that mix or balance labels off. Raises ConfigError for a batch without
-    negatives, and for a loss on labels."""
+    """Returns the configuration of a contrastive objective, which turns off options that mix or balance labels. Raises ConfigError for a
+    batch without negatives, and for a loss on labels."""
     training = config.training
     if training.loss != "softmax":
         raise ConfigError(f"training.loss={training.loss!r} has no effect with objective={config.objective!r}")
@@ -87,8 +87,8 @@ class Objective(NamedTuple):
     prepared: maps `(B, config, model, dataset, run, params)` to the data set with the values that the objective computes once.
     averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.
     routed: maps `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
-    towers: maps `(config, model)` to the towers of a step. of_batch: maps `(config, model)` to each device's extra work per image of the
-        full batch: numbers that the layers produce, and operations of a forward pass.
+    towers: maps `(config, model)` to the towers of a step.
+    of_batch: maps `(config, model)` to each device's extra work per image of the full batch: numbers produced and forward operations.
     """
 
     measure: tuple[str, str]

@@ -35,7 +35,7 @@ def draws(config: Config, model: Model) -> bool:
 
 
 def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
-    """Each tower with its training cost per image in forward passes; a backward pass counts as two, or three with recomputation."""
+    """Returns the towers and their training cost per image in forward passes. A backward pass counts as two, recomputed as three."""
     each = 4 if config.training.recompute else 3
     return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
 

@@ -8,7 +8,7 @@ rows of a TPU tile:
     heads S'             the attention weights; S' is S rounded up to a multiple of 128, the columns of a tile
     H                    the hidden units of an MLP before the activation, which is recomputed
 
-In an MoE block, H counts for each row that the experts compute, plus D for its input and D for its output, both twice if experts
+An MoE block keeps H for each row that the experts compute, plus D for the row's input and D for its output. Both D count twice if experts
 are sharded and slots are exchanged. A router keeps one float32 number per token and expert, Soft MoE two per token and slot,
 plus a copy of both in the compute dtype.
 
@@ -35,7 +35,7 @@ COLUMNS = 128
 
 
 def padded(size: int, multiple: int = COLUMNS) -> int:
-    """`size` rounded up to a multiple."""
+    """Rounds `size` up to a multiple of `multiple`."""
     return -(-size // multiple) * multiple
 
 
@@ -45,7 +45,7 @@ def bytes_of_dtype(config: Tower) -> int:
 
 
 def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> float:
-    """Bytes for a part of `images` images or texts. split: whether experts are sharded over devices."""
+    """Returns the bytes kept for `images` images or texts. split: whether experts are sharded over devices."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in family(config).moe_layers(config, images):
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
@@ -83,7 +83,7 @@ def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -
 
 
 def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
-    """Bytes that an MoE layer keeps, in place of H for each token."""
+    """Returns the bytes that an MoE layer keeps instead of H for each token."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
     experts, kernels = layer.experts, 1 + layer.experts.gated  # each operation keeps its result

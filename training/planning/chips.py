@@ -6,16 +6,16 @@ Memory: the limit that libtpu 0.0.42 reports for a program ("exceeds available H
 The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50 GB/s";
 glennklockwood.com/garden/processors/TPUv4 adds that this is each way, "400G bandwidth in each direction".
 
-NVIDIA, the A100 as an SXM4 module: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s
-NVLink". L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*", "TF32 183 |
-366*", "* With Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090, the rate of 512 tensor cores at 2.52 GHz that
-accumulate in float32. These two have no NVLink. PCIe 4.0 x16 has 16 lanes of 16 GT/s, 128 of 130 bits data: 31.5 GB/s each way.
+NVIDIA, the A100 as an SXM4 module: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s NVLink".
+L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*", "TF32 183 | 366*", "* With
+Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090, the rate of 512 tensor cores at 2.52 GHz that accumulate in float32. The
+L40S and the RTX 4090 have no NVLink. PCIe 4.0 x16 has 16 lanes of 16 GT/s, and 128 of 130 bits are data, which gives 31.5 GB/s each way.
 
 NVIDIA, SXM5 modules. H100: the table on its product page, as HPC Tech reproduces it
 (archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); its tensor cores are "shown with sparsity, 1/2 lower without". H200, which
 has the same die: operations from glennklockwood.com/garden/processors/h100, memory and links from NVIDIA's description of its system
 (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json), memory bandwidth from
-aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 of them; links beyond that are slower.
+aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 GPUs; links beyond that are slower.
 
 All operations are dense. GPUs compute float32 as TF32, by default only in JAX; TPUs compute it as bfloat16, by default. A GB of
 memory counts as 10**9 bytes, slightly less than the cards have.
@@ -32,9 +32,9 @@ __all__ = ["CHIPS", "Chip", "chip_of"]
 
 
 class Chip(NamedTuple):
-    """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory. link: maximum bytes
-    per second received from other chips, over all links together. torus: its dimensions, 0 for a switch. float32:
-    operations per second of a float32 model, `flops` if not given."""
+    """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory.
+    link: maximum bytes per second received from other chips, over all links together. torus: its dimensions, 0 for a switch.
+    float32: operations per second of a float32 model, `flops` if not given."""
 
     flops: float
     memory: float
@@ -73,7 +73,7 @@ CHIPS = {
     "v6e": Chip(918e12, 31.25 * 2**30, 1638e9, 400e9, 2),
     # 1979 TFLOPS with sparsity, 80 GB, 3350 GB/s, NVLink 900 GB/s both ways
     "h100": Chip(989.5e12, 80e9, 3350e9, 450e9, float32=494.75e12),
-    # the same, except 141 GB and 4.8 TB/s
+    # like the H100, but with 141 GB and 4.8 TB/s
     "h200": Chip(989.5e12, 141e9, 4800e9, 450e9, float32=494.75e12),
     # 312 TFLOPS, TF32 156, 1555 and 2039 GB/s, NVLink 600 GB/s both ways
     "a100-40": Chip(312e12, 40e9, 1555e9, 300e9, float32=156e12),
@@ -86,7 +86,7 @@ FIGURES = "flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9"
 
 
 def chip_of(text: str) -> Chip:
-    """A chip by name or by its figures. Raises ConfigError for any other text.
+    """Parses a chip, given by name or by its figures. Raises ConfigError for any other text.
 
     >>> chip_of("flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9,float32=156e12") == CHIPS["a100-80"]
     True

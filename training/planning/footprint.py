@@ -2,15 +2,15 @@
 
 Over the links, a device receives the following, and sends the same amount:
 
-    slots        the slots of the device's groups, except the part that stays: they go to the experts and back, forward
-                 and backward, and once more forward if blocks are recomputed
-    gathers      parts of parameters that other devices along `fsdp` hold, in float32, for each part of a batch
-    reductions   gradients: with n devices that hold the same part of a parameter, 2 (n - 1)/n of it, once per step; along
-                 `fsdp`, where gradients are scattered, n - 1 parts for each part of a batch
+    slots        the slots of the device's groups that leave the device. They travel to the experts and back in the forward
+                 and the backward pass, and again in the forward pass of recomputed blocks.
+    gathers      the parts of parameters that other devices along `fsdp` hold, in float32, for each part of a batch
+    reductions   the gradients. If n devices hold the same part of a parameter, each receives 2 (n - 1)/n of the part once per step.
+                 Along `fsdp`, where gradients are scattered, it receives n - 1 parts for each part of a batch.
 
-Memory traffic, including the optimiser: parameters are read forward, backward (and forward again if blocks are recomputed) and by
-the optimiser, and written; gradients are written and read for each part of a batch; the optimiser's state is read and written.
-Activations are not included.
+Memory traffic: the forward pass, the backward pass and the optimiser each read the parameters; recomputed blocks read them once more. The
+optimiser writes the parameters, and reads and writes its state. Gradients are written and read for each part of a batch. Activations are
+not included.
 """
 
 import math
@@ -76,7 +76,7 @@ def links(
     recompute: bool,
     transport: Transport,
 ) -> dict[str, float]:
-    """Bytes that a device with `images` images receives in a step, by purpose.
+    """Returns by purpose the bytes that a device with `images` images receives in a step.
 
     towers: the towers that exchange slots, in the dtype of `transport`.
     """
@@ -100,7 +100,7 @@ def links(
 
 
 def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
-    """Bytes between memory and cores in a step, without activations."""
+    """Returns the bytes that a step moves between memory and cores, without activations."""
     passes = (3 if recompute else 2) * accumulate
     return passes * owned.computed + 2 * owned.parameters + 2 * accumulate * owned.gradients + 2 * owned.optimizer
 

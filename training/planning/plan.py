@@ -1,15 +1,15 @@
 """Finds meshes for a training step on a number of chips, computes their cost, and chooses the best.
 
-A step takes at least the longest of three parts, if they overlap perfectly, and about their sum if they do not:
+A step takes at least as long as the longest of its three parts. If the parts do not overlap, the step takes about their sum:
 
-    compute      three times the operations of a forward pass (four with recomputation) at the chip's peak in the model's dtype,
-                 for each tower and each image or text that a step trains it on, and once where it is not trained; plus the
-                 loss's own operations, such as projector and predictor, for the images of all devices
+    compute      the operations of each tower at the chip's peak in the model's dtype: three forward passes (four with recomputation)
+                 for each image or text that trains the tower, and one for each other. The operations of the loss, such as
+                 projector and predictor, are added for the images of all devices.
     memory       parameters, gradients and optimiser state, at the bandwidth of the memory
-    links        the bytes that a device receives, over all its links; slots travel beyond neighbours and count once for
-                 each link on their way
+    links        the bytes that a device receives, over all its links. Slots travel beyond neighbours, so they count once for
+                 each link on their way.
 
-The best mesh fits and minimises the longest part. Ties (to four digits) go to the smallest sum, further ties (to two
+The best mesh fits into memory and minimises the longest part. Ties (to four digits) go to the smallest sum, further ties (to two
 digits) to the mesh that splits the least: parameters first, then experts.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["Plan", "best", "plan", "plans", "settled"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of a step on a mesh, per device. Bytes by purpose; operations; seconds at the chip's peak."""
+    """The cost of a step on a mesh, per device: bytes by purpose, operations, and seconds at the chip's peak."""
 
     sizes: MeshSizes
     memory: dict[str, float]
@@ -122,13 +122,13 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
 
 
 def _padded(shape: tuple[int, ...]) -> int:
-    """The numbers that an image or text occupies in a TPU's memory, where rows of pixels are padded to tiles."""
+    """Returns how many numbers an image or text occupies in a TPU's memory, where rows of pixels are padded to tiles."""
     return math.prod((*shape[:1], *map(padded, shape[1:2]), *shape[2:]))
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
     """Extra bytes for copies of block parameters: in the compute dtype, since the backward pass uses them again, and gathered. All blocks
-    have copies, or only one if blocks are recomputed."""
+    have copies; if blocks are recomputed, only one block has."""
     found = []
     for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
         for number, block in of_tower["blocks"].items():

@@ -30,7 +30,7 @@ def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
 def timed(
     B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
 ) -> list[float]:
-    """Measures several forward passes of `batch` images, up to logits on the host, without compilation: milliseconds per image of each.
+    """Returns the milliseconds per image of several forward passes of `batch` images, without compilation, up to logits on the host.
 
     params: arrays of `B`. forward: a compiled `make_forward` function, if the caller has one.
     """

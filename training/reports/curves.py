@@ -63,10 +63,10 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
 def curves(
     training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
 ) -> list[Chart]:
-    """Loss (training and, with a head, validation), and results on the validation images, by step.
+    """Charts the loss (training and, with a head, validation) and the results on the validation images by step.
 
-    measure: name in the records and title of the loss. called: title of the accuracy. mixes: whether mixup or cutmix make the loss of
-    single steps noisy; if so, the chart shows the running mean, with the single steps pale behind it.
+    measure: name in the records and title of the loss. called: title of the accuracy.
+    mixes: whether mixup or cutmix make single steps noisy. If so, the chart shows the running mean, with single steps pale behind it.
     """
     logged, steps = ([record["step"] for record in records] for records in (training, evaluations))
     losses = [record[measure[0]] for record in training]
@@ -95,9 +95,9 @@ def constant(training: Records) -> dict[str, str]:
 
 
 def loads(training: Records) -> list[Chart]:
-    """For each MoE layer, the load of each expert, the fraction of tokens dropped and the routing entropy, if they vary.
+    """Charts for each MoE layer the load of each expert, the fraction of tokens dropped and the routing entropy, if they vary.
 
-    For many experts, it has only the largest, median and smallest load.
+    With many experts, the chart of loads shows only the largest, median and smallest.
     """
     steps, charts = [record["step"] for record in training], []
     for block in _blocks(training):
@@ -167,7 +167,7 @@ def in_order(block: str) -> tuple[int, str]:
 
 
 def _blocks(training: Records) -> list[str]:
-    return sorted(training[-1].get("moe", ()), key=in_order)  # none if a locked tower's features are cached
+    return sorted(training[-1].get("moe", ()), key=in_order)  # empty if a locked tower's features are cached
 
 
 def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:

@@ -52,8 +52,8 @@ LEAST = 1e-30
 
 
 class Prediction(NamedTuple):
-    """An image: its number and name, the most probable classes in order, the shares of the experts by layer, and the number of the
-    first class. label, true_class: number and name of its true class; -1 if unknown. picture: a small JPEG. link: address of the file.
+    """An image: its number and name, the most probable classes in order, the shares of the experts by layer, and the number of the most
+    probable class. label, true_class: number and name of its true class; -1 if unknown. picture: a small JPEG. link: address of the file.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
     link: str = ""
 
     def __repr__(self) -> str:
-        """Describes it in one line, without the arrays."""
+        """Describes the prediction in one line, without the arrays."""
         return f"<{self.name}: {', '.join(f'{name} {likely:.3f}' for name, likely in self.classes)}>"
 
     def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
@@ -114,7 +114,7 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """`forward(params, images)` returns the logits and each expert's share of each image per MoE layer, `(N, E)`; 0 for zero weights."""
+    """`forward(params, images)` returns the logits and, per MoE layer, each expert's share of each image, `(N, E)` (0 for zero weights)."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:
@@ -130,7 +130,7 @@ def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, lis
 
 
 def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
-    """A small JPEG of a picture, in which white is `maximum`."""
+    """Encodes a picture, in which white is `maximum`, as a small JPEG."""
     small = picture.convert("RGB").point(lambda value: value * 255 / maximum)
     small.thumbnail((SIDE, SIDE))
     small.save(buffer := io.BytesIO(), "JPEG", quality=80)
@@ -146,13 +146,13 @@ def link(name: str, page: Path) -> str:
 
 
 def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Sorts the predictions to look at: the least certain first or, with labels, only the mistakes, the most confident first."""
+    """Sorts the predictions for display: the least certain first or, with labels, only the mistakes, the most confident first."""
     those = [one for one in predictions if one.label != one.read]
     return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
-    """The lines for the terminal: all pictures in order or, if there are more than `ROWS`, the least certain; with labels, the mistakes."""
+    """Lists for the terminal all pictures in order or, if there are more than `ROWS`, the least certain; with labels, the mistakes."""
     labelled, those = predictions[0].label >= 0, shown(predictions)
     title = [f"the {ROWS} least certain images:"] if len(those) > ROWS else []
     if labelled:

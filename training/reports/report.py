@@ -1,7 +1,7 @@
 """The report of a run: a self-contained page, report.html.
 
-It shows mistakes (confused classes, accuracy per class, the most confident mistakes), loss and accuracy, load per expert, and the
-routing of a few validation images. It draws curves as SVG and grids as small images, since matplotlib would take seconds.
+The report shows mistakes (confused classes, accuracy per class, the most confident mistakes), loss and accuracy, load per expert, and the
+routing of a few validation images. The report draws curves as SVG and grids as small images, since matplotlib would take seconds.
 """
 
 import io
@@ -84,7 +84,7 @@ def write_report(
     if devices is not None:
         spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days (number of devices: {devices})"
     facts = _facts(config, dataset, last, cost, spent)
-    rates = [record["images_per_second"] for record in training[1:] or training]  # the first includes compilation
+    rates = [record["images_per_second"] for record in training[1:] or training]  # the first value includes compilation
     facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
     if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
         facts["best checkpoint"] = "; ".join(found)
@@ -204,5 +204,5 @@ def _jax() -> tuple[str, int | None]:
 
 
 def chosen(images: int) -> NDArray[np.int64]:
-    """The numbers of the images, evenly spaced if there are more than `MOST`."""
+    """Returns the indices of all images or, if there are more than `MOST`, of evenly spaced images."""
     return np.linspace(0, images - 1, min(images, MOST)).round().astype(np.int64)

@@ -1,4 +1,4 @@
-"""The figures of a study: the measure against each cost, and curves over the steps. Each has a single pair of axes, for a paper.
+"""Draws the figures of a study: the measure against each cost, and curves over the steps. Each has a single pair of axes, for a paper.
 
 The names of the entries form a column to the right of the axes, without overlap; a thin line joins each name to its point.
 """
@@ -30,7 +30,7 @@ COSTS = {
 """The costs of an entry, the exact count first, and their axis labels."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, minimum height, line height of the names. In points: font size."""
-STYLE: Any = {  # text stays text in the files
+STYLE: Any = {  # keep text as text in the files
     **{"font.size": SIZE, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False},
     **{"lines.linewidth": 1, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"},
 }

@@ -45,9 +45,9 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a head,
     from the run's own evaluation and the last training step. "training_milliseconds": per image, from the median of the images per second
     in the log, without compilation and evaluation. "training_operations": operations of the complete run
-    (`objectives.table.training_flops`). "milliseconds": per image in a forward pass. "quartiles": the first and third of both times.
-    "evaluations": the last accuracies and recalls of the scheduled evaluations. "dropped", "imbalance": the fraction of validation tokens
-    without an expert, and the busiest expert's load over the mean, as means over the MoE layers.
+    (`objectives.table.training_flops`). "milliseconds": per image in a forward pass. "quartiles": the first and third quartile of both
+    times. "evaluations": the last accuracies and recalls of the scheduled evaluations. "dropped", "imbalance": the fraction of validation
+    tokens without an expert, and the busiest expert's load over the mean, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch
@@ -98,7 +98,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 
 
 def read(path: Path, measure: str = "") -> dict[str, Any]:
-    """An outcome that `make` wrote. Raises RunError, naming the file, if the outcome is damaged or lacks the measure."""
+    """Reads an outcome that `make` wrote. Raises RunError, naming the file, if the outcome is damaged or lacks the measure."""
     try:
         outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
@@ -122,7 +122,7 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
 
 
 def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
-    """Whether each image is classified correctly, `(images,)`."""
+    """Returns for each image whether it is classified correctly, `(images,)`."""
     packed = np.frombuffer(base64.b64decode(outcome["right"]), np.uint8)
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
 

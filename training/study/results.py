@@ -45,7 +45,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             "accuracy": statistics.mean(values[name]),
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
-            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other load can only add time
+            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other processes only add time
             "quartiles": {key: _quartiles([runs[seed] for seed in seeds], key) for key in TIMES},
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
@@ -83,7 +83,7 @@ def _compared(outcome: dict[str, Any], measure: str) -> float:
 
 
 def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Mean and spread over the seeds of each value that all runs have; older outcomes have no such values."""
+    """Mean and spread over the seeds of each value that all runs have; older outcomes lack some values."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     values = {name: [run[name] for run in runs] for name in names}
     return {name: {"mean": statistics.mean(each), "spread": spread(each)} for name, each in values.items()}

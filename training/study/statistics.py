@@ -11,8 +11,8 @@ All intervals hold at once with 95 % confidence. Drawing S - 1 of the seeds make
 unbiased; drawing seeds and images independently is mildly conservative (Owen and Eckles 2012, arXiv 1106.2125). A single seed has no
 intervals: intervals from the images alone would not include the variation between seeds.
 
-For a measure with one number per seed, m_es, d_ij is the mean over seeds of m_is - m_js, s_ij its standard error (divisor S - 1), and q
-the quantile of Student's t with S - 1 degrees of freedom at 1 - 0.05 / (2 pairs): Bonferroni's correction, which is conservative.
+A measure may have one number per seed, m_es. Then d_ij is the mean over seeds of m_is - m_js, s_ij is its standard error (divisor S - 1),
+and q is the quantile of Student's t with S - 1 degrees of freedom at 1 - 0.05 / (2 pairs), which is Bonferroni's conservative correction.
 """
 
 import math
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
 
 def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> list[Difference]:
-    """All pairs of entries, the better one first; none for a single seed. right: for each entry, `(seeds, images)`."""
+    """Compares all pairs of entries, the better entry first; empty for a single seed. right: for each entry, `(seeds, images)`."""
     names = sorted(right, key=lambda name: -float(right[name].mean()))
     if len(names) < 2 or len(right[names[0]]) < 2:
         return []
@@ -64,7 +64,7 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
 
 
 def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
-    """All pairs of entries, the better one first, from one number per seed, with the same seeds for all; none for a single seed."""
+    """Compares all pairs of entries by one number per seed, the better entry first; all have the same seeds. Empty for a single seed."""
     names = sorted(values, key=lambda name: -sum(values[name]))
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:

@@ -44,7 +44,7 @@ class Transferred(NamedTuple):
 
 
 def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
-    """The parameters of a model with `config`: from `source` by the rules above, new ones from `initial`.
+    """Returns the parameters of a model with `config`: those from `source` by the rules above, and new ones from `initial`.
 
     skip: a regular expression, searched for in parameter names. Raises ConfigError for an invalid `skip`, a source of another model family,
     and a parameter that the rules do not cover.
@@ -113,7 +113,7 @@ def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array
 
 
 def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:
-    """The source's positions, resized to the model's grid, after the positions of class token and registers."""
+    """Resizes the source's position embeddings to the model's grid; those of class token and registers come first."""
     before, wanted = _prefix(source), _prefix(config)
     patches = fresh.shape[1] - wanted
     if given.shape[2] != fresh.shape[2] or before > wanted:
@@ -132,7 +132,7 @@ def _prefix(config: Config) -> int:
 
 
 def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
-    """Positions `(1, S, D)` on another square grid, `(1, tokens, D)`.
+    """Resizes position embeddings `(1, S, D)` to another square grid, `(1, tokens, D)`.
 
     prefix: number of positions of a class token and registers; they come first and are copied. Corners stay corners; values between
     them are interpolated linearly. Raises ConfigError unless both grids are square.

@@ -1,4 +1,4 @@
-"""The initial parameters of a run with `init`, and the model that fine-tuning takes from its source."""
+"""Determines the initial parameters of a run with `init`, and the model that fine-tuning takes from its source."""
 
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """The name of a model with these sizes, or of its family's smallest: all fields are set, so only the family matters."""
+    """Returns the name of a model with these sizes or else of the family's smallest: all fields are set, so only the family matters."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:

@@ -122,7 +122,7 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
 
 
 def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
-    """The configuration of a project's ViT: `given.model`, with the sizes from the shapes and the fields that are set."""
+    """Returns the configuration of another project's ViT: `given.model` with sizes from the shapes and the fields that the user set."""
     sizes = vit_sizes(project, _shapes(arrays))
     if given.model is not None:
         named = _of_model(project is interop.TIMM, given.model)
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters by name. If the file holds more, they are under `params` or, in old files, under `opt/target`."""
+    """Returns the parameters by name. If the file holds more, they are under `params` or, in old files, under `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]

@@ -63,7 +63,7 @@ def write_folder(
 ) -> None:
     """Writes model.safetensors and documents, JSON or text, into a new folder, which appears only when complete.
 
-    It replaces an existing folder that has only such files. Raises RunError for a folder that contains other files.
+    Replaces an existing folder that has only such files. Raises RunError for a folder that contains other files.
     """
     check_folder(path)
     path = path.resolve()  # a link stays a link

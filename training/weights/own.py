@@ -1,8 +1,8 @@
 """moespec's own formats of weights: the checkpoints of a run, and a safetensors file that contains the model's configuration.
 
-The file has the parameters by path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model`, the configuration;
-`moespec.about`, facts for the model card; `moespec.version`; and, if known, `moespec.classes`, the class names in
-logit order, and `moespec.images`, see `Weights.images`.
+The file stores the parameters by path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model` is the configuration,
+`moespec.about` has facts for the model card, and `moespec.version` is the version. If known, `moespec.classes` has the class names in
+logit order, and `moespec.images` has `Weights.images`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A model's configuration with its parameters; converts the configuration to plain values, which files store as JSON, and back."""
+"""Holds a model's configuration and parameters, and converts the configuration to plain values for JSON and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,8 +19,8 @@ Model = TypeVar("Model")
 class Weights:
     """config: the model. params: its parameters (NumPy). about: facts for the model card, by title.
 
-    classes: class names in logit order, if known. images: how to convert a picture into an image, if known: `mean`
-    and `std` (lists), `resize`, `background` of `DataConfig`.
+    classes: class names in logit order, if known.
+    images: how to convert a picture into an image, if known: `mean` and `std` (lists), `resize`, `background` of `DataConfig`.
     """
 
     config: Config

@@ -1,6 +1,6 @@
 """The sharded checkpoints of google-research/vmoe: `PREFIX.index` and `PREFIX.data-00000-of-0000N`, in msgpack.
 
-The index has the keys `version`, `shard_count` and `index`, a tree with a leaf for each parameter: its shape, its dtype and the
+The index has the keys `version`, `shard_count` and `index`. The last is a tree with a leaf for each parameter: its shape, its dtype and the
 shards that hold parts of it. A shard maps the number of a leaf (in JAX's pytree order: sorted keys) to its parts and slices.
 
 Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, version 20220622, and older checkpoints without a version,
@@ -164,7 +164,7 @@ def _unpacked(path: Path) -> Any:
 
 
 def _decoded(code: int, data: bytes) -> Any:
-    """The value of an extension type; values that are not parameters are skipped."""
+    """Decodes the value of a msgpack extension type; skips values that are not parameters."""
     if code == ARRAY:
         shape, dtype, content = msgpack.unpackb(data, raw=True)
         return np.frombuffer(content, _stored(dtype.decode())).reshape(shape)
