@@ -3,7 +3,7 @@
     from moespec import backends                 # selects nothing yet
     from moespec.backends import token_choice    # selects a backend and imports its `token_choice`
 
-`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. If it is not set, moespec selects the only framework already
+`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. Without `MOESPEC_BACKEND`, moespec selects the only framework already
 imported, else the only one that is installed, else jax; the command line uses the same rule (`moespec.backends.choice`).
 Importing a backend by its name (`import moespec.backends.jax`) selects nothing, so several can be used side by side.
 """

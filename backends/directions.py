@@ -21,12 +21,12 @@ MANY = 64
 
 
 def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iterable[Array]) -> dict[str, Array]:
-    """The derivatives of the results of `function(step)` at `step = 0` along each direction, on a last axis:
+    """Returns the derivatives of the results of `function(step)` at `step = 0`; the last axis has one entry per direction:
 
         derivative[name][..., i] = imag(function(1e-30i * direction[i])[name]) / 1e-30
 
-    They are exact to rounding where the results are analytic. If a function makes a plain array of its argument or reads its
-    imaginary part, it runs once per direction. Without directions, the result is empty.
+    They are exact to rounding where the results are analytic. If `function` converts its argument to a plain array or reads the imaginary
+    part, it runs once per direction. Without directions, the result is empty.
     """
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
@@ -57,7 +57,7 @@ def _slopes(results: Mapping[str, Any], count: int) -> dict[str, Array]:
 class Perturbed(np.ndarray[Any, Any]):
     """Complex arrays with a common real part: `each` (*shape, directions).
 
-    As a plain array, it has this real part and a NaN imaginary part. Functions unaware of `each` therefore yield a
+    Conversion to a plain array keeps the real part and makes the imaginary part NaN. Functions unaware of `each` therefore yield a
     NaN derivative, never a wrong one.
     """
 
@@ -96,7 +96,7 @@ class Perturbed(np.ndarray[Any, Any]):
 
 
 def moved(each: Array) -> Any:
-    """The array with the directions in `each`. If `each` is not complex, returns its first direction, which equals all others."""
+    """Returns the array with the directions in `each` or, if `each` is not complex, its first direction, which equals all others."""
     if each.dtype.kind != "c":
         return each[..., 0]
     own = np.empty(each.shape[:-1], np.complex128)
@@ -107,12 +107,12 @@ def moved(each: Array) -> Any:
 
 
 def _each(array: Any) -> Array:
-    """An array with the axis of directions. A plain array has one direction, which broadcasts."""
+    """Returns the array with an axis of directions. For a plain array, this axis has length 1 and broadcasts."""
     return array.each if isinstance(array, Perturbed) else np.asarray(array)[..., None]
 
 
 def _one(tree: Any, i: int) -> Any:
-    """The arguments, with each array reduced to direction `i`."""
+    """Returns the arguments, with each array reduced to direction `i`."""
     if isinstance(tree, dict):
         return {key: _one(value, i) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

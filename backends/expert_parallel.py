@@ -38,13 +38,13 @@ class SplitExperts:
         self.ROUTERS = composed(self)
 
     def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
-        """As on one device; with scope "global", the sum over all devices."""
+        """Returns the expert load of this device or, for scope "global", its sum over all devices."""
         load = self.single.expert_load(scores, choices=choices, scope=scope)
         return self._total(load) if scope == "global" else load
 
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
-        """As on one device, but `experts` applies the experts of this device. The contents of their slots come from all
-        devices along `expert`, and the outputs go back."""
+        """Computes the MoE layer, where `experts` applies the experts of this device. Devices along the mesh axis `expert` exchange the
+        contents of slots and the outputs."""
         if self.sizes.expert == 1:
             return self.single.moe_layer(tokens, routing, experts)
         return self.single.moe_layer(
@@ -65,7 +65,7 @@ class SplitExperts:
         shared: Mapping[str, Array] | None = None,
         **options: str,
     ) -> Array:
-        """As on one device, with the experts of the device. Where experts are split, all slots travel, including empty ones."""
+        """Computes the MoE layer from the experts of this device. If experts are split, devices exchange all slots, even empty ones."""
         expert_mlp = self.single.expert_mlp
         if self.sizes.expert == 1:
             return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
@@ -81,15 +81,15 @@ class SplitExperts:
         return batch // self.sizes.devices
 
     def outside_of_blocks(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters in full, except the parameters of blocks, which are gathered one block at a time."""
+        """Gathers all parameters, except the parameters of blocks, which are gathered later, one block at a time."""
         return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
 
     def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> Any:
-        """The state before the first step. Each leaf of `params` must have a shape and support slicing like a NumPy array."""
+        """Returns the state before the first step. Each leaf of `params` must have a shape and support slicing like a NumPy array."""
         return self.import_state({"params": params, "step": 0}, optimizer)
 
     def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
-        """As on one device. Raises ConfigError where experts are split."""
+        """Computes the MultiHash layer on one device. Raises ConfigError if experts are split."""
         check_whole_experts("MultiHash", self.sizes)
         return self.single.multi_hash_mlp(*arguments, **options)
 

@@ -8,8 +8,8 @@ One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and lear
 
 with `m = ema`, or, when `ema_steps` is given, `m = 1 - (1 - ema) (1 + cos(pi min(n / ema_steps, 1))) / 2`, which rises to 1.
 
-`update` depends on the optimiser, see `moespec.backends.numpy.optimizers`. The clip comes before it, and the rate also multiplies the
-decay.
+`update` depends on the optimiser, see `moespec.backends.numpy.optimizers`. Gradients are clipped before the update, and the rate also
+multiplies the decay.
 
 The decay is `weight_decay` for the parameters that `is_decayed` selects and 0 for all others, unless `decay` has a rate for them.
 Kernels decay. The router of Soft MoE has no kernel; its scale decays, its slots do not.

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from jax import Array, lax
 
-# JAX declares no types for these.
+# JAX declares no types for these functions.
 collective = cast(Any, lax)
 
 

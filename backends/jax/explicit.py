@@ -20,7 +20,7 @@ from moespec.spec.errors import ShapeError
 Function = TypeVar("Function", bound=Callable[..., Any])
 Axes = tuple[str, ...]
 
-# JAX declares no types for these.
+# JAX declares no types for these functions.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
 
@@ -74,7 +74,7 @@ def is_split(tree: Any) -> bool:
 
 
 def split_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Splits the unsplit arrays like the split arrays, if all split arrays have the same split."""
+    """If all split arrays have the same split, splits the other arrays in the same way."""
     specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
     (spec, *others) = set(filter(None, specs)) or {None}
     if spec is None or others:

@@ -1,13 +1,12 @@
 """Moves rows between tokens and slots by gathers in both directions; each gather is the gradient of the other.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S = E * C slots in one row, where slot
-`e * C + c` is slot `c` of expert `e`. The index S means "none", as T does among tokens.
+`e * C + c` is slot `c` of expert `e`. The slot index S and the token index T mean "none".
 
 A sparse routing is a partial map between tokens and slots, stored in both directions: `token` (G, S) and `slot` (G, T,
-K). A gather by one moves rows, a gather by the other moves their gradients. In Expert Choice a token may occupy any
-number of slots. Then `slot` is None, and sums over a token's slots add them in ascending order, with as many gathers as
-the most chosen token has slots. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same
-bits on every run, also on a GPU.
+K). A gather by one array moves rows; a gather by the other moves the gradients of the rows. In Expert Choice a token may occupy any
+number of slots. In that case `slot` is None, and each token's slots are added in ascending order, by as many gathers as the most chosen
+token has slots. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, also on a GPU.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""The layer whose experts are perceptrons, computed on the rows of all groups, sorted by expert.
+"""Computes the layer whose experts are perceptrons, on the rows of all groups, sorted by expert.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
 are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are multiplied in blocks of at
-most BLOCK, and the number of blocks is a value on the device. On a TPU, kernels do this (`megablox`), and the rows of
-small groups come from products (`one_hot`).
+most BLOCK, and the number of blocks is a value on the device. On a TPU, the kernels of `megablox` compute these products, and `one_hot`
+computes the rows of small groups.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H hidden; N = G T K choices.
 """

@@ -45,7 +45,7 @@ from moespec.spec.errors import ConfigError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
-# JAX declares no types for these.
+# JAX declares no types for these functions.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
@@ -96,8 +96,8 @@ def leave() -> None:
 class OnMesh(SplitExperts):
     """The JAX backend for models on a mesh of all devices of all processes.
 
-    A state consists of whole arrays, sharded over the devices. A step, and a function from `compile`, take the
-    parameters of a state and a batch that `put` has sharded.
+    A state consists of whole arrays, sharded over the devices. A step takes a state and a batch that `put` has sharded; a function from
+    `compile` takes the parameters of the state instead.
     """
 
     single = single
@@ -130,7 +130,7 @@ class OnMesh(SplitExperts):
         return total
 
     def whole(self, params: Any) -> Any:
-        """All parameters; gathers the parameters that are split over `fsdp`."""
+        """Returns complete parameters: gathers those that are split over `fsdp`."""
         return jax.tree.map(
             lambda leaf: (
                 lax.all_gather(leaf.array, "fsdp", axis=leaf.axis, tiled=True) if isinstance(leaf, _Part) else leaf
@@ -140,7 +140,7 @@ class OnMesh(SplitExperts):
         )
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of all devices, and the means over all devices."""
+        """Gathers the rows of all devices, and averages the metrics over all devices."""
         return lax.all_gather(by_image, AXES, tiled=True), collective.pmean(means, AXES)
 
     # Processes.
@@ -239,7 +239,7 @@ class OnMesh(SplitExperts):
         return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
-        """As on one device, with `Shards` instead of arrays: the parts that this process must save."""
+        """Exports the state with `Shards` instead of arrays: the parts that this process must save."""
         return export_leaves(state, _pieces)
 
     def make_step(
@@ -251,7 +251,7 @@ class OnMesh(SplitExperts):
         averaged: bool = False,
         renew: Renewal | None = None,
     ) -> Step:
-        """As on one device, for a batch that `put` has sharded. The loss and the metrics are means over groups and images.
+        """Returns the training step for a batch that `put` has sharded. The loss and the metrics are means over groups and images.
 
         A single reduction sums the gradients of parameters that all devices have, the loss and the metrics.
         """
@@ -289,7 +289,7 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
-        """Sums gradients over devices with the same part of a parameter and divides them by the number of all devices. Only adds sums."""
+        """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same part."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
         together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # for the metrics, even if no gradient joins them
         for path in gradients:
@@ -326,7 +326,7 @@ class OnMesh(SplitExperts):
 
 
 def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
-    """The leaves; wraps each leaf that is split over `fsdp` in `_Part`."""
+    """Returns the leaves, with each leaf that is split over `fsdp` wrapped in `_Part`."""
     return {path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in flat.items()}
 
 

@@ -1,4 +1,4 @@
-"""Products of bfloat16 rows and a float32 matrix, to float32 accuracy where only bfloat16 is fast.
+"""Computes products of bfloat16 rows and a float32 matrix to float32 accuracy, on devices where only bfloat16 is fast.
 
 A TPU computes a float32 product (`Precision.HIGHEST`) as six bfloat16 products of the three parts of each side. Rows in
 bfloat16 have one part, so three products suffice if the factor of the rows is applied to the result.

@@ -93,7 +93,7 @@ def _by_tokens(
 
 
 def _sinkhorn_plan(B: Blocks, options: Any, noisy: Array) -> Array:
-    """The plan of the noisy logits. If the plan only selects, the gradient stops before its iterations."""
+    """The plan of the noisy logits. If the plan is used only for selection, no gradient flows through its iterations."""
     planned = noisy if options.combine_with == "plan" else B.stop_gradient(noisy)
     return B.sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
 

@@ -54,7 +54,7 @@ def switch(
 def gshard(
     B: Blocks, params: Params, tokens: Array, options: GShard, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts by the softmax. In training, the second is kept at random, or sampled."""
+    """Token Choice of two experts by the softmax. In training, the second expert is kept at random, or sampled."""
     clean = logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(clean)
     selection, combine, plan = scores, None, several_choices(options)
@@ -93,7 +93,7 @@ def sigmoid_token_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Token Choice by the scores plus the bias, among the experts of the best groups. Only the scores weight the outputs."""
+    """Token Choice by the scores plus the bias, among the experts of the best groups. The scores without the bias weight the outputs."""
     clean = kernel_logits(B, params, tokens, options)
     scores = getattr(B, f"{options.affinity}_affinity")(clean)
     selection = B.biased_scores(scores, state["bias"])

@@ -49,7 +49,7 @@ def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Ten
 
 
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """The rows of each expert are a slice. Its size is known when the program runs."""
+    """Multiplies the rows of each expert, a slice whose size is known only when the program runs."""
     count, start, parts = rows.shape[0], 0, []
     for expert in range(kernel.shape[0]):
         end: Any = ends[expert].item()

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class SplitOverGroup(SplitExperts):
     """The torch backend, with experts split over a group of processes.
 
-    Sent slots are ordered by expert, as `moe_layer` stores them. Received slots are ordered by sender and copied
-    into that order.
+    Sent slots are ordered by expert, as `moe_layer` stores them. Received slots are ordered by sender, then copied to be ordered by expert.
     """
 
     single = single

@@ -228,7 +228,7 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Both are products of the gradient with one of the other two arguments, so these two swap places."""
+    """Each result of `combine_gradients` is the gradient times one other argument, so its backward pass swaps these two arguments."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
     arguments = (index, len(gradient), inverse, gradient.dtype)

@@ -173,7 +173,7 @@ def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
 def whole(function: Callable[..., Any]) -> Any:
     """The operator of the same name in `moespec.backends.torch.solvers`, because unrolled loops compile slowly.
 
-    For a Sinkhorn plan, only if a kernel supports it.
+    A Sinkhorn plan uses the operator only if a kernel supports it.
     """
     operator = getattr(getattr(torch.ops, NAMESPACE), function.__name__)
 

@@ -55,7 +55,7 @@ class SpreadState(TrainState):
         return self.extents[path].shape
 
     def marked(self, given: Leaves) -> Params:
-        """The parameters for a program, with the leaves in `given` substituted."""
+        """Returns the parameters as arguments of a program, with the leaves in `given` substituted."""
         split = {path: extent.split for path, extent in self.extents.items()}
         return unflatten(
             {
@@ -104,7 +104,7 @@ class SpreadState(TrainState):
 def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
     """Restores a state that `export_state` of any backend exported. Missing slots get their initial values.
 
-    Each leaf must have a shape and a dtype. The part of this process is read by slicing, as from a NumPy array.
+    Each leaf must have a shape and a dtype. This process reads its part of a leaf by slicing, as from a NumPy array.
     """
     trees = {name: dict(leaves(tree)) for name, tree in exported.items() if name != "step"}
     entries, step = trees["params"], int(exported["step"])

@@ -72,8 +72,8 @@ class MoE(Reporting, HubMixin):
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
             saved["router"] = layer.router  # the name, if a `Router` was passed
-        # Stored as text, so that torch.compile sees a different object for different options. It would make a symbol of
-        # a number that differs from an earlier layer's number, but capacities need its value.
+        # Stored as text, so that torch.compile sees a different object for different options. torch.compile replaces a number that differs
+        # between layers by a symbol, but capacities need its value.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -221,7 +221,7 @@ class MoE(Reporting, HubMixin):
         return (there - 1).clamp_min(0).int()
 
     def _of_any_size(self, tokens: Tensor, ids: Tensor | None) -> tuple[Tensor, RouterOutput]:
-        """`_routed`, with the options for this number of tokens."""
+        """Calls `_routed` with the options for this number of tokens."""
         options = self.options.of_tokens(tokens.shape[1])
         if self.training:
             options.check_training()
