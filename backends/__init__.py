@@ -25,7 +25,7 @@ _chosen: ModuleType | None = None
 
 
 def _resolve() -> ModuleType:
-    """The selected backend. The first call selects it; changing the variable afterwards is an error."""
+    """The selected backend. The first call selects the backend; changing the variable afterwards is an error."""
     global _chosen
     if _chosen is None:
         _chosen = importlib.import_module(f"{__name__}.{choose()[0]}")

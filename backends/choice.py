@@ -1,4 +1,4 @@
-"""Selects a backend when none is named. Python and the command line use the same rule."""
+"""Selects a backend when the user names none. Python and the command line use the same rule."""
 
 import importlib.util
 import os

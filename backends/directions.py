@@ -1,4 +1,4 @@
-"""The complex step in many directions at once: one pass instead of one pass per direction.
+"""Computes derivatives by the complex step in many directions at once, in a single pass.
 
 A `Perturbed` array holds complex arrays with the same real part; each has the imaginary part of one direction. The
 NumPy functions that the specification uses work on all directions. Decisions (an order, a comparison) depend only on
@@ -25,13 +25,13 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
 
         derivative[name][..., i] = imag(function(1e-30i * direction[i])[name]) / 1e-30
 
-    They are exact to rounding where the results are analytic. If `function` converts its argument to a plain array or reads the imaginary
-    part, it runs once per direction. Without directions, the result is empty.
+    The derivatives are exact to rounding where the results are analytic. If `function` converts its argument to a plain array or reads the
+    imaginary part, it runs once per direction. Without directions, the result is empty.
     """
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
         try:
-            with np.errstate(all="ignore"):  # a NaN makes the function run again, once per direction
+            with np.errstate(all="ignore"):  # if a derivative is NaN, run the function again, once per direction
                 slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
         except Exception:
             slopes = []
@@ -68,7 +68,7 @@ class Perturbed(np.ndarray[Any, Any]):
     def __getattr__(self, name: str) -> Any:
         if name != "each":
             raise AttributeError(name)
-        return np.asarray(self)[..., None]  # created by NumPy, without `each`
+        return np.asarray(self)[..., None]  # NumPy creates such arrays without `each`
 
     def __getitem__(self, index: Any) -> Any:
         return moved(self.each[_index(index)])

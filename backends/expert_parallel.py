@@ -17,7 +17,7 @@ Array = Any
 
 
 class SplitExperts:
-    """A backend whose experts are split over the mesh axis `expert`. Everything else comes from `single`, the single-device backend.
+    """A backend whose experts are split over the mesh axis `expert`. All other functions come from `single`, the single-device backend.
 
     Shapes: G groups of a device, E experts, C capacity, D width, n devices along `expert`.
     """
@@ -30,7 +30,7 @@ class SplitExperts:
     """the routers, composed of this backend's functions by `bind_routers`"""
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the single-device backend that are the same on a mesh."""
+        """Returns an attribute of the single-device backend that is the same on a mesh."""
         return getattr(type(self).single, name)
 
     def bind_routers(self) -> None:
@@ -73,7 +73,7 @@ class SplitExperts:
         return with_shared(y, expert_mlp, tokens, shared, **options)
 
     def rows_of_device(self, batch: int) -> int:
-        """The number of batch rows per device. Raises ShapeError unless the batch divides evenly."""
+        """Returns the number of batch rows per device. Raises ShapeError unless the batch divides evenly."""
         if batch % self.sizes.devices:
             raise ShapeError(
                 f"a batch of {batch} images cannot be split evenly among {self.sizes.devices} devices ({self.sizes})"
@@ -94,11 +94,11 @@ class SplitExperts:
         return self.single.multi_hash_mlp(*arguments, **options)
 
     def _total(self, array: Array) -> Array:
-        """The sum over all devices, without gradient."""
+        """Sums an array over all devices, without gradient."""
         raise NotImplementedError
 
     def _there(self, slots: Array) -> Array:
-        """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
         raise NotImplementedError
 
     def _back(self, slots: Array) -> Array:

@@ -142,7 +142,7 @@ class OptimizerConfig:
         if not isinstance(self.name, str):
             object.__setattr__(self, "name", own_name("optimizer.name", self.name))
         for name, value in vars(self.own).items():
-            object.__setattr__(self, name, value)  # the optimiser's default instead of None
+            object.__setattr__(self, name, value)  # replaces None by the optimiser's default
         if not 0.0 <= self.weight_decay <= LARGEST:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0, finite in float32")
         if self.clip is not None and not SMALLEST <= self.clip <= LARGEST:

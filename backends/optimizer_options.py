@@ -132,7 +132,7 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
 
 
 def factored_axes(shape: Sequence[int], least: int) -> tuple[int, int] | None:
-    """The second largest and the largest axis (of equal axes, the later is the larger), or None unless both have at least `least` entries.
+    """The second largest and the largest axis (of equal axes, the later counts as larger), None if one has fewer than `least` entries.
 
     Source: optax, optax/_src/factorized.py, _factored_dims.
 

@@ -1,7 +1,7 @@
 """Allocations, which turn scores into slots. Token Choice (Algorithm 1) serves all tokens in a given order, or only the most important
 tokens. Expert Choice is Algorithm 2.
 
-Selections are integers and carry no gradient; weights do. Ties go to the lower index.
+Selections are integers and carry no gradient. Weights carry a gradient. Ties go to the lower index.
 """
 
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace

@@ -189,7 +189,7 @@ class Namespace(Protocol[Array]):
 
 
 class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):
-    """The array namespace of a framework, with its routing records."""
+    """The array namespace of a framework, together with its routing record types."""
 
     SlotRouting: type[BySlot]
     """The record by slot, built from `token`, `weight`, `slot` and `tokens`."""

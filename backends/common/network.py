@@ -1,4 +1,4 @@
-"""Parts shared by the network operations of the backends: argument checks and cross-entropies."""
+"""Functions that the network operations of all backends share: argument checks and cross-entropies."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

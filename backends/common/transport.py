@@ -1,6 +1,6 @@
 """Sparsity-constrained optimal transport: projections, dual functions, and the reference Adam solver of the router.
 
-Here columns are the last axis of a plan, so one call finds the largest entries of every column in every group.
+Columns are the last axis of a plan in this module, so one call finds the largest entries of every column in every group.
 """
 
 from typing import Generic, NamedTuple

@@ -1,4 +1,4 @@
-"""Linear and bilinear functions with explicit transposes, for fast derivatives of every kind and order.
+"""Linear and bilinear functions with explicit transposes, for fast forward-mode, reverse-mode and higher-order derivatives.
 
 `jax.custom_vjp` supports neither forward mode nor derivatives of the gradient, and `custom_derivatives.linear_call` no `vmap`.
 """

@@ -39,11 +39,11 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
     """The value of each token's slot at each expert, 0 for none: (G, E, C) to (G, T, E)."""
     groups, experts, capacity = values.shape
     if slot is not None:
-        # One value per choice, spread over the experts by a mask.
+        # Spreads one value per choice over the experts by a mask.
         chosen = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
         taken = take_rows(values.reshape(groups, experts * capacity), slot)
         return jnp.sum(jnp.where(chosen, taken[..., None], 0), axis=2)
-    # An expert takes each token at most once. Empty slots write past the end, each to a different place.
+    # An expert takes each token at most once. Empty slots write past the end of the array, each to a different place.
     own = jnp.arange(experts * capacity, dtype=token.dtype).reshape(experts, capacity)
     row = jnp.where(token < tokens, token, tokens + own)
     expert = jnp.arange(experts, dtype=token.dtype)[:, None]
@@ -58,7 +58,7 @@ def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -
 
 def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
     groups, tokens, experts = scores.shape
-    # One gather from a row of all scores of a group: with an experts axis, each score would be a separate tile on a TPU.
+    # One gather from a row of all scores of a group: with a separate experts axis, a TPU would read a whole tile for each score.
     own = ends[0] * experts + jnp.arange(experts, dtype=ends[0].dtype)[:, None]
     return (take_rows(scores.reshape(groups, tokens * experts), own),)
 

@@ -5,7 +5,7 @@
     logits, losses = nnx.capture(model, AuxiliaryLoss)(images)
     loss = criterion(logits, targets) + auxiliary_loss(losses)
 
-A router's state, such as the bias of `sigmoid_token_choice`, is a `RouterState`. Update it once per step:
+A router's state, such as the bias of `sigmoid_token_choice`, is a `RouterState`. Update the state once per step:
 
     logits, losses, statistics = nnx.capture(model, AuxiliaryLoss, RoutingStatistic)(images)
     ...

@@ -21,7 +21,7 @@ def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
     TPU with an error of 2^-16, TF32 on a GPU. A layer of bfloat16 tokens rounds the incoming gradients and the gradient
     of the tokens to bfloat16 anyway, an error of 2^-8.
     """
-    # The parts are summed inside one product. Three separate sums would be written and read again.
+    # The parts are summed inside one product. Three separate sums would be written to memory and read again.
     rows = tokens.astype(jnp.bfloat16)
     product = jnp.einsum(
         "pgtd,pdec->gtec",

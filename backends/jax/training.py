@@ -243,7 +243,7 @@ def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> Tra
 
 
 def _copied(tree: Any) -> Any:
-    # `may_alias` applies only to JAX arrays; NumPy arrays are copied before.
+    # `may_alias` applies only to JAX arrays; NumPy arrays are copied first.
     owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf, copy=True), tree)
     return jax.device_put(owned, may_alias=False)
 

@@ -161,7 +161,7 @@ def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
 
 
 def state_params(state: State) -> Params:
-    """The parameters in the form that `forward` takes."""
+    """Returns the parameters in the form that `forward` takes."""
     params: Params = state["params"]
     return params
 
@@ -174,7 +174,7 @@ def state_average(state: State) -> Params:
 def _copied(tree: Params) -> Params:
     return unflatten(
         {path: np.array(leaf, np.float64, order="C") for path, leaf in leaves(tree)}
-    )  # row-major, like arrays read from a file
+    )  # makes the array row-major, like arrays read from a file
 
 
 def _sum(trees: list[Params]) -> Params:

@@ -85,7 +85,7 @@ def _by_tokens(
     *,
     train: bool,
 ) -> RouterOutput:
-    """Token Choice by the plan, with its losses."""
+    """Token Choice by the transport plan, with its losses."""
     routing = token_choice(B, options, plan, combine, train=train, **several_choices(options))
     choices = options.choices
     counted = choices if options.balance_counts == "all" else None

@@ -174,7 +174,7 @@ def noisy_top_k(
 def hierarchical_top_k(
     B: Blocks, params: Params, tokens: Array, options: Hierarchical, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates. A gate is the product of the gates of both levels, and is also the weight."""
+    """Token Choice by the gates. Each gate, the product of the gates of both levels, also weights the output."""
     branches, choices = options.levels[0], options.choices_per_level
     clean = B.router_logits(tokens, params["kernel"])
     check_size("tokens", clean, -2, options.tokens, "options.tokens")

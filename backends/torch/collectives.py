@@ -38,7 +38,7 @@ def exchange(x: Tensor, group: Group) -> Tensor:
 
 
 def gather(x: Tensor, axis: int, group: Group) -> Tensor:
-    """The `x` of all processes, in process order, joined along an axis."""
+    """Gathers `x` from all processes, in process order, and joins the parts along an axis."""
     result: Tensor = _Gather.apply(x, axis, group.name, group.size)  # type: ignore[no-untyped-call]
     return result
 

@@ -1,7 +1,7 @@
 """moespec's operators as ATen operations, for inference programs that run where this package is not installed.
 
 If a function changes only its own tensors and reads no value on the host, its operator is decomposed into the
-function's operations. This module has replacements for the other operators, with the same arguments and results.
+function's operations. This module replaces the other operators by functions with the same arguments and results.
 """
 
 from collections.abc import Callable

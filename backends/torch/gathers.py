@@ -64,7 +64,7 @@ def _(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) ->
 def combine_rows(
     rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Like `sum_rows`, for the rows times their `weight` (M,), in `dtype`."""
+    """Sums rows like `sum_rows`, after multiplying each row by its `weight` (M,), in `dtype`."""
     return _sum(rows, weight, index, count, inverse, dtype)
 
 
@@ -121,7 +121,7 @@ def combine_gradients(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `combine_rows`: weight[m] gradient[index[m]] (M, D) for rows, and rows[m] times gradient[index[m]] (M,) for weights.
 
-    Both are 0 where `index` names no gradient, whatever the row contains.
+    Both gradients are 0 where `index` means "no row", whatever the row contains.
     """
     if uses_kernel(rows):
         from moespec.backends.torch import kernels

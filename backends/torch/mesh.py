@@ -1,4 +1,4 @@
-"""Training on a mesh of processes with one device each: every process runs the single-device program on its images,
+"""Training on a mesh of processes with one device each. Every process runs the single-device program on its images,
 with the exchanges that `OnMesh` adds.
 
 The reductions of the update (gradients, the norm of the complete gradient, an optimiser's norms and means over a
@@ -152,7 +152,7 @@ class OnMesh(SplitOverGroup):
         return range(self.process * share, (self.process + 1) * share)
 
     def put(self, tree: Any) -> Any:
-        """The rows of this process, NumPy arrays in nested dicts, as tensors on its device."""
+        """Converts the rows of this process, NumPy arrays in nested dicts, to tensors on its device."""
         return from_numpy(tree)
 
     # Training.
@@ -204,7 +204,7 @@ class OnMesh(SplitOverGroup):
     def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
         """Compiles `function(params, rows)` for the parameters of a state and the rows of this process.
 
-        Its result must be the same on all devices, like a result of `over_devices`.
+        The result of `function` must be the same on all devices, like a result of `over_devices`.
         """
         compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled

@@ -35,9 +35,9 @@ class Extent:
 def make(
     optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor], extents: Mapping[Path, Extent] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser of the trained parameters `leaves`, without kept arrays.
+    """Creates the optimiser of the trained parameters `leaves`, before its first step.
 
-    extents: for leaves that are parts of parameters, the access to the complete parameter.
+    extents: access to the complete parameters, for leaves that are only parts of parameters.
     """
     own: Any = optimizer.own
     together: dict[tuple[float, float], list[Tensor]] = {}

@@ -31,7 +31,7 @@ def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Te
 def split_product(tokens: Tensor, matrix: Tensor) -> Tensor:
     """tokens (N, D) in bfloat16, matrix (D, S) in float32 -> (N, S) in float32.
 
-    The gradient of the matrix is as exact as the product. The gradient of the tokens has an error of 2^-16 before it is
+    The gradient of the matrix has the same precision as the product. The gradient of the tokens has an error of 2^-16 before it is
     rounded to bfloat16, an error of 2^-8.
     """
     if uses_kernel(tokens):
@@ -50,7 +50,7 @@ def _(tokens: Tensor, matrix: Tensor) -> Tensor:
 def in_parts(x: Tensor) -> Tensor:
     """x (N, S) in float32 -> (N, 5, S') in bfloat16, S' at least S, with zeros: small, middle, high, high, middle.
 
-    The first three add up to `x`: each has 8 of its 24 bits.
+    The first three parts add up to `x`: each has 8 of its 24 bits.
     """
     if uses_kernel(x):
         from moespec.backends.torch import kernels

@@ -52,7 +52,7 @@ def compile(
 
     cuda_graph: records the GPU operations once and replays them as a unit. The next call overwrites the results.
 
-    An invalid shape, dtype or option raises the specification's error, as it does op by op. For a function from
+    An invalid shape, dtype or option raises the specification's error, as without compilation. For a function from
     `value_and_grad`, the loss is compiled together with its backward pass.
     """
     if hasattr(function, "_loss"):
@@ -65,7 +65,7 @@ def compile(
         if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            # Numbers in a configuration are static; torch would make a variable of a number when it sees a second value.
+            # Numbers in a configuration are static; otherwise torch would treat a number as variable when it sees a second value.
             with private.of_dynamo("config.patch")(
                 recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
             ):
@@ -73,7 +73,7 @@ def compile(
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
         except private.of_dynamo("exc.Unsupported"):
-            # torch reports only that tracing met an exception. Op by op, the function raises that exception itself.
+            # torch reports only that tracing met an exception. Running the function op by op raises the original exception.
             function(*args, **kwargs)
             raise
 
@@ -86,7 +86,7 @@ def _not_recorded() -> int:
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.utils.checkpoint`, without saving torch's random state, because nothing here uses it."""
+    """Applies `torch.utils.checkpoint` without saving torch's random state, which no function here uses."""
     return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 

@@ -72,7 +72,7 @@ class Reporting(nn.Module):
 
 
 class _WithLosses(torch.autograd.Function):
-    """Returns the output unchanged. Its backward pass also adds the gradients of the losses."""
+    """Returns the output unchanged. The backward pass also adds the gradients of the losses."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, slopes: list[Tensor], *losses: Tensor) -> Tensor:

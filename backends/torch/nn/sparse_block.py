@@ -1,4 +1,4 @@
-"""Conversion between moespec layers and the Hugging Face MoE blocks that choose by sigmoid scores and a bias."""
+"""Converts between moespec layers and Hugging Face MoE blocks that choose experts by sigmoid scores and a bias."""
 
 from typing import Any
 
