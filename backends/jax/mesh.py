@@ -176,8 +176,7 @@ class OnMesh(SplitExperts):
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
     def put(self, tree: Any) -> Any:
-        """Converts the NumPy rows of this process to arrays of the whole batch. Scalars must be equal on all
-        processes."""
+        """Converts the NumPy rows of this process to arrays of the whole batch. Scalars must be equal on all processes."""
 
         def spread(leaf: Any) -> Array:
             where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)
