@@ -3,7 +3,7 @@
     from moespec import backends                 # selects nothing yet
     from moespec.backends import token_choice    # selects a backend and imports its `token_choice`
 
-`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. If it is not set, moespec selects the only framework already
+`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. Without `MOESPEC_BACKEND`, moespec selects the only framework already
 imported, else the only one that is installed, else jax; the command line uses the same rule (`moespec.backends.choice`).
 Importing a backend by its name (`import moespec.backends.jax`) selects nothing, so several can be used side by side.
 """
@@ -25,7 +25,7 @@ _chosen: ModuleType | None = None
 
 
 def _resolve() -> ModuleType:
-    """The selected backend. The first call selects it; changing the variable afterwards is an error."""
+    """The selected backend. The first call selects the backend; changing the variable afterwards is an error."""
     global _chosen
     if _chosen is None:
         _chosen = importlib.import_module(f"{__name__}.{choose()[0]}")

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 def bound(
     function: Callable[Concatenate[Namespace, Parameters], Result], xp: Namespace
 ) -> Callable[Parameters, Result]:
-    """Binds the first argument of a formula in `common`: the array namespace."""
+    """Binds the array namespace as the first argument of a formula in `common`."""
 
     @functools.wraps(function)
     def formula(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:

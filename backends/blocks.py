@@ -1,4 +1,4 @@
-"""The building blocks of routers. `B` provides them: the specification (for one group) or a backend (for several groups).
+"""The building blocks of routers. `B`, the specification (for one group) or a backend (for several groups), provides these functions.
 
 Each method computes the function of the same name in `moespec.spec`. A router that needs other functions
 extends this protocol.
@@ -17,7 +17,7 @@ Array = Any
 
 
 class Blocks(Protocol):
-    """The specification or a backend, as routers see it."""
+    """The functions of the specification or of a backend that routers call."""
 
     def stop_gradient(self, x: Array, /) -> Array: ...
     def mean(self, x: Array, /) -> Array: ...

@@ -1,4 +1,4 @@
-"""Selects a backend when none is named. Python and the command line use the same rule."""
+"""Selects a backend when the user names none. Python and the command line use the same rule."""
 
 import importlib.util
 import os
@@ -15,8 +15,8 @@ FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}
 
 
 def choose() -> tuple[str, str]:
-    """The name of the selected backend and the reason: `MOESPEC_BACKEND`, else the only framework already imported,
-    else the only one installed, else jax.
+    """Returns the name of the selected backend and the reason for the choice. Selects `MOESPEC_BACKEND`, else the only framework already
+    imported, else the only one installed, else jax.
 
     Raises ConfigError, which lists the installed frameworks, if the variable names an unknown or uninstalled backend,
     or if no framework is installed.
@@ -39,7 +39,7 @@ def choose() -> tuple[str, str]:
 
 
 def check_installed(name: str, where: str) -> None:
-    """Raises ConfigError, prefixed with `where`, unless the modules that backend `name` requires are installed."""
+    """Raises ConfigError if a module that the backend `name` requires is missing. The message starts with `where`."""
     if name in FRAMEWORKS and name not in _installed():
         raise ConfigError(f"{where}: {name} is not installed. {_advice()}")
 

@@ -38,13 +38,13 @@ Step = Callable[[State, Any, float], tuple[State, Metrics]]
 def filled_alone(tokens: int, choices: int, experts: int, capacity: int) -> bool:
     """True if `moe_mlp` computes only the filled slots of a routing with `choices` per token.
 
-    It does so if an expert has room for every token, or if there are more than twice as many slots as choices.
+    `moe_mlp` skips empty slots if an expert has room for every token, or if there are more than twice as many slots as choices.
     """
     return capacity >= tokens or experts * capacity > 2 * tokens * choices
 
 
 class BatchedRouting(Protocol):
-    """The routing of several groups: a record by slot, or an inherently dense one."""
+    """The routing of several groups, stored by slot or, for an inherently dense routing, as full tensors."""
 
     def dense(self) -> Routing:
         """The tensors of the papers, each (groups, tokens, experts, capacity)."""
@@ -168,7 +168,7 @@ class Backend(Blocks, Protocol):
     def to_numpy(self, tree: Any) -> Any:
         """The reverse of `from_numpy`. bfloat16 becomes float32, because NumPy has no bfloat16."""
 
-    # Several devices and processes: the `OnMesh` of a backend or, on one device, mostly identity functions of `single_device`.
+    # Several devices and processes. `OnMesh` implements these functions on a mesh, `single_device` on one device (mostly as identities).
 
     sizes: MeshSizes
     process: int
@@ -181,35 +181,35 @@ class Backend(Blocks, Protocol):
         """The rows of a batch that this process passes to `put`."""
 
     def put(self, tree: Any) -> Any:
-        """Converts these rows, NumPy arrays in nested dicts, to the input of a step or a compiled forward pass."""
+        """Converts the rows of this process, NumPy arrays in nested dicts, to the input of a step or a compiled forward pass."""
 
     def whole(self, params: Any) -> Any:
         """The parameters of a block, gathered from the devices that hold parts of them."""
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of the images on all devices, and the means of `means` over devices."""
+        """Gathers the rows of all images from all devices, and averages `means` over the devices."""
 
     # Gradients and training.
 
     def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` without stored intermediate results: the backward pass recomputes them."""
+        """Returns `function` without stored intermediate results; the backward pass recomputes them."""
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, compiled. It must be pure."""
+        """`function`, compiled. The function must be pure."""
 
     def value_and_grad(
         self, function: Callable[..., tuple[Array, Any]]
     ) -> Callable[..., tuple[tuple[Array, Any], Params]]:
-        """For `function(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradient)`."""
+        """Turns `function(params, *args) -> (loss, aux)` into a function that returns `((loss, aux), gradient)`."""
 
     def init_state(self, params: Params, optimizer: OptimizerConfig) -> State:
-        """The state before the first step. The parameters are copied."""
+        """Returns the training state before the first step. Copies the parameters."""
 
     def state_params(self, state: State) -> Params:
-        """The parameters, for a forward pass; valid until a step takes the state."""
+        """Returns the parameters for a forward pass. They are valid until a step takes the state."""
 
     def state_average(self, state: State) -> Params:
-        """The parameters, each replaced by its average if it has one; valid as long as `state_params`."""
+        """Returns the moving averages of the parameters, and unaveraged parameters unchanged. Valid until a step takes the state."""
 
     def make_step(
         self,
@@ -222,8 +222,8 @@ class Backend(Blocks, Protocol):
     ) -> Step:
         """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
 
-        averaged: the loss takes the parameters, the batch, and `state_average`, which is a constant. renew: takes the
-        parameters before the update, and the totals over all parts and devices of the sums that the loss returns.
+        averaged: if true, the loss also takes `state_average`, as a constant, after the parameters and the batch. renew: takes the
+        parameters before the update, and the sums that the loss returns, added over all parts and devices.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
         averaged. The step adds "loss" and "grad_norm", the global norm before the clip, to the metrics. Raises
@@ -235,7 +235,7 @@ class Backend(Blocks, Protocol):
         (see `OptimizerConfig.state_shapes`)."""
 
     def finite_state(self, state: State) -> bool:
-        """True if all numbers of `export_state` that this process has are finite. Copies only one number from the device."""
+        """True if all numbers of the state on this process are finite. Copies only one number from the device."""
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
         """Restores a state that `export_state` of any backend exported."""

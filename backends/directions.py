@@ -1,4 +1,4 @@
-"""The complex step in many directions at once: one pass instead of one pass per direction.
+"""Computes derivatives by the complex step in many directions at once, in a single pass.
 
 A `Perturbed` array holds complex arrays with the same real part; each has the imaginary part of one direction. The
 NumPy functions that the specification uses work on all directions. Decisions (an order, a comparison) depend only on
@@ -21,17 +21,17 @@ MANY = 64
 
 
 def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iterable[Array]) -> dict[str, Array]:
-    """The derivatives of the results of `function(step)` at `step = 0` along each direction, on a last axis:
+    """Returns the derivatives of the results of `function(step)` at `step = 0`; the last axis has one entry per direction:
 
         derivative[name][..., i] = imag(function(1e-30i * direction[i])[name]) / 1e-30
 
-    They are exact to rounding where the results are analytic. If a function makes a plain array of its argument or reads its
+    The derivatives are exact to rounding where the results are analytic. If `function` converts its argument to a plain array or reads the
     imaginary part, it runs once per direction. Without directions, the result is empty.
     """
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
         try:
-            with np.errstate(all="ignore"):  # a NaN makes the function run again, once per direction
+            with np.errstate(all="ignore"):  # if a derivative is NaN, run the function again, once per direction
                 slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
         except Exception:
             slopes = []
@@ -57,7 +57,7 @@ def _slopes(results: Mapping[str, Any], count: int) -> dict[str, Array]:
 class Perturbed(np.ndarray[Any, Any]):
     """Complex arrays with a common real part: `each` (*shape, directions).
 
-    As a plain array, it has this real part and a NaN imaginary part. Functions unaware of `each` therefore yield a
+    Conversion to a plain array keeps the real part and makes the imaginary part NaN. Functions unaware of `each` therefore yield a
     NaN derivative, never a wrong one.
     """
 
@@ -68,7 +68,7 @@ class Perturbed(np.ndarray[Any, Any]):
     def __getattr__(self, name: str) -> Any:
         if name != "each":
             raise AttributeError(name)
-        return np.asarray(self)[..., None]  # created by NumPy, without `each`
+        return np.asarray(self)[..., None]  # NumPy creates such arrays without `each`
 
     def __getitem__(self, index: Any) -> Any:
         return moved(self.each[_index(index)])
@@ -96,7 +96,7 @@ class Perturbed(np.ndarray[Any, Any]):
 
 
 def moved(each: Array) -> Any:
-    """The array with the directions in `each`. If `each` is not complex, returns its first direction, which equals all others."""
+    """Returns the array with the directions in `each` or, if `each` is not complex, its first direction, which equals all others."""
     if each.dtype.kind != "c":
         return each[..., 0]
     own = np.empty(each.shape[:-1], np.complex128)
@@ -107,12 +107,12 @@ def moved(each: Array) -> Any:
 
 
 def _each(array: Any) -> Array:
-    """An array with the axis of directions. A plain array has one direction, which broadcasts."""
+    """Returns the array with an axis of directions. For a plain array, this axis has length 1 and broadcasts."""
     return array.each if isinstance(array, Perturbed) else np.asarray(array)[..., None]
 
 
 def _one(tree: Any, i: int) -> Any:
-    """The arguments, with each array reduced to direction `i`."""
+    """Returns the arguments, with each array reduced to direction `i`."""
     if isinstance(tree, dict):
         return {key: _one(value, i) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

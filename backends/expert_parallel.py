@@ -17,7 +17,7 @@ Array = Any
 
 
 class SplitExperts:
-    """A backend whose experts are split over the mesh axis `expert`. Everything else comes from `single`, the single-device backend.
+    """A backend whose experts are split over the mesh axis `expert`. All other functions come from `single`, the single-device backend.
 
     Shapes: G groups of a device, E experts, C capacity, D width, n devices along `expert`.
     """
@@ -30,7 +30,7 @@ class SplitExperts:
     """the routers, composed of this backend's functions by `bind_routers`"""
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the single-device backend that are the same on a mesh."""
+        """Returns an attribute of the single-device backend that is the same on a mesh."""
         return getattr(type(self).single, name)
 
     def bind_routers(self) -> None:
@@ -38,13 +38,13 @@ class SplitExperts:
         self.ROUTERS = composed(self)
 
     def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
-        """As on one device; with scope "global", the sum over all devices."""
+        """Returns the expert load of this device or, for scope "global", its sum over all devices."""
         load = self.single.expert_load(scores, choices=choices, scope=scope)
         return self._total(load) if scope == "global" else load
 
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
-        """As on one device, but `experts` applies the experts of this device. The contents of their slots come from all
-        devices along `expert`, and the outputs go back."""
+        """Computes the MoE layer, where `experts` applies the experts of this device. Devices along the mesh axis `expert` exchange the
+        contents of slots and the outputs."""
         if self.sizes.expert == 1:
             return self.single.moe_layer(tokens, routing, experts)
         return self.single.moe_layer(
@@ -65,7 +65,7 @@ class SplitExperts:
         shared: Mapping[str, Array] | None = None,
         **options: str,
     ) -> Array:
-        """As on one device, with the experts of the device. Where experts are split, all slots travel, including empty ones."""
+        """Computes the MoE layer from the experts of this device. If experts are split, devices exchange all slots, even empty ones."""
         expert_mlp = self.single.expert_mlp
         if self.sizes.expert == 1:
             return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
@@ -73,7 +73,7 @@ class SplitExperts:
         return with_shared(y, expert_mlp, tokens, shared, **options)
 
     def rows_of_device(self, batch: int) -> int:
-        """The number of batch rows per device. Raises ShapeError unless the batch divides evenly."""
+        """Returns the number of batch rows per device. Raises ShapeError unless the batch divides evenly."""
         if batch % self.sizes.devices:
             raise ShapeError(
                 f"a batch of {batch} images cannot be split evenly among {self.sizes.devices} devices ({self.sizes})"
@@ -81,24 +81,24 @@ class SplitExperts:
         return batch // self.sizes.devices
 
     def outside_of_blocks(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters in full, except the parameters of blocks, which are gathered one block at a time."""
+        """Gathers all parameters, except the parameters of blocks, which are gathered later, one block at a time."""
         return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
 
     def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> Any:
-        """The state before the first step. Each leaf of `params` must have a shape and support slicing like a NumPy array."""
+        """Returns the state before the first step. Each leaf of `params` must have a shape and support slicing like a NumPy array."""
         return self.import_state({"params": params, "step": 0}, optimizer)
 
     def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
-        """As on one device. Raises ConfigError where experts are split."""
+        """Computes the MultiHash layer on one device. Raises ConfigError if experts are split."""
         check_whole_experts("MultiHash", self.sizes)
         return self.single.multi_hash_mlp(*arguments, **options)
 
     def _total(self, array: Array) -> Array:
-        """The sum over all devices, without gradient."""
+        """Sums an array over all devices, without gradient."""
         raise NotImplementedError
 
     def _there(self, slots: Array) -> Array:
-        """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
         raise NotImplementedError
 
     def _back(self, slots: Array) -> Array:

@@ -226,7 +226,7 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
         limit = math.sqrt(6 / (layer.options.width + hidden))
         for name, shape in layer.shapes(hidden).items():
             values = np.empty((*experts, *shape), np.float32)
-            # One expert after another, to save memory.
+            # Draw one expert at a time, to save memory.
             for one in values if experts and layer.expert_init == "independent" else [values]:
                 one[...] = (
                     generator.uniform(-limit, limit, shape) if len(shape) == 2 else generator.normal(0, 1e-6, shape)
@@ -235,7 +235,7 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
 
 
 def regrouped(x: Array, shape: tuple[int, ...]) -> Array:
-    """`x.reshape(shape)`. If possible, it splits or joins the first axis in a separate step, so that JAX can infer the
+    """`x.reshape(shape)`. If possible, this function splits or joins the first axis in a separate step, so that JAX can infer the
     sharding over the explicit axes of a mesh."""
     count, first = x.shape[0], shape[0]
     if count > first and count % first == 0:

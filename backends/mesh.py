@@ -1,6 +1,6 @@
 """The layout of training on several devices: one description for all backends.
 
-A mesh has three axes. A batch is split over all of them, in the order of `AXES`; each device routes the groups of its own images.
+A mesh has three axes. A batch is split over all three axes, in the order of `AXES`; each device routes the groups of its own images.
 
     data      every device has all parameters, except the parameters that another axis splits
     fsdp      each device has a part of each large parameter; a block gathers its parameters while it computes
@@ -60,7 +60,7 @@ Transport = Literal["model", "bfloat16"]
 
 @dataclass(frozen=True)
 class MeshSizes:
-    """The number of devices along each axis of a mesh. Raises ConfigError unless each is an integer of at least 1."""
+    """The number of devices along each axis of a mesh. Raises ConfigError unless each number is a positive integer."""
 
     data: int = 1
     fsdp: int = 1

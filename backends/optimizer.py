@@ -8,8 +8,8 @@ One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and lear
 
 with `m = ema`, or, when `ema_steps` is given, `m = 1 - (1 - ema) (1 + cos(pi min(n / ema_steps, 1))) / 2`, which rises to 1.
 
-`update` depends on the optimiser, see `moespec.backends.numpy.optimizers`. The clip comes before it, and the rate also multiplies the
-decay.
+`update` depends on the optimiser, see `moespec.backends.numpy.optimizers`. Gradients are clipped before the update, and the rate also
+multiplies the decay.
 
 The decay is `weight_decay` for the parameters that `is_decayed` selects and 0 for all others, unless `decay` has a rate for them.
 Kernels decay. The router of Soft MoE has no kernel; its scale decays, its slots do not.
@@ -142,7 +142,7 @@ class OptimizerConfig:
         if not isinstance(self.name, str):
             object.__setattr__(self, "name", own_name("optimizer.name", self.name))
         for name, value in vars(self.own).items():
-            object.__setattr__(self, name, value)  # the optimiser's default instead of None
+            object.__setattr__(self, name, value)  # replaces None by the optimiser's default
         if not 0.0 <= self.weight_decay <= LARGEST:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0, finite in float32")
         if self.clip is not None and not SMALLEST <= self.clip <= LARGEST:

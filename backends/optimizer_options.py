@@ -54,7 +54,7 @@ class Optimizer:
     """A user-defined optimiser. The other steps of an update, including the decay, are as in `moespec.backends.optimizer`.
 
     update: `update(xp, p, g, kept, n) -> (u, kept)`: takes a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`
-        and returns the update `u` and the new slots. It must compute elementwise, with the operations `xp` of NumPy, JAX or torch,
+        and returns the update `u` and the new slots. `update` must compute elementwise, with the operations `xp` of NumPy, JAX or torch,
         because on a mesh `p` is a part of the parameter.
     slots: slots to keep, `mu` or `nu`: arrays like `p`, zeros before the first step. Raises ConfigError for other slots and shapes.
     """
@@ -132,7 +132,7 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
 
 
 def factored_axes(shape: Sequence[int], least: int) -> tuple[int, int] | None:
-    """The second largest and the largest axis (of equal axes, the later is the larger), or None unless both have at least `least` entries.
+    """The second largest and the largest axis (of equal axes, the later counts as larger), None if one has fewer than `least` entries.
 
     Source: optax, optax/_src/factorized.py, _factored_dims.
 

@@ -27,7 +27,7 @@ class Process:
 
 
 def process_of(environment: Mapping[str, str]) -> Process | None:
-    """The process that these variables describe, None for a single process. Raises ConfigError for a missing or non-numeric variable.
+    """Returns the process that the variables describe, None for a single process. Raises ConfigError for missing or invalid variables.
 
     >>> process_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "2900"})
     Process(index=1, count=4, local=1, address='localhost:2900')
@@ -41,7 +41,7 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
                     f"{name} is not set; the {environment.get('WORLD_SIZE')} processes need it to connect"
                 )
         host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    # SLURM sets the number of tasks in an sbatch script too, but the nodes of the step only in a task that srun starts.
+    # SLURM also sets the number of tasks in an sbatch script, but it sets the nodes of a step only in tasks that srun starts.
     elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_STEP_NODELIST" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         local = environment.get("SLURM_LOCALID", "0")

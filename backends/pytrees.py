@@ -1,4 +1,4 @@
-"""Nested containers of arrays: map over them, and flatten nested dicts with string keys by path."""
+"""Functions that map over nested containers of arrays, and that flatten nested dicts with string keys by path."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""Allocations, which turn scores into slots. Token Choice (Algorithm 1) serves all tokens in some order, or only the most important;
-Expert Choice is Algorithm 2.
+"""Allocations, which turn scores into slots. Token Choice (Algorithm 1) serves all tokens in a given order, or only the most important
+tokens. Expert Choice is Algorithm 2.
 
-Selections are integers and carry no gradient; weights do. Ties go to the lower index.
+Selections are integers and carry no gradient. Weights carry a gradient. Ties go to the lower index.
 """
 
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
@@ -69,7 +69,7 @@ def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, eps
     total = total if norm == "sum" else xp.sqrt(total)
     if not epsilon:
         return weights / total
-    # The derivative divides by the square of the divisor. For a divisor of 1e-20, the square underflows in float32.
+    # The derivative divides by the square of the divisor, which underflows in float32 for a divisor of 1e-20.
     scale = xp.where(total < 2.0**-32, 2.0**64, 1.0)
     return (weights * scale) / ((total + epsilon) * scale)
 
@@ -148,7 +148,7 @@ def _serve(
     slot_order: str = "choice",
     normalize: str | None = None,
 ) -> BySlot:
-    """Token Choice for the first `served` tokens in `order` (G, T). All other tokens come after them and get no slot."""
+    """Token Choice for the first `served` tokens in `order` (G, T). Tokens after these get no slot."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
@@ -171,11 +171,11 @@ def _serve(
             of_others = xp.full((groups, tokens - served, choices), slots, slot)
             slot = xp.concatenate([slot, of_others], 1)
         slot = xp.take_rows(slot, xp.argsort(order))
-    # Request k * T + t is choice k of token t. K * T marks an empty slot.
+    # Request k * T + t is choice k of token t. An empty slot has request K * T.
     request = xp.invert_index(xp.swapaxes(slot, 1, 2).reshape(groups, -1), slots).reshape(groups, experts, capacity)
     token = xp.where(request < choices * tokens, request % tokens, tokens)
 
-    # Weights. A choice without a slot belongs to expert E.
+    # Weights. For a choice without a slot, the expert index is E.
     if normalize is not None:
         check_option("normalize", normalize, NORMS)
         combine_scores = _divided(xp, combine_scores, slot // capacity, normalize)
@@ -193,17 +193,17 @@ def _slots_in_stages(
     *,
     by_token: bool,
 ) -> Array:
-    """The slot `e * C + c` of each choice: (G, N, K) int32, E * C for a choice without a slot.
+    """Returns the slot `e * C + c` of each choice, (G, N, K) int32. A choice without a slot gets E * C.
 
     best: (G, N, tries) int32, the experts that a token tries, best first. keep: booleans of the same shape.
 
     by_token: in a single stage, each token makes all its requests before the next token makes any.
 
-    The first K stages are merged, because no token can have K experts before they end.
+    The first K stages are merged, because no token can have K experts before the end of stage K.
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # requests in earlier stages, in the last column for no expert
+    earlier = xp.full((groups, experts + 1), 0, best)  # counts of earlier requests; the last column is for no expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]

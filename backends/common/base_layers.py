@@ -1,4 +1,4 @@
-"""BASE layers: the best expert of each token, and the routing for an assignment from a backend's `base_assignment`."""
+"""BASE layers: the best expert of each token, and the routing for an assignment that `base_assignment` of a backend computes."""
 
 from moespec.backends.common.allocations import token_choice
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace

@@ -24,7 +24,7 @@ __all__ = [
 def dselect_k_codes(
     xp: Namespace[Array], tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K). A static gate returns (K, M) and (K,)."""
+    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K). For a static gate, the results are (K, M) and (K,)."""
     check_scores("tokens", tokens, "groups tokens width")
     bits = check_codes(bias, choices, experts)
     scores = xp.promote(bias)
@@ -84,14 +84,14 @@ def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *
 
 
 def dselect_k_entropy(xp: Namespace[Array], selectors: Array) -> Array:
-    """The mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
+    """Returns the mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
     groups = check_selectors(selectors)
     r = xp.promote(selectors)
     return -xp.sum(r * xp.log(r + EPSILON)) / groups
 
 
 def dselect_k_reachability(xp: Namespace[Array], selectors: Array) -> Array:
-    """The mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
+    """Returns the mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
     groups = check_selectors(selectors)
     mass = xp.sum(xp.promote(selectors), -1)
     return xp.sum(1 / xp.where(mass < EPSILON, EPSILON, mass)) / groups

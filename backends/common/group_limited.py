@@ -1,4 +1,4 @@
-"""Group-limited choice: selection scores restricted to the best groups of experts. They carry no gradient."""
+"""Group-limited choice: selection scores restricted to the best groups of experts. The selection scores carry no gradient."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.algorithms.group_limited import check_groups

@@ -29,7 +29,7 @@ def hierarchical_affinity(xp: Namespace[Array], noisy_logits: Array, *, branches
 def hierarchical_load_loss(
     xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int
 ) -> Array:
-    """The mean over the groups: logits, noise_logits and noisy_logits (G, T, a + E) -> a scalar."""
+    """Returns the mean over the groups: logits, noise_logits and noisy_logits (G, T, a + E) -> a scalar."""
     arrays = {"logits": logits, "noise_logits": noise_logits, "noisy_logits": noisy_logits}
     for name, array in arrays.items():
         check_scores(name, array, AXES)
@@ -48,6 +48,6 @@ def hierarchical_load_loss(
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
-    """The columns of the branches, (G, T, a), and of the experts, (G, T a, b)."""
+    """Splits the columns of an array into the columns of branches, (G, T, a), and of experts, (G, T a, b)."""
     branches, size = check_branches(branches, array.shape[2])
     return array[..., :branches], array[..., branches:].reshape(array.shape[0], -1, size)

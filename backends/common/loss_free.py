@@ -25,7 +25,7 @@ def biased_scores(xp: Namespace[Array], scores: Array, bias: Array) -> Array:
 
 
 def expert_load(xp: Namespace[Array], scores: Array, *, choices: int, scope: str = "batch") -> Array:
-    """The sum over the groups: scores (G, T, E) -> (E,)."""
+    """Returns the sum over the groups: scores (G, T, E) -> (E,)."""
     check_scores("scores", scores, AXES)
     check_option("scope", scope, ("batch", "global"))
     scores = xp.promote(xp.stop_gradient(scores))
@@ -44,7 +44,7 @@ def balance_bias(xp: Namespace[Array], bias: Array, load: Array, *, rate: float,
 
 
 def _excess_sign(xp: Namespace[Array], load: Array) -> Array:
-    """The sign of `load` minus its mean, exact up to 2^36 choices: float32 skips integers above 2^24, so it compares high and low parts."""
+    """Returns the sign of `load` minus its mean. It is exact up to 2^36 choices, because high and low parts are compared separately."""
     upper = _whole(xp, load / 4096)
     high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
     carry = _whole(xp, low / 4096)

@@ -1,7 +1,7 @@
 """The array namespace that formulas use: operations that each framework provides in one module.
 
 Formulas also use the operations that all arrays support: arithmetic, comparisons, slicing, `.shape`, `.ndim`, `.dtype`
-and `.reshape`. Functions named as in NumPy mean the same as in NumPy. `axis` is one axis or several.
+and `.reshape`. A function with a NumPy name computes the same as in NumPy. `axis` is one axis or several.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ class Namespace(Protocol[Array]):
     def stop_gradient(self, x: Array, /) -> Array:
         """`x` as a constant."""
 
-    # Arrays like another array: on its device and, except for indices, in its dtype.
+    # New arrays are on the device of a given array and, except for indices, in its dtype.
 
     def full(self, shape: tuple[int, ...], value: float, like: Array, /) -> Array: ...
     def arange(self, start: int, stop: int, like: Array, /) -> Array: ...
@@ -115,7 +115,7 @@ class Namespace(Protocol[Array]):
     def stack(self, arrays: list[Array], axis: int, /) -> Array: ...
     def swapaxes(self, x: Array, first: int, second: int, /) -> Array: ...
 
-    # Choices along the last axis. They carry no gradient. Ties go to the lower index.
+    # Choices along the last axis. Choices carry no gradient. Ties go to the lower index.
 
     def argmax(self, x: Array, /) -> Array:
         """The index of the largest entry, int32: (..., n) -> (..., 1)."""
@@ -136,7 +136,7 @@ class Namespace(Protocol[Array]):
         """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Booleans in the shape (..., n) of `like`, true at the indices (..., k), where n means none."""
+        """Booleans in the shape (..., n) of `like`, true at the indices (..., k). The index n is ignored."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
         """The number of times that each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""
@@ -145,16 +145,16 @@ class Namespace(Protocol[Array]):
         """Booleans in the shape of `like`, true at `indices` along an axis."""
 
     def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-        """The `count` largest entries, descending, and `place`: `place(function)` is `function` of these entries at
-        their positions in `x`, and 0 elsewhere."""
+        """Returns the `count` largest entries in descending order, and `place`. `place(function)` is `function` of these entries at their
+        positions in `x`, and 0 elsewhere."""
 
-    # Maps between tokens and slots; int32.
+    # Maps between tokens and slots, as int32 indices.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """The number of earlier requests of the group for the same expert; `experts` means no expert: (G, N) -> (G, N)."""
+        """Counts, for each request, earlier requests of its group for the same expert: (G, N) -> (G, N). `experts` means no expert."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
-        """The position of each of 0, ..., count - 1 in `index`, N if absent: (G, N) -> (G, count). `count` in `index` means none."""
+        """The position in `index` of each number below `count`, or N if absent: (G, N) -> (G, count). Ignores `count` in `index`."""
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """The rows at indices: (G, N, D) and (G, M) -> (G, M, D)."""
@@ -172,7 +172,7 @@ class Namespace(Protocol[Array]):
     ) -> Array:
         """`(rows * x) (columns * slots)`: x (G, T, D), slots (D, E, C), rows (G, T, 1), columns (1, E, C) -> (G, T, E, C).
 
-        tokens: `x` before promotion. A factor of None is 1.
+        tokens: `x` before promotion. If `rows` or `columns` is None, that factor is 1.
         """
 
     # Loops and random numbers.
@@ -189,7 +189,7 @@ class Namespace(Protocol[Array]):
 
 
 class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):
-    """The array namespace of a framework, with its routing records."""
+    """The array namespace of a framework, together with its routing record types."""
 
     SlotRouting: type[BySlot]
     """The record by slot, built from `token`, `weight`, `slot` and `tokens`."""

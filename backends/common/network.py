@@ -1,4 +1,4 @@
-"""Parts shared by the network operations of the backends: argument checks and cross-entropies."""
+"""Functions that the network operations of all backends share: argument checks and cross-entropies."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def expert_weights(
     experts: int | None = None,
     plain: bool = False,
 ) -> dict[str, Array]:
-    """The checked parameters of `experts` perceptrons (any number if None) in a dtype. plain: requires `w1`, `b1`, `w2`, `b2`."""
+    """Checks the parameters of `experts` perceptrons (if None, any number) and casts them. plain: requires `w1`, `b1`, `w2`, `b2`."""
     check_parameter_names(params, plain=plain)
     for name in filter(params.__contains__, AXES):
         check_scores(name, params[name], AXES[name])
@@ -58,7 +58,7 @@ def multi_hash_weights(
 def perceptron(
     x: Array, weights: Mapping[str, Array], linear: Linear[Array], active: Callable[[Array], Array]
 ) -> Array:
-    """Applies the perceptrons of `expert_mlp`, plain or gated. `linear` knows the expert of each row of `x`."""
+    """Applies the perceptrons of `expert_mlp`, plain or gated. `linear(x, w, b)` multiplies each row by the matrix of its expert."""
     hidden = active(linear(x, weights["w1"], weights.get("b1")))
     if "w3" in weights:
         hidden = hidden * linear(x, weights["w3"], weights.get("b3"))
@@ -76,7 +76,7 @@ def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> 
 
 
 def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, int]:
-    """The rows and columns of patches in images (N, height, width, channels), for kernel (patch, patch, channels, D), bias (D,)."""
+    """Counts rows and columns of patches: images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,)."""
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels features")
     patch = kernel.shape[0]
@@ -104,7 +104,7 @@ def sigmoid_cross_entropy(xp: Namespace[Array], logits: Array, targets: Array) -
 
 
 def _checked(xp: Namespace[Array], logits: Array, targets: Array) -> Any:
-    """The logits and the class targets in one dtype."""
+    """Converts the logits and the class targets to one dtype."""
     check_scores("logits", logits, "... classes")
     check_scores("targets", targets, "... classes")
     check_same_shape("targets", targets, "logits", logits)

@@ -34,7 +34,7 @@ def noisy_top_k_affinity(xp: Namespace[Array], noisy_logits: Array, *, choices: 
 def noisy_top_k_load_loss(
     xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
 ) -> Array:
-    """The mean over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
+    """Returns the mean over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
     _check(logits, noise_logits=noise_logits, noisy_logits=noisy_logits)
     choices = check_choices(choices, logits.shape[2])
     arrays = xp.promote_all(logits, noise_logits, noisy_logits)

@@ -1,4 +1,4 @@
-"""Losses that compare the rows of a batch in pairs, and batch normalisation. Rows come from all devices; there is no groups axis."""
+"""Losses that compare the rows of a batch in pairs, and batch normalisation. Rows come from all devices, without a groups axis."""
 
 from collections.abc import Sequence
 
@@ -73,7 +73,7 @@ def batch_norm(xp: Namespace[Array], x: Array, *, epsilon: float = 1e-5) -> Arra
 
 
 def _logits(xp: Namespace[Array], first: Array, second: Array, log_scale: Array | float) -> Array:
-    """The scaled cosines of the rows: (pairs, pairs)."""
+    """Returns the scaled cosines between all pairs of rows: (pairs, pairs)."""
     check_scores("first", first, "pairs width")
     check_scores("second", second, "pairs width")
     check_same_shape("second", second, "first", first)
@@ -91,7 +91,7 @@ def _product(xp: Namespace[Array], first: Array, second: Array) -> Array:
 
 
 def _scalar(xp: Namespace[Array], name: str, value: Array | float, like: Array) -> Array:
-    """A scalar that may be traced or trained, in float32 or better."""
+    """Converts a number, or a traced or trained scalar, to float32 or better."""
     if isinstance(value, int | float):
         return xp.full((), value, like)
     check_scores(name, value, "")

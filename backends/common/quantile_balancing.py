@@ -1,4 +1,4 @@
-"""Quantile balancing: counts of the biases that tokens require, and the bias at their quantile. They carry no gradient."""
+"""Quantile balancing: counts the biases that tokens require, and finds the bias at a quantile. The results carry no gradient."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import check_at_least, check_rivals, check_scores, check_size
@@ -7,7 +7,7 @@ __all__ = ["quantile_bias", "required_biases"]
 
 
 def required_biases(xp: Namespace[Array], scores: Array, bias: Array, *, choices: int, bins: int) -> Array:
-    """The sum over the groups: scores (G, T, E), bias (E,) -> (E, bins)."""
+    """Returns the sum over the groups: scores (G, T, E), bias (E,) -> (E, bins)."""
     check_scores("scores", scores, "groups tokens experts")
     check_scores("bias", bias, "experts")
     check_size("bias", bias, 0, scores.shape[2], "the experts of scores")
@@ -34,11 +34,11 @@ def quantile_bias(xp: Namespace[Array], bias: Array, counts: Array, *, choices: 
     before = experts * xp.sum(xp.where(below, counts, 0.0), 1, keepdims=True)
     within = (rank - before) / xp.where(here > 0, here, 1.0)
     at = xp.cast(at, counts.dtype)
-    position = (at - xp.mean(at)) + (within - xp.mean(within))  # two terms, because bins are integers
+    position = (at - xp.mean(at)) + (within - xp.mean(within))  # averages bins separately, because they are integers
     return (position * (_bounds(xp, bias)[1] / bins))[:, 0]
 
 
 def _bounds(xp: Namespace[Array], bias: Array) -> tuple[Array, Array]:
-    """The lower end of the bins and their total width."""
+    """Returns the lower end of the bins and their total width."""
     low, high = -xp.max(-bias, 0), xp.max(bias, 0)
     return low - 1, high - low + 2

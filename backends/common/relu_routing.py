@@ -16,7 +16,7 @@ def relu_affinity(xp: Namespace[Array], logits: Array) -> Array:
 
 
 def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: int) -> Array:
-    """The mean over the groups: gates (G, T, E), penalty, a scalar -> a scalar."""
+    """Returns the mean over the groups: gates (G, T, E), penalty, a scalar -> a scalar."""
     check_scores("gates", gates, AXES)
     check_scores("penalty", penalty, "")
     gates, penalty = xp.promote_all(gates, penalty)
@@ -27,7 +27,7 @@ def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: in
 
 
 def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
-    """The sum over the groups: gates (G, T, E) -> a scalar."""
+    """Returns the sum over the groups: gates (G, T, E) -> a scalar."""
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
     # Subtract the choices of each token before the sum, because float32 is inexact above 2^24.

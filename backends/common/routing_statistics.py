@@ -8,7 +8,7 @@ __all__ = ["collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot
 
 
 def collapse_metrics(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> dict[str, Array]:
-    """The scalars dispatch_max and combine_max, each the mean over the groups."""
+    """Returns the scalars dispatch_max and combine_max, averaged over the groups."""
     if isinstance(routing, xp.SlotRouting):
         weight = xp.by_expert(routing, xp.stop_gradient(routing.weight))
         return {"dispatch_max": xp.mean(_filled(xp, routing)), "combine_max": xp.mean(xp.max(weight, 2))}
@@ -37,7 +37,7 @@ def cumulative_dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: ByS
 
 
 def experts_per_token(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> dict[str, Array]:
-    """Scalars, each the mean over the groups."""
+    """Returns scalars, averaged over the groups."""
     if isinstance(routing, xp.SlotRouting):
         count = summed_dispatch(xp, routing)
     else:
@@ -61,5 +61,5 @@ def _dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dens
 
 
 def _filled(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
-    """1 for a slot that holds a token, else 0: (G, E, C)."""
+    """Returns 1 for a slot that holds a token, else 0: (G, E, C)."""
     return xp.cast(routing.token < routing.tokens, routing.weight.dtype)

@@ -1,4 +1,4 @@
-"""Soft MoE: every slot is a mean of all tokens, every token a mean of all slot outputs."""
+"""Soft MoE: every slot is a weighted mean of all tokens, and every output token is a weighted mean of all slot outputs."""
 
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.spec.algorithms.soft_moe import check_forms, check_one_slot_each

@@ -1,6 +1,6 @@
 """Strictly balanced gating: the masks of training and evaluation, the gates that remain, and the loss of the thresholds.
 
-Masks carry no gradient; gates do.
+Masks carry no gradient, but gates do.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def masked_gates(xp: Namespace[Array], gates: Array, mask: Array) -> Array:
 
 
 def threshold_loss(xp: Namespace[Array], gates: Array, thresholds: Array, *, capacity: int) -> Array:
-    """The mean over the groups: gates (G, T, E), thresholds (E,) -> a scalar."""
+    """Returns the mean over the groups: gates (G, T, E), thresholds (E,) -> a scalar."""
     target = batchwise_mask(xp, gates, capacity=capacity)
     gates, thresholds = _pair(xp, gates, thresholds)
     side = xp.cast(gates > thresholds, gates.dtype) - xp.cast(target, gates.dtype)

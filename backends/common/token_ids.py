@@ -1,4 +1,4 @@
-"""Token ids for hash layers, and the table of a hash. Ids are int32. Functions do not check their values.
+"""Token ids for hash layers, and the table of a hash. Ids are int32. Functions do not check the values of codes and ids.
 
 Shape comments: P pixels, V codes or ids.
 """

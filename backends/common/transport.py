@@ -1,6 +1,6 @@
 """Sparsity-constrained optimal transport: projections, dual functions, and the reference Adam solver of the router.
 
-Here columns are the last axis of a plan, so one call finds the largest entries of every column in every group.
+Columns are the last axis of a plan in this module, so one call finds the largest entries of every column in every group.
 """
 
 from typing import Generic, NamedTuple
@@ -158,7 +158,7 @@ class _Problem(NamedTuple, Generic[Array]):
     gamma: float
 
     def plan(self, xp: Namespace[Array], potential: Array) -> Array:
-        """The plan (G, N, M), columns last, of the semi-dual for a potential (G, M), or of the dual for a potential (G, M + N)."""
+        """Returns the plan (G, N, M), columns last, for the potential of the semi-dual, (G, M), or of the dual, (G, M + N)."""
         rows = self.columns.shape[2]
         shifted = potential[:, None, :rows] + self.columns
         if potential.shape[1] == rows:
@@ -175,7 +175,7 @@ class _Problem(NamedTuple, Generic[Array]):
 
 
 def _thresholded(xp: Namespace[Array], shifted: Array, nonzeros: int, gamma: float) -> Array:
-    """The columns of the dual's plan: the largest positive entries along the last axis, divided by gamma."""
+    """Returns the columns of the dual's plan: its largest positive entries along the last axis, divided by gamma."""
     _, place = xp.largest(shifted, nonzeros)
     return place(lambda entries: xp.maximum(entries, 0.0) / gamma)
 

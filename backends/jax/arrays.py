@@ -104,13 +104,13 @@ def top_indices(scores: Array, count: int) -> Array:
 
 
 def top_values(scores: Array, count: int) -> Array:
-    """The `count` largest entries along the last axis, descending. They carry no gradient."""
+    """The `count` largest entries along the last axis, descending. The entries carry no gradient."""
     return _top(scores, count)[0]
 
 
 def _top(scores: Array, count: int) -> tuple[Array, Array]:
-    # Without a barrier, XLA merges a later slice of a result with its own slice, and then sorts all entries. With one barrier for
-    # both results, XLA for several devices mistakes them for the sort itself and fails.
+    # Without a barrier, XLA merges a later slice of a result with its own slice, and then sorts all entries. With a single barrier for
+    # values and indices, XLA fails for several devices, because it takes both for the sort.
     values, indices = lax.top_k(lax.stop_gradient(scores), count)
     return lax.optimization_barrier(values), lax.optimization_barrier(indices)  # type: ignore[no-untyped-call]
 

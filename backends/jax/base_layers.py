@@ -2,13 +2,13 @@
 
 Shape comments: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* works on integers, so rounding can neither unbalance it nor make it cycle. Sinkhorn steps at falling
-temperatures give prices for the experts. Then, in a fixed number of steps, each price rises where more tokens want the
-expert than it has slots, and falls where fewer do. Each token takes its best expert at these prices. That assignment is
-the best of all assignments with the same number of tokens per expert. A repair removes the remaining imbalance: in each
-step, tokens with the same loss move along the cheapest path of moves from a full expert to one with room (successive
-shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays optimal for its numbers of tokens per
-expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
+*The solver* works on integers, so rounding can neither unbalance the assignment nor make the solver cycle. Sinkhorn
+steps at falling temperatures give prices for the experts. Then, in a fixed number of steps, the price of an expert
+rises if more tokens want it than it has slots, and falls if fewer do. Each token takes its best expert at these prices.
+This assignment is the best one with the same number of tokens per expert. A repair removes the remaining imbalance: in
+each step, tokens with the same loss move along the cheapest path of moves from a full expert to one with room
+(successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays optimal for its numbers of
+tokens per expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial
@@ -32,8 +32,8 @@ def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
     The assignment is balanced for all scores. The gap is 0, up to rounding, if the scores of a token differ by multiples of about
-    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise rounding can widen it
-    by up to that size per token.
+    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise rounding can widen the gap by up to one
+    such multiple per token.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), wide(scores)
@@ -52,7 +52,7 @@ def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 
 
 
 def _assigned(scores: Array, slots: int) -> Assignment:
-    """The best balanced assignment of each group of (G, T, E)."""
+    """Returns the best balanced assignment of each group, for scores (G, T, E)."""
     levels, exponent = _levels(lax.stop_gradient(scores))
     start = jnp.ldexp(_smooth_prices(lax.stop_gradient(scores), slots), -exponent[:, None])
     expert, price = _balanced(levels, start, slots)
@@ -99,12 +99,12 @@ def _levels(scores: Array) -> tuple[Array, Array]:
 
 
 def _word(integer: Any) -> int:
-    """The exponent of a number that exceeds any path and that can be doubled without overflow."""
+    """Returns the exponent of a number that is larger than any path length and can be doubled without overflow."""
     return 61 if integer == jnp.int64 else 29
 
 
 class _State(NamedTuple):
-    """expert (T,), counts (E,) of their tokens, and cost (E, E): the least loss of a token of expert e when it moves to f."""
+    """expert (T,), the number of tokens of each expert (E,), and cost (E, E): the least loss of a token of expert e that moves to f."""
 
     expert: Array
     counts: Array
@@ -183,7 +183,7 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
         return before[walk[0]] != walk[0]
 
     def movers(target: Array) -> Array:
-        """The tokens (T,) that lose least by moving to `target` from its predecessor."""
+        """Returns the tokens (T,) that lose least when they move to `target` from its predecessor on the path."""
         source = before[target]
         loss = jnp.min(jnp.where(experts == target, _losses(levels, state.expert, source), far), axis=1)
         return (loss == state.cost[source, target]) & (state.expert == source)

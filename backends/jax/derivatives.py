@@ -1,4 +1,4 @@
-"""Linear and bilinear functions with explicit transposes, for fast derivatives of every kind and order.
+"""Linear and bilinear functions with explicit transposes, for fast forward-mode, reverse-mode and higher-order derivatives.
 
 `jax.custom_vjp` supports neither forward mode nor derivatives of the gradient, and `custom_derivatives.linear_call` no `vmap`.
 """
@@ -19,9 +19,9 @@ untyped: Any = jax
 
 
 def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) -> Sequence[jax.Array]:
-    """`function(fixed, *arrays)`, a tuple that is linear in `arrays`, with the transpose `transpose(fixed, *cotangents)`.
+    """Computes `function(fixed, *arrays)`, a tuple that is linear in `arrays`; its transpose is `transpose(fixed, *cotangents)`.
 
-    fixed: a pytree. JAX differentiates `function` and `transpose` with respect to it. An array may be a `SymbolicZero`.
+    fixed: a pytree. JAX differentiates `function` and `transpose` with respect to `fixed`. Any of `arrays` may be a `SymbolicZero`.
     """
     leaves, tree = jax.tree.flatten(fixed)
     count, live = len(leaves), [n for n, array in enumerate(arrays) if not isinstance(array, SymbolicZero)]
@@ -40,9 +40,9 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Sequence[jax.Array]:
-    """`function(fixed, left, right)`, a tuple. Its first result is linear in each of the two arrays, the others only in `right`.
+    """Computes the tuple `function(fixed, left, right)`. Its first entry is linear in `left` and in `right`, the others only in `right`.
 
-    `transpose(fixed, left, right, *cotangents)` returns the cotangents of the two.
+    `transpose(fixed, left, right, *cotangents)` returns the cotangents of `left` and `right`.
     """
     return tuple(function(fixed, left, right))
 

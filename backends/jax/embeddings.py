@@ -26,7 +26,7 @@ def _rows(ids: Array, table: Array) -> tuple[Array]:
 
 
 def _transposed(count: int, ids: Array, cotangent: Array) -> tuple[Array]:
-    """Sums over the tokens of each id, in float32 or better and in a fixed order. Uses a scatter, except on GPUs."""
+    """Sums the rows of tokens with the same id, in float32 or better and in a fixed order. Uses a scatter, except on GPUs."""
     rows = wide(cotangent.reshape(-1, cotangent.shape[-1]))
     by_scan, by_scatter = (partial(each, count) for each in (_sums_by_scan, _sums_by_scatter))
     flat = ids.reshape(-1)

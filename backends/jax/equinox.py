@@ -33,7 +33,7 @@ __all__ = ["MoE", "Routed"]
 class MoE(eqx.Module):  # type: ignore[misc]
     """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
-    inference: True disables gating noise and the capacity of training; `eqx.nn.inference_mode` sets it.
+    inference: True disables gating noise and the training capacity; `eqx.nn.inference_mode` sets it.
 
     Router logits, weights and losses are computed in float32 or better. The tables of a hash layer are integers, which
     `eqx.is_inexact_array` does not select.

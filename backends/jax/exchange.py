@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from jax import Array, lax
 
-# JAX declares no types for these.
+# JAX declares no types for these functions.
 collective = cast(Any, lax)
 
 
 def there(slots: Array, axes: str | Sequence[str]) -> Array:
-    """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
+    """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
     return cast(Array, collective.all_to_all(slots, axes, 1, 0, tiled=True))
 
 

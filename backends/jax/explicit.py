@@ -1,7 +1,7 @@
 """Runs functions of groups on arrays whose types record a split over explicit axes of the user's mesh.
 
 Where groups are split, `jax.shard_map` runs the single-device program on each device. Devices exchange only the means
-and sums over all groups, and the slots of experts on other devices. JAX handles every other split or raises an error.
+and sums over all groups, and the slots of experts on other devices. For any other split, JAX runs the function itself or raises an error.
 """
 
 import functools
@@ -20,7 +20,7 @@ from moespec.spec.errors import ShapeError
 Function = TypeVar("Function", bound=Callable[..., Any])
 Axes = tuple[str, ...]
 
-# JAX declares no types for these.
+# JAX declares no types for these functions.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
 
@@ -34,7 +34,7 @@ class Split(NamedTuple):
 
     @property
     def axes(self) -> Axes:
-        """The axes that split the groups during the computation. They include the axes that split the experts."""
+        """The axes that split the groups during the computation. These axes include the axes that split the experts."""
         return self.groups + tuple(axis for axis in self.experts if axis not in self.groups)
 
 
@@ -43,7 +43,7 @@ def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Fu
 
     kinds: "group" for an argument whose first axis is groups, "experts" for the parameters of experts; all groups share
         every other array. The function returns arrays whose first axis is groups, and means over groups, or sums if
-        `summed` is set. If the function takes "experts", its other argument and its result are slots, (G, E, C, D).
+        `summed` is set. If any argument has kind "experts", the other argument and the result are slots, (G, E, C, D).
     """
 
     def mapped(function: Function) -> Function:
@@ -74,7 +74,7 @@ def is_split(tree: Any) -> bool:
 
 
 def split_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Splits the unsplit arrays like the split arrays, if all split arrays have the same split."""
+    """If all split arrays have the same split, splits the other arrays in the same way."""
     specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
     (spec, *others) = set(filter(None, specs)) or {None}
     if spec is None or others:
@@ -88,7 +88,7 @@ def _is_of_arrays(value: Any) -> bool:
 
 
 def _axes(leaf: Any) -> dict[int, Axes]:
-    """For each split axis of an array, the explicit mesh axes that split it."""
+    """Returns, for each split axis of an array, the explicit mesh axes that split it."""
     if not isinstance(leaf, jax.Array):
         return {}
     spec = untyped.typeof(leaf).sharding.spec
@@ -112,7 +112,7 @@ def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | No
             kind, axes = kinds.get(name, ""), _axes(leaf)
             if not axes:
                 continue
-            # Other axes of expert parameters are gathered where the experts compute.
+            # Other split axes of expert parameters are gathered before the experts compute.
             if kind not in splits or (kind == "group" and set(axes) != {0}):
                 return None
             mesh = untyped.typeof(leaf).sharding.mesh
@@ -173,7 +173,7 @@ def _resharded(tree: Any, specs: Any) -> Any:
 
 
 def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
-    """True for each array that `function` returns with groups as its first axis: doubling the groups doubles that axis."""
+    """Returns, for each result of `function`, whether its first axis is groups: that axis doubles if the groups double."""
 
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:

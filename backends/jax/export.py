@@ -1,4 +1,4 @@
-"""A function of images as StableHLO: one artifact for CPU, CUDA and TPU, for any batch size."""
+"""Exports a function of images as StableHLO: one artifact for CPU, CUDA and TPU and for any batch size."""
 
 from collections.abc import Callable
 

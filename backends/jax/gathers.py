@@ -1,13 +1,12 @@
 """Moves rows between tokens and slots by gathers in both directions; each gather is the gradient of the other.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S = E * C slots in one row, where slot
-`e * C + c` is slot `c` of expert `e`. The index S means "none", as T does among tokens.
+`e * C + c` is slot `c` of expert `e`. The slot index S and the token index T mean "none".
 
 A sparse routing is a partial map between tokens and slots, stored in both directions: `token` (G, S) and `slot` (G, T,
-K). A gather by one moves rows, a gather by the other moves their gradients. In Expert Choice a token may occupy any
-number of slots. Then `slot` is None, and sums over a token's slots add them in ascending order, with as many gathers as
-the most chosen token has slots. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same
-bits on every run, also on a GPU.
+K). A gather by one array moves rows; a gather by the other moves the gradients of the rows. In Expert Choice a token may occupy any
+number of slots. In that case `slot` is None, and each token's slots are added in ascending order, by as many gathers as the most chosen
+token has slots. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, also on a GPU.
 """
 
 import math
@@ -40,11 +39,11 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
     """The value of each token's slot at each expert, 0 for none: (G, E, C) to (G, T, E)."""
     groups, experts, capacity = values.shape
     if slot is not None:
-        # One value per choice, spread over the experts by a mask.
+        # Spreads one value per choice over the experts by a mask.
         chosen = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
         taken = take_rows(values.reshape(groups, experts * capacity), slot)
         return jnp.sum(jnp.where(chosen, taken[..., None], 0), axis=2)
-    # An expert takes each token at most once. Empty slots write past the end, each to a different place.
+    # An expert takes each token at most once. Empty slots write past the end of the array, each to a different place.
     own = jnp.arange(experts * capacity, dtype=token.dtype).reshape(experts, capacity)
     row = jnp.where(token < tokens, token, tokens + own)
     expert = jnp.arange(experts, dtype=token.dtype)[:, None]
@@ -59,7 +58,7 @@ def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -
 
 def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
     groups, tokens, experts = scores.shape
-    # One gather from a row of all scores of a group: with an experts axis, each score would be a separate tile on a TPU.
+    # One gather from a row of all scores of a group: with a separate experts axis, a TPU would read a whole tile for each score.
     own = ends[0] * experts + jnp.arange(experts, dtype=ends[0].dtype)[:, None]
     return (take_rows(scores.reshape(groups, tokens * experts), own),)
 

@@ -1,9 +1,9 @@
-"""The layer whose experts are perceptrons, computed on the rows of all groups, sorted by expert.
+"""Computes the layer whose experts are perceptrons, on the rows of all groups, sorted by expert.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
 are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are multiplied in blocks of at
-most BLOCK, and the number of blocks is a value on the device. On a TPU, kernels do this (`megablox`), and the rows of
-small groups come from products (`one_hot`).
+most BLOCK, and the number of blocks is a value on the device. On a TPU, the kernels of `megablox` compute these products, and `one_hot`
+computes the rows of small groups.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H hidden; N = G T K choices.
 """
@@ -102,7 +102,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_slots(routing: SlotRouting) -> Rows:
-    """A row for each slot, empty or not: `(e G + g) C + c`."""
+    """Makes a row for each slot, empty or not: row `(e G + g) C + c`."""
     groups, experts, capacity = routing.token.shape
     group = jnp.arange(groups, dtype=jnp.int32)[:, None, None]
     token = jnp.where(routing.token < routing.tokens, routing.token + group * routing.tokens, groups * routing.tokens)
@@ -115,7 +115,7 @@ def rows_of_slots(routing: SlotRouting) -> Rows:
 
 
 def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
-    """Only the rows of filled slots, padded from N to whole blocks, and the end of each expert's rows, (E,)."""
+    """Returns only the rows of filled slots, padded from N to whole blocks, and the end of each expert's rows, (E,)."""
     of_choice = present("slots.row", slots.row)
     size = -(-of_choice.size // BLOCK) * BLOCK
     filled = slots.token < tokens
@@ -184,7 +184,7 @@ def _sums_transposed(ends: Array, rows: Array, gradient: Array, kernel: Array, b
 
 
 def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array, *others: Array) -> Any:
-    """Runs `loop` on the arrays or, on a TPU, `kernel`, which does the same without loops."""
+    """Runs `loop` on the arrays or, on a TPU, `kernel`, which computes the same without loops."""
     if not megablox.takes(rows):
         return loop(rows, *others)
     return lax.platform_dependent(rows, *others, tpu=kernel, default=loop)
@@ -245,7 +245,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
 
 
 def _and_block(rows: Array) -> Array:
-    """The rows plus one block, because the last product of an expert reaches past its rows."""
+    """Appends one block to the rows, because the last product of an expert reaches past its rows."""
     return jnp.pad(rows, ((0, BLOCK), (0, 0)))
 
 

@@ -1,7 +1,7 @@
-"""Hash layers: the routing from a table, and MultiHash.
+"""Hash layers: routing by a table of expert numbers, and MultiHash.
 
-Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. They are not checked:
-results are undefined for an id outside the table or an expert that does not exist.
+Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. Ids and tables are not checked: results
+are undefined for an id outside the table or an expert that does not exist.
 """
 
 from collections.abc import Mapping

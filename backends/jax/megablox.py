@@ -1,7 +1,7 @@
-"""Products of rows that are sorted by expert, on a TPU: the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
+"""Multiplies rows that are sorted by expert, on a TPU, by the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
-They read each row once per tile of the width, and each expert's matrix once per tile of its rows, without padding rows. They are JAX's
-version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs them on a CPU, for tests.
+The kernels read each row once per tile of the width, and each expert's matrix once per tile of its rows, without padding rows. The kernels
+are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs the kernels on a CPU, for tests.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """

@@ -1,4 +1,4 @@
-"""Training on a mesh of devices: each runs the single-device program on its images, with the exchanges that `OnMesh` adds.
+"""Training on a mesh of devices. Each device runs the single-device program on its images, with the exchanges that `OnMesh` adds.
 
 `jax.shard_map` maps the program over the devices. The update of the optimiser runs outside the program, on whole arrays, where XLA's
 partitioner finds that only norms need communication.
@@ -45,7 +45,7 @@ from moespec.spec.errors import ConfigError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
-# JAX declares no types for these.
+# JAX declares no types for these functions.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
@@ -62,7 +62,7 @@ class _Part:
 
 
 def join(process: Process, address: str | None = None, timeout: float = 10.0) -> None:
-    """Joins the other processes, so that `jax.devices()` includes their devices. Call it before using JAX.
+    """Joins the other processes, so that `jax.devices()` includes their devices. Call this function before using JAX.
 
     address: the IP address at which others reach this machine. By default gloo uses the address of the machine's name,
         which may be 127.0.1.1.
@@ -79,10 +79,10 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
 
 
 def devices() -> int:
-    """The number of devices of all processes. Raises ConfigError if JAX cannot use the platforms in JAX_PLATFORMS."""
+    """Returns the number of devices of all processes. Raises ConfigError if JAX cannot use the platforms in JAX_PLATFORMS."""
     try:
         return int(jax.device_count())
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a platform has no device
+    except (RuntimeError, AssertionError) as error:  # AssertionError: raised if a platform has no device
         said = str(error).partition(". (set JAX_PLATFORMS")[0] or "this platform has no device or no plugin"
         asked = untyped.config.jax_platforms
         raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; set it to cpu, or unset it to use any device") from error
@@ -96,8 +96,8 @@ def leave() -> None:
 class OnMesh(SplitExperts):
     """The JAX backend for models on a mesh of all devices of all processes.
 
-    A state consists of whole arrays, sharded over the devices. A step, and a function from `compile`, take the
-    parameters of a state and a batch that `put` has sharded.
+    A state consists of whole arrays, sharded over the devices. A step takes a state and a batch that `put` has sharded; a function from
+    `compile` takes the parameters of the state instead.
     """
 
     single = single
@@ -111,7 +111,7 @@ class OnMesh(SplitExperts):
         if sizes.devices != there:
             raise ConfigError(f"the mesh ({sizes}) needs {sizes.devices} devices, but JAX has {there}")
         self.sizes, self.transport = sizes, transport
-        # A mesh axis may cover only a part of an axis of the torus of chips.
+        # Allows a mesh axis to cover only a part of an axis of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.bind_routers()
@@ -119,7 +119,7 @@ class OnMesh(SplitExperts):
     # The exchange.
 
     def _there(self, slots: Array) -> Array:
-        """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
         return there(slots, "expert")
 
     def _back(self, slots: Array) -> Array:
@@ -130,7 +130,7 @@ class OnMesh(SplitExperts):
         return total
 
     def whole(self, params: Any) -> Any:
-        """All parameters; gathers the parameters that are split over `fsdp`."""
+        """Returns complete parameters: gathers those that are split over `fsdp`."""
         return jax.tree.map(
             lambda leaf: (
                 lax.all_gather(leaf.array, "fsdp", axis=leaf.axis, tiled=True) if isinstance(leaf, _Part) else leaf
@@ -140,7 +140,7 @@ class OnMesh(SplitExperts):
         )
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of all devices, and the means over all devices."""
+        """Gathers the rows of all devices, and averages the metrics over all devices."""
         return lax.all_gather(by_image, AXES, tiled=True), collective.pmean(means, AXES)
 
     # Processes.
@@ -176,7 +176,7 @@ class OnMesh(SplitExperts):
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
     def put(self, tree: Any) -> Any:
-        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch. Scalars must be equal on all processes."""
+        """Converts the NumPy rows of this process to arrays of the whole batch. Scalars must be equal on all processes."""
 
         def spread(leaf: Any) -> Array:
             where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)
@@ -215,7 +215,7 @@ class OnMesh(SplitExperts):
         )
 
     def state_shapes(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """A state with shapes, dtypes and shardings instead of arrays. Leaves of `params` must have a shape; a missing
+        """Returns a state with shapes, dtypes and shardings instead of arrays. Leaves of `params` must have a shape; a missing
         dtype means float32."""
         shapes = {path: tuple(leaf.shape) for path, leaf in leaves(params)}
         how = {path: split_axes(path, shape, self.sizes) for path, shape in shapes.items()}
@@ -239,7 +239,7 @@ class OnMesh(SplitExperts):
         return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
-        """As on one device, with `Shards` instead of arrays: the parts that this process must save."""
+        """Exports the state with `Shards` instead of arrays: the parts that this process must save."""
         return export_leaves(state, _pieces)
 
     def make_step(
@@ -251,7 +251,7 @@ class OnMesh(SplitExperts):
         averaged: bool = False,
         renew: Renewal | None = None,
     ) -> Step:
-        """As on one device, for a batch that `put` has sharded. The loss and the metrics are means over groups and images.
+        """Returns the training step for a batch that `put` has sharded. The loss and the metrics are means over groups and images.
 
         A single reduction sums the gradients of parameters that all devices have, the loss and the metrics.
         """
@@ -289,7 +289,7 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
-        """Sums gradients over devices with the same part of a parameter and divides them by the number of all devices. Only adds sums."""
+        """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same part."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
         together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # for the metrics, even if no gradient joins them
         for path in gradients:
@@ -307,7 +307,7 @@ class OnMesh(SplitExperts):
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(params, rows)` for the parameters of a state and an array with one row per image that `put` has sharded.
 
-        Its result must be the same on all devices, like a result of `over_devices`.
+        The result of `function` must be the same on all devices, like a result of `over_devices`.
         """
 
         def run(params: Params, rows: Array) -> Any:
@@ -326,7 +326,7 @@ class OnMesh(SplitExperts):
 
 
 def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
-    """The leaves; wraps each leaf that is split over `fsdp` in `_Part`."""
+    """Returns the leaves, with each leaf that is split over `fsdp` wrapped in `_Part`."""
     return {path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in flat.items()}
 
 
@@ -342,6 +342,6 @@ def _like(source: Any, like: Any) -> Array:
 
 
 def _pieces(leaf: Array) -> Shards:
-    """The parts of an array that this process saves: the first device that has a part saves it."""
+    """Returns the parts of an array that this process saves: the first device that has a part saves it."""
     shards = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
     return Shards(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))

@@ -12,7 +12,7 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
-    """Load (E,) and the scalars coverage, dropped and entropy, each the mean over the groups."""
+    """Returns the load (E,) and the scalars coverage, dropped and entropy, averaged over the groups."""
     routing = lax.stop_gradient(routing)
     if isinstance(routing, SlotRouting):
         tokens = routing.tokens

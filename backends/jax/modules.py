@@ -1,4 +1,4 @@
-"""The computation that the layers for Flax and Equinox share."""
+"""The computation shared by the layers for Flax and Equinox."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -99,7 +99,7 @@ def put_true(indices: Array, like: Array, axis: int) -> Array:
 
 
 def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-    """The `count` largest entries, descending, and `place`, which applies a function to them in `x`, by a mask instead of a scatter."""
+    """The `count` largest entries, descending, and `place`, which applies a function to these entries of `x`, by a mask."""
     if count == x.shape[-1]:
         return -jnp.sort(-x, axis=-1), lambda function: function(x)
     index = top_indices(x, count)

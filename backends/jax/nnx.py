@@ -5,7 +5,7 @@
     logits, losses = nnx.capture(model, AuxiliaryLoss)(images)
     loss = criterion(logits, targets) + auxiliary_loss(losses)
 
-A router's state, such as the bias of `sigmoid_token_choice`, is a `RouterState`. Update it once per step:
+A router's state, such as the bias of `sigmoid_token_choice`, is a `RouterState`. Update the state once per step:
 
     logits, losses, statistics = nnx.capture(model, AuxiliaryLoss, RoutingStatistic)(images)
     ...
@@ -72,8 +72,8 @@ class Constant(nnx.Variable):  # type: ignore[misc]
 class MoE(nnx.Module):  # type: ignore[misc]
     """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
-    deterministic: True disables gating noise and the capacity of training; `model.eval()` sets it.
-    rngs: the source of gating noise, stream `gating`. It does not affect the initial values.
+    deterministic: True disables gating noise and the training capacity; `model.eval()` sets it.
+    rngs: the source of gating noise (stream `gating`); it does not affect the initial values.
 
     Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and
     `RoutingMetric` returns the losses and the metrics. Expert parameters have the logical axes "expert", "embed" and

@@ -1,8 +1,8 @@
-"""Rows of small groups, on a TPU: products with one-hot rows instead of gathers.
+"""Computes the rows of small groups on a TPU by products with one-hot rows instead of gathers.
 
 A TPU reads a tile of eight rows for each gathered row. A product with the one-hot rows of the slots reads each row
-once, at the cost of 2 S T D more operations for S slots and T tokens. It is exact in bfloat16, because products are
-added in float32. On other devices, and in larger groups, rows are gathered.
+once, at the cost of 2 S T D more operations for S slots and T tokens. The product is exact in bfloat16, because its terms are added in
+float32. On other devices, and in larger groups, rows are gathered.
 
 Shape comments: G groups, T tokens, E experts, C capacity, D width; R = E G C rows, in this order.
 """

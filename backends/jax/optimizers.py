@@ -66,7 +66,7 @@ def imported(
     step: int,
     array: Callable[[Any, jax.Array], jax.Array] = lambda value, like: jnp.array(value, like.dtype, copy=True),
 ) -> Any:
-    """`state` after `step` steps, with the given slots restored. Missing arrays stay as in `state`.
+    """Returns `state` after `step` steps, with the given slots restored. Missing arrays stay as in `state`.
 
     array: makes an array from a value, with the dtype and sharding of another array.
     """

@@ -14,18 +14,18 @@ ONE_HOT_EXPERTS = 32
 
 
 def positions(requests: Array, experts: int) -> Array:
-    """The number of earlier requests of the group for the same expert. requests: (G, N) int32; returns the same shape."""
+    """Counts, for each request, the earlier requests of its group for the same expert. requests: (G, N) int32; returns the same shape."""
     return (position_by_sum if experts <= ONE_HOT_EXPERTS else position_by_sort)(requests, experts)
 
 
 def position_by_sum(requests: Array, experts: int) -> Array:
-    """`positions` by a cumulative sum of one-hot rows: (G, N, E) integers."""
+    """Computes `positions` by a cumulative sum of one-hot rows: (G, N, E) integers."""
     one_hot = (requests[..., None] == jnp.arange(experts, dtype=requests.dtype)).astype(jnp.int32)
     return jnp.sum((jnp.cumsum(one_hot, axis=1) - 1) * one_hot, axis=2)
 
 
 def position_by_sort(requests: Array, experts: int) -> Array:
-    """`positions` by a stable sort of the expert ids."""
+    """Computes `positions` by a stable sort of the expert ids."""
     number = lax.broadcasted_iota(jnp.int32, requests.shape, 1)
     by_expert, source = lax.sort((requests, number), dimension=1, num_keys=1, is_stable=True)
     is_first = jnp.concatenate(

@@ -1,4 +1,4 @@
-"""Products of bfloat16 rows and a float32 matrix, to float32 accuracy where only bfloat16 is fast.
+"""Computes products of bfloat16 rows and a float32 matrix to float32 accuracy, on devices where only bfloat16 is fast.
 
 A TPU computes a float32 product (`Precision.HIGHEST`) as six bfloat16 products of the three parts of each side. Rows in
 bfloat16 have one part, so three products suffice if the factor of the rows is applied to the result.
@@ -21,7 +21,7 @@ def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
     TPU with an error of 2^-16, TF32 on a GPU. A layer of bfloat16 tokens rounds the incoming gradients and the gradient
     of the tokens to bfloat16 anyway, an error of 2^-8.
     """
-    # The parts are summed inside one product. Three separate sums would be written and read again.
+    # The parts are summed inside one product. Three separate sums would be written to memory and read again.
     rows = tokens.astype(jnp.bfloat16)
     product = jnp.einsum(
         "pgtd,pdec->gtec",

@@ -23,10 +23,10 @@ NO_KINDS: Mapping[str, str] = {}
 def program(function: Function, kinds: Mapping[str, str] = NO_KINDS, summed: bool = False) -> Function:
     """`function`, compiled for calls with JAX arrays and with options that `==` can compare.
 
-    kinds, summed: which arguments have groups, from `array_arguments`, and whether the result is summed; see `by_groups`.
+    kinds: the arguments that have groups, from `array_arguments`. summed: whether the result is summed over groups (see `by_groups`).
 
-    Calls with NumPy arrays or functions among the arguments run uncompiled. So do calls that do not match the
-    signature, which raise the function's own errors.
+    Calls with NumPy arrays or functions among the arguments run uncompiled. Calls that do not match the signature also run uncompiled and
+    raise the function's own errors.
     """
     signature = inspect.signature(function)
     function = by_groups(kinds, summed=summed)(function)

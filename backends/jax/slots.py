@@ -24,7 +24,7 @@ __all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
 @partial(jax.tree_util.register_dataclass, data_fields=("token", "weight", "slot"), meta_fields=("tokens",))
 @dataclass(frozen=True)
 class SlotRouting:
-    """A sparse routing by slot; a pytree.
+    """A sparse routing, stored by slot. It is a JAX pytree.
 
     token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
     weight: (G, E, C) float32 or better, its combine weight; 0 for an empty slot.

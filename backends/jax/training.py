@@ -53,7 +53,7 @@ if jax.__version_info__ < (0, 11):  # later versions lack this option
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `compile`, but without XLA's optimisations, for a program that runs once. Inside another program it is `function` itself."""
+    """Like `compile`, but without XLA's optimisations, for a program that runs once. Inside another program, returns `function` itself."""
     compiled = jax.jit(function, compiler_options=QUICK)
 
     def call(*args: Any) -> Any:
@@ -64,9 +64,9 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TrainState(NamedTuple):
-    """The parameters, the optimiser's state and configuration, and the average of the parameters that have one.
+    """The training state: parameters, the optimiser's state and configuration, and moving averages of parameters.
 
-    A step donates it: do not use a state after passing it to a step.
+    A step donates its state to JAX, so do not use a state after passing it to a step.
     """
 
     params: Params
@@ -84,7 +84,7 @@ Gradients = Callable[..., tuple[Leaves, Found]]
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For `function(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients of params)`."""
+    """Turns `function(params, *args) -> (loss, aux)` into a function that returns `((loss, aux), gradients of params)`."""
     return jax.value_and_grad(function, has_aux=True)
 
 
@@ -107,12 +107,12 @@ def init_state(params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainSt
 
 
 def state_params(state: TrainState) -> Params:
-    """The parameters, for a forward pass; valid until a step takes the state."""
+    """Returns the parameters for a forward pass. They are valid until a step takes the state."""
     return state.params
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, each replaced by its average if it has one; valid as long as `state_params`."""
+    """Returns the moving averages of the parameters, and unaveraged parameters unchanged. Valid until a step takes the state."""
     return unflatten({**flatten(state.params), **state.average})
 
 
@@ -134,7 +134,7 @@ def make_step(
 def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
     """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, (metrics and "loss", sums))`; see `make_step`.
 
-    If the loss takes an average, its leaves come after the batch.
+    If the loss takes averaged parameters, their leaves come after the batch.
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
 
@@ -243,7 +243,7 @@ def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> Tra
 
 
 def _copied(tree: Any) -> Any:
-    # `may_alias` applies only to JAX arrays; NumPy arrays are copied before.
+    # `may_alias` applies only to JAX arrays; NumPy arrays are copied first.
     owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf, copy=True), tree)
     return jax.device_put(owned, may_alias=False)
 

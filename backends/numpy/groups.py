@@ -1,8 +1,8 @@
 """Turns a specification function, which takes one group, into a backend function, which takes all groups.
 
-The type of an argument determines whether it has a groups axis or is shared (see `moespec.backends.binding`). The results of the groups are
-joined: a sparse routing into the record by slot, named results and arrays into a stack with a leading groups axis (integers as int32),
-a scalar and a dict of metrics into the mean over the groups, and a `Summed` result into the sum.
+The type of an argument determines whether it has a groups axis or is shared (see `moespec.backends.binding`). Sparse routings become a
+record by slot. Arrays and named results are stacked along a leading groups axis (integers as int32). Scalars and dicts of metrics are
+averaged over the groups; `Summed` results are added.
 """
 
 import functools
@@ -33,7 +33,7 @@ class SlotRouting(NamedTuple):
 
     token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
     weight: (G, E, C), its combine weight, 0 for an empty slot.
-    slot: None. Compiled backends keep the slot of each choice here.
+    slot: None; in compiled backends, the slot of each choice.
     tokens: T.
     """
 
@@ -55,12 +55,12 @@ class SoftRouting(NamedTuple):
     combine: Array
 
     def dense(self) -> Routing:
-        """The same as the specification's record."""
+        """The same tensors, as the specification's record."""
         return Routing(self.dispatch, self.combine)
 
 
 def batched(function: Function) -> Function:
-    """`function` applied to each group, with the results joined; `function` unchanged if no argument has a groups axis."""
+    """Applies `function` to each group and joins the results; returns `function` itself if no argument has a groups axis."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
         return function

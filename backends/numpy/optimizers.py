@@ -44,7 +44,7 @@ def adam(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, option
     """Adam with the decay in the gradient: `adamw` without decay, applied to the gradient `g + d p`.
 
     The global norm is clipped before, without the decay. Source: Kingma and Ba 2015, Algorithm 1; the decay as in
-    torch.optim.Adam. Neither google-research/vmoe nor big_vision has it: their Adam is `adamw`.
+    torch.optim.Adam. Neither google-research/vmoe nor big_vision has this variant: their Adam is `adamw`.
     """
     return _adam(g + d * p, kept, n, options)
 

@@ -42,12 +42,12 @@ def _along_rows(function: Callable[[Array], Array], values: Array) -> Array:
 
 
 def dselect_k_entropy(selectors: Array) -> Array:
-    """The mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
+    """Returns the mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_entropy(selectors) / check_selectors(selectors)
 
 
 def dselect_k_reachability(selectors: Array) -> Array:
-    """The mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
+    """Returns the mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_reachability(selectors) / check_selectors(selectors)
 
 
@@ -60,7 +60,7 @@ def dselect_k_routing(gate: Array, *, like: Array | None = None) -> SlotRouting:
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
-    """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D'). `experts` sees one group at a time."""
+    """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D'). Calls `experts` with one group at a time."""
     check_rank("tokens", tokens, "groups tokens width")
 
     def experts_of_one(inputs: Array) -> Array:

@@ -1,6 +1,6 @@
 """Gradients by the complex step, and the training step: the reference for compiled training.
 
-A forward pass with one parameter moved by `1e-30i` has the exact derivative of the loss in its imaginary part. A full gradient
+If a parameter moves by `1e-30i`, the imaginary part of the loss is `1e-30` times the exact derivative. A full gradient
 needs one direction per number in the parameters; one pass computes 64 (see `directions`). Use it for small models only.
 """
 
@@ -156,25 +156,25 @@ def finite_state(state: State) -> bool:
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
-    """The inverse of `export_state` of any backend; float32 becomes float64 without loss."""
+    """Restores a state that `export_state` of any backend exported; float32 becomes float64 without loss."""
     return export_state(exported)
 
 
 def state_params(state: State) -> Params:
-    """The parameters in the form that `forward` takes."""
+    """Returns the parameters in the form that `forward` takes."""
     params: Params = state["params"]
     return params
 
 
 def state_average(state: State) -> Params:
-    """The parameters, each replaced by its average if it has one."""
+    """Returns the moving averages of the parameters, and unaveraged parameters unchanged."""
     return unflatten({**flatten(_copied(state["params"])), **flatten(state.get("ema", {}))})
 
 
 def _copied(tree: Params) -> Params:
     return unflatten(
         {path: np.array(leaf, np.float64, order="C") for path, leaf in leaves(tree)}
-    )  # row-major, like arrays read from a file
+    )  # makes the array row-major, like arrays read from a file
 
 
 def _sum(trees: list[Params]) -> Params:

@@ -18,7 +18,7 @@ __all__ = ["base", "dselect_k", "hash", "soft_moe"]
 def base(
     B: Blocks, params: Params, tokens: Array, options: Base, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """The best balanced assignment if `train`, with its gap among the metrics; otherwise the greedy assignment."""
+    """Returns the best balanced assignment if `train`, with its gap in the metrics; otherwise the greedy assignment."""
     scores = kernel_logits(B, params, tokens, options)
     if not train:
         return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))

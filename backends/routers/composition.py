@@ -25,7 +25,7 @@ Losses = Mapping[str, Callable[[], Array]]
 
 
 def kernel_logits(B: Blocks, params: Params, tokens: Array, options: Any, bias: Array | None = None) -> Array:
-    """The logits that the kernel computes. Raises ShapeError unless their numbers of tokens and experts match the options."""
+    """Computes the logits from the kernel. Raises ShapeError unless the numbers of tokens and experts match the options."""
     clean = B.router_logits(tokens, params["kernel"], **({} if bias is None else {"bias": bias}))
     check_size("tokens", clean, -2, options.tokens, "options.tokens")
     check_size("kernel", clean, -1, options.experts, "options.experts")
@@ -40,7 +40,7 @@ def logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: Array 
 
 
 def noisy_logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: Array | None) -> tuple[Array, Array]:
-    """Logits without and with gating noise. With jitter there is no gating noise, and both results include the jitter."""
+    """Returns the logits without and with gating noise. With jitter there is no gating noise, and both results include the jitter."""
     clean = logits(B, params, tokens, options, noise)
     return clean, B.add_gating_noise(clean, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
@@ -59,10 +59,10 @@ def token_choice(
     after: bool = False,
     **extensions: Any,
 ) -> Any:
-    """Token Choice by `scores`, with the order and the capacity of the options. It receives the `extensions` that are not None.
+    """Token Choice by `scores`, with the order and the capacity of the options. Passes on the `extensions` that are not None.
 
-    priority: the scores that rank the tokens (default: `scores`). Weights are divided by their `norm` plus `epsilon`, before choices
-        are dropped or `after`, and then multiplied by `scale`.
+    priority: the scores that rank the tokens (default: `scores`). A token's weights are divided by their `norm` plus `epsilon`, then
+        multiplied by `scale`. after: divide after choices are dropped, not before.
     """
     given = {name: value for name, value in extensions.items() if value is not None}
     if options.batch_priority != "none":
@@ -86,7 +86,7 @@ def several_choices(options: Any) -> dict[str, Any]:
 
 
 def balance(B: Blocks, scores: Array, scope: str, choices: int | None = None) -> Array:
-    """The balance loss of scores, with the load of a scope. The load counts first choices, or the first `choices` of each token."""
+    """The balance loss of scores, with the load of the given scope. The load counts first choices, or the first `choices` of each token."""
     counted = {} if choices is None else {"choices": choices}
     if scope == "group":
         return B.balance_loss(scores, **counted)
@@ -113,7 +113,7 @@ def noisy_losses(
     counted: int | None = None,
 ) -> Losses:
     """The losses of a router with gating noise. The load loss, for `choices` per token, exists only with noise, so it
-    is missing at evaluation. The balance loss counts `counted` choices."""
+    is missing at evaluation. For the balance loss, the load counts the first `counted` choices of each token."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
     balanced = noisy if options.balance_logits == "noisy" else clean

@@ -18,7 +18,7 @@ __all__ = [
 def softmax_expert_choice(
     B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the noisy softmax or, with a cap, by its capped affinity. The noisy softmax weights the outputs."""
+    """Expert Choice by the noisy softmax or, if the options set a cap, by the capped affinity. The noisy softmax weights the outputs."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores, capacity, cap = B.softmax_affinity(noisy), options.capacity(train=train), options.cap
     if cap is None:

@@ -85,7 +85,7 @@ def _by_tokens(
     *,
     train: bool,
 ) -> RouterOutput:
-    """Token Choice by the plan, with its losses."""
+    """Token Choice by the transport plan, with its losses."""
     routing = token_choice(B, options, plan, combine, train=train, **several_choices(options))
     choices = options.choices
     counted = choices if options.balance_counts == "all" else None
@@ -93,7 +93,7 @@ def _by_tokens(
 
 
 def _sinkhorn_plan(B: Blocks, options: Any, noisy: Array) -> Array:
-    """The plan of the noisy logits. If the plan only selects, the gradient stops before its iterations."""
+    """The plan of the noisy logits. If the plan is used only for selection, no gradient flows through its iterations."""
     planned = noisy if options.combine_with == "plan" else B.stop_gradient(noisy)
     return B.sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
 

@@ -54,7 +54,7 @@ def switch(
 def gshard(
     B: Blocks, params: Params, tokens: Array, options: GShard, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts by the softmax. In training, the second is kept at random, or sampled."""
+    """Token Choice of two experts by the softmax. In training, the second expert is kept at random, or sampled."""
     clean = logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(clean)
     selection, combine, plan = scores, None, several_choices(options)
@@ -93,7 +93,7 @@ def sigmoid_token_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Token Choice by the scores plus the bias, among the experts of the best groups. Only the scores weight the outputs."""
+    """Token Choice by the scores plus the bias, among the experts of the best groups. The scores without the bias weight the outputs."""
     clean = kernel_logits(B, params, tokens, options)
     scores = getattr(B, f"{options.affinity}_affinity")(clean)
     selection = B.biased_scores(scores, state["bias"])
@@ -174,7 +174,7 @@ def noisy_top_k(
 def hierarchical_top_k(
     B: Blocks, params: Params, tokens: Array, options: Hierarchical, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates. A gate is the product of the gates of both levels, and is also the weight."""
+    """Token Choice by the gates. Each gate, the product of the gates of both levels, also weights the output."""
     branches, choices = options.levels[0], options.choices_per_level
     clean = B.router_logits(tokens, params["kernel"])
     check_size("tokens", clean, -2, options.tokens, "options.tokens")

@@ -61,8 +61,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
 def default_device() -> torch.device:
     """The device where `from_numpy` puts arrays: the CUDA device if there is one, else the CPU.
 
-    In each of several processes on a machine, it is the device set by `use_device`, on all threads. In a single
-    process, it is the current device.
+    If several processes run on a machine, each uses the device set by `use_device`, on all threads. A single process uses the current
+    device.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")

@@ -2,15 +2,14 @@
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group are copied to the
-CPU, and its experts are copied back; only then does a device wait for the host. The solver works on integers, so
-rounding can neither unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts.
-Then, in a fixed number of steps, each price rises where more tokens want the expert than it has slots, and falls where
-fewer do. Each token takes its best expert at these prices. That assignment is the best of all assignments with the same
-number of tokens per expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move
-along the cheapest path of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and
-Orlin 1993, chapter 9). The assignment stays optimal for its numbers of tokens per expert. The result is therefore exact
-for the rounded scores; the gap refers to the original scores.
+*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group are copied to the CPU, and
+the assigned experts are copied back. A device waits for the host only here. The solver works on integers, so rounding can neither
+unbalance the assignment nor make the solver cycle. Sinkhorn steps at falling temperatures give prices for the experts. Then, in a
+fixed number of steps, the price of an expert rises if more tokens want it than it has slots, and falls if fewer do. Each token
+takes its best expert at these prices. This assignment is the best one with the same number of tokens per expert. A repair removes
+the remaining imbalance: in each step, tokens with the same loss move along the cheapest path of moves from a full expert to one
+with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays optimal for its numbers of
+tokens per expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial
@@ -60,7 +59,7 @@ def base_assignment(scores: Tensor, noise: Tensor | None = None, *, shards: int 
 
 
 def _assigned(scores: Tensor, slots: int) -> Assignment:
-    """The best balanced assignment of each group of (G, T, E)."""
+    """Returns the best balanced assignment of each group, for scores (G, T, E)."""
     expert, price = _balanced(scores.detach().contiguous(), slots)
     own = scores.gather(2, expert.long()[..., None]).squeeze(2)
     worth = scores.detach() - price[:, None]
@@ -116,8 +115,9 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
 
 
 def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
-    """Like `_solve`, by SciPy's assignment of tokens to slots. Its time grows with the cube of the number of tokens."""
-    from scipy.optimize import linear_sum_assignment  # takes half a second, and few routers need it
+    """Solves the same problem as `_solve`, by SciPy's assignment of tokens to slots. The time grows with the cube of the number of
+    tokens."""
+    from scipy.optimize import linear_sum_assignment  # this import takes half a second, and few routers need it
 
     _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)
     experts = np.arange(levels.shape[1])

@@ -38,13 +38,13 @@ def exchange(x: Tensor, group: Group) -> Tensor:
 
 
 def gather(x: Tensor, axis: int, group: Group) -> Tensor:
-    """The `x` of all processes, in process order, joined along an axis."""
+    """Gathers `x` from all processes, in process order, and joins the parts along an axis."""
     result: Tensor = _Gather.apply(x, axis, group.name, group.size)  # type: ignore[no-untyped-call]
     return result
 
 
 def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
-    """The sums of each tensor over the processes, in a single reduction. Each keeps its dtype."""
+    """Sums each tensor over the processes, in a single reduction. Each sum keeps the dtype of its tensor."""
     flat = torch.cat([x.detach().reshape(-1) for x in tensors])
     total = collectives.wait_tensor(collectives.all_reduce(flat, "sum", group.name))
     pieces = total.split([x.numel() for x in tensors])
@@ -68,16 +68,16 @@ class Devices:
                 self.groups[axes] = Group(group.group_name, group.size())
 
     def group(self, axes: Sequence[str]) -> Group | None:
-        """The devices along some axes, or None if there is only this device."""
+        """Returns the devices along some axes, or None if this device is the only one."""
         return self.groups.get(tuple([axis for axis in AXES if axis in axes and getattr(self.sizes, axis) > 1]))
 
     def sums(self, tensors: list[Tensor], axes: Sequence[str]) -> list[Tensor]:
-        """The sums of tensors over the devices along some axes, in a single reduction."""
+        """Sums each tensor over the devices along some axes, in a single reduction."""
         group = self.group(axes)
         return add(tensors, group) if tensors and group else tensors
 
     def means(self, tensors: dict[str, Tensor], axes: Sequence[str]) -> dict[str, Tensor]:
-        """The means of tensors over the devices along some axes, in a single reduction."""
+        """Averages each tensor over the devices along some axes, in a single reduction."""
         sums = self.sums(list(tensors.values()), axes)
         return {name: total / self.sizes.size(axes) for name, total in zip(tensors, sums, strict=True)}
 

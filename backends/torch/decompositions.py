@@ -1,7 +1,7 @@
 """moespec's operators as ATen operations, for inference programs that run where this package is not installed.
 
 If a function changes only its own tensors and reads no value on the host, its operator is decomposed into the
-function's operations. This module has replacements for the other operators, with the same arguments and results.
+function's operations. This module replaces the other operators by functions with the same arguments and results.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Ten
 
 
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """The rows of each expert are a slice. Its size is known when the program runs."""
+    """Multiplies the rows of each expert, a slice whose size is known only when the program runs."""
     count, start, parts = rows.shape[0], 0, []
     for expert in range(kernel.shape[0]):
         end: Any = ends[expert].item()

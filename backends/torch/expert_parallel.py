@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class SplitOverGroup(SplitExperts):
     """The torch backend, with experts split over a group of processes.
 
-    Sent slots are ordered by expert, as `moe_layer` stores them. Received slots are ordered by sender and copied
-    into that order.
+    Sent slots are ordered by expert, as `moe_layer` stores them. Received slots are ordered by sender, then copied to be ordered by expert.
     """
 
     single = single
@@ -28,7 +27,7 @@ class SplitOverGroup(SplitExperts):
         self.group, self.sizes = group, MeshSizes(expert=group.size) if sizes is None else sizes
 
     def _there(self, slots: Tensor) -> Tensor:
-        """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
         groups, experts, *place = slots.shape
         n = self.group.size
         by_sender = exchange(slots.transpose(0, 1), self.group)

@@ -1,7 +1,7 @@
-"""A module as a standalone program, for torch or in ONNX, for any batch size.
+"""Exports a module as a standalone program, for torch or in ONNX, that accepts any batch size.
 
-Neither requires this package at run time: moespec's operators are decomposed into ATen operations. In ONNX, a stable
-sort becomes TopK over all entries. Its standard breaks ties as moespec does: the lower index comes first.
+Neither program requires this package at run time: moespec's operators are decomposed into ATen operations. In ONNX, a stable sort becomes
+TopK over all entries, which breaks ties as moespec does: the lower index comes first.
 """
 
 import importlib.util
@@ -34,14 +34,14 @@ Example = Tensor | tuple[Tensor, ...]
 def export_pt2(
     module: nn.Module, example: Example, *, metadata: Mapping[str, str] | None = None, multiple: int | None = None
 ) -> bytes:
-    """The content of a file of `torch.export.save`: the module as a program, with its parameters.
+    """Returns the content of a file that `torch.export.save` writes: the module as a program, with its parameters.
 
-    `torch.export.load(path).module()(images)` computes the same as `module(images)` at evaluation, to rounding. It does not require
-    this package, and takes any number of images that is a multiple of `multiple` (for multiples above 1, at least twice that).
+    `torch.export.load(path).module()(images)` computes the same as `module(images)` at evaluation, to rounding. The program does not
+    require this package, and takes any number of images that is a multiple of `multiple` (for multiples above 1, at least twice that).
 
-    module: any `torch.nn.Module`, with moespec layers (`MoE`, `Model`) or without, in evaluation mode. It is not changed.
-    example: a tensor (images, ...), or a tuple of tensors, the positional arguments of `module`. Their first axes are the same free
-        number of images. Only the other axes and the dtype matter; one image is enough.
+    module: any `torch.nn.Module`, with moespec layers (`MoE`, `Model`) or without, in evaluation mode. The module is not changed.
+    example: a tensor (images, ...), or a tuple of tensors, the positional arguments of `module`. The first axis of each tensor is the
+        number of images, which stays free. Only the other axes and the dtype matter; one image is enough.
     metadata: additional text files to include, by name (`torch.export.load(path, extra_files={name: ""})`).
     multiple: images that are routed together; default: the `group_images` of the `MoE` layers in the module, else 1.
 
@@ -157,7 +157,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# ONNX operations. The exporter calls them to write a part of the graph.
+# ONNX operations. The exporter calls these functions to write parts of the graph.
 
 
 def _ops() -> Any:

@@ -64,7 +64,7 @@ def _(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) ->
 def combine_rows(
     rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Like `sum_rows`, for the rows times their `weight` (M,), in `dtype`."""
+    """Sums rows like `sum_rows`, after multiplying each row by its `weight` (M,), in `dtype`."""
     return _sum(rows, weight, index, count, inverse, dtype)
 
 
@@ -121,7 +121,7 @@ def combine_gradients(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `combine_rows`: weight[m] gradient[index[m]] (M, D) for rows, and rows[m] times gradient[index[m]] (M,) for weights.
 
-    Both are 0 where `index` names no gradient, whatever the row contains.
+    Both gradients are 0 where `index` means "no row", whatever the row contains.
     """
     if uses_kernel(rows):
         from moespec.backends.torch import kernels
@@ -228,7 +228,7 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Both are products of the gradient with one of the other two arguments, so these two swap places."""
+    """Each result of `combine_gradients` is the gradient times one other argument, so its backward pass swaps these two arguments."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
     arguments = (index, len(gradient), inverse, gradient.dtype)

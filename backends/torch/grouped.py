@@ -1,4 +1,4 @@
-"""The layer whose experts are perceptrons: rows are sorted by expert, and each is multiplied by its expert's matrix.
+"""Computes the layer whose experts are perceptrons: rows are sorted by expert, and each is multiplied by its expert's matrix.
 
 If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
 are multiplied: the work grows with the tokens, not with the slots.
@@ -7,8 +7,8 @@ are multiplied: the work grows with the tokens, not with the slots.
     grouped_kernels  out[e] = sum over the rows n of expert e of rows[n]^T gradient[n]
     grouped_sums     out[e] = sum over the rows n of expert e of rows[n]
 
-The rows of expert e run from `ends[e - 1]` to `ends[e]`. Further rows belong to no expert. Their results are
-uninitialised memory, which nothing reads.
+The rows of expert e run from `ends[e - 1]` to `ends[e]`. Rows after these belong to no expert; the results for such rows are uninitialised
+memory, which nothing reads.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +46,7 @@ def moe_mlp(
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
     If most slots are empty, only the filled slots are computed. A GPU skips empty slots only in 16 bits, and if all widths are
-    multiples of 8. In float32 it computes all slots, because torch's grouped product would wait for the host.
+    multiples of 8. In float32 a GPU computes all slots, because torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)

@@ -1,6 +1,6 @@
-"""Hash layers: the routing from a table, and MultiHash.
+"""Hash layers: routing by a table of expert numbers, and MultiHash.
 
-Ids are int32. They are not checked: an id outside the table causes a device error or an undefined result.
+Ids are int32 and are not checked: an id outside the table causes a device error or an undefined result.
 """
 
 from collections.abc import Mapping

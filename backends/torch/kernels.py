@@ -63,7 +63,7 @@ def add_rows_kernel(
     rows, index, edges, weight, out, row_count, count, width,
     CHOICES: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """At each step, every sum in the tile adds its next row, until no sum has one left."""
+    """At each step, every sum in the tile adds its next row, until no sum has rows left."""
     n = tl.program_id(0) * TALL + tl.arange(0, TALL)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
     if edges is None:
@@ -105,7 +105,7 @@ def combine_gradients_kernel(
     gradient, rows, weight, token, to_rows, to_weight, token_count, row_count, width,
     TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """A program covers the full width of TALL rows. It does not read rows without a token."""
+    """A program covers the full width of TALL rows. The program does not read rows without a token."""
     m = tl.program_id(0) * TALL + tl.arange(0, TALL)
     n = tl.load(token + m, mask=m < row_count, other=token_count)
     inside_tokens = n < token_count
@@ -129,7 +129,7 @@ def _tile(width: int) -> tuple[int, int]:
 
 
 def parts(x: Tensor) -> Tensor:
-    """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle. The first three add up to x.
+    """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle. The first three parts add up to x.
 
     S' is S padded with zeros to a multiple of 32 bytes, so that a product reads 16 bytes at a time, not two of 196 slots.
     """

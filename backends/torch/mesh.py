@@ -1,4 +1,4 @@
-"""Training on a mesh of processes with one device each: every process runs the single-device program on its images,
+"""Training on a mesh of processes with one device each. Every process runs the single-device program on its images,
 with the exchanges that `OnMesh` adds.
 
 The reductions of the update (gradients, the norm of the complete gradient, an optimiser's norms and means over a
@@ -90,7 +90,7 @@ def leave() -> None:
 class OnMesh(SplitOverGroup):
     """The torch backend for models on a mesh of all processes.
 
-    A step, and a function from `compile`, take the parameters of a state and the rows of this process from `put`.
+    A step takes a state and the rows of this process from `put`; a function from `compile` takes the parameters of the state instead.
     """
 
     def __init__(self, sizes: MeshSizes, *, transport: Transport = "model") -> None:
@@ -103,7 +103,7 @@ class OnMesh(SplitOverGroup):
         self.bind_routers()
 
     def whole(self, params: Any) -> Any:
-        """All parameters; gathers the parameters that are split over `fsdp`."""
+        """Returns complete parameters: gathers those that are split over `fsdp`."""
         if isinstance(params, dict):
             return {name: self.whole(value) for name, value in params.items()}
         return gather(params.array, params.axis, self.devices.groups["fsdp",]) if isinstance(params, Part) else params
@@ -112,7 +112,7 @@ class OnMesh(SplitOverGroup):
         return self.devices.sums([array], AXES)[0]
 
     def over_devices(self, by_image: Tensor, means: Metrics) -> tuple[Tensor, Metrics]:
-        """The rows of all devices, and the means over all devices."""
+        """Gathers the rows of all devices, and averages the metrics over all devices."""
         group = self.devices.group(AXES)
         rows = gather(by_image, 0, group) if group else by_image
         return rows, self.devices.means(means, AXES)
@@ -152,7 +152,7 @@ class OnMesh(SplitOverGroup):
         return range(self.process * share, (self.process + 1) * share)
 
     def put(self, tree: Any) -> Any:
-        """The rows of this process, NumPy arrays in nested dicts, as tensors on its device."""
+        """Converts the rows of this process, NumPy arrays in nested dicts, to tensors on its device."""
         return from_numpy(tree)
 
     # Training.
@@ -162,15 +162,15 @@ class OnMesh(SplitOverGroup):
         return read_state(self.devices, exported, optimizer)
 
     def export_state(self, state: SpreadState) -> dict[str, Any]:
-        """As on one device, with `Shards` instead of arrays: the parts that this process must save."""
+        """Exports the state with `Shards` instead of arrays: the parts that this process must save."""
         return pieces_of(state)
 
     def state_params(self, state: SpreadState) -> Params:
-        """As on one device, for this process's parts."""
+        """Returns the parts of the parameters on this process, for a forward pass."""
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()})
 
     def state_average(self, state: SpreadState) -> Params:
-        """As on one device, for this process's parts."""
+        """Returns the parts of the averaged parameters on this process."""
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()} | state.average)
 
     def make_step(
@@ -183,7 +183,7 @@ class OnMesh(SplitOverGroup):
         renew: Renewal | None = None,
         compiled: bool = True,
     ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
-        """As on one device, for the rows of this process. The loss and the metrics are means over groups and images.
+        """Returns the training step for the rows of this process. The loss and the metrics are means over groups and images.
 
         A single reduction sums the gradients of parameters that all devices have, the loss and the metrics.
         """
@@ -204,13 +204,13 @@ class OnMesh(SplitOverGroup):
     def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
         """Compiles `function(params, rows)` for the parameters of a state and the rows of this process.
 
-        Its result must be the same on all devices, like a result of `over_devices`.
+        The result of `function` must be the same on all devices, like a result of `over_devices`.
         """
         compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that `compile` compiles. It gathers the parameters of blocks one block at a time, and all others
+        """Returns the function that `compile` compiles. That function gathers the parameters of blocks one block at a time, and all others
         before it calls `function`."""
 
         def run(params: Params, rows: Any, *average: Params) -> Any:

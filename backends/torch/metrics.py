@@ -14,7 +14,7 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, Tensor]:
-    """Load (E,) and the scalars coverage, dropped and entropy, each the mean over the groups."""
+    """Returns the load (E,) and the scalars coverage, dropped and entropy, averaged over the groups."""
     if isinstance(routing, SlotRouting):
         load, served, surprise = _of_slots(routing)
     else:
@@ -30,7 +30,7 @@ def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, T
 
 
 def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
-    """The load (groups, experts), whether each token is served (groups * tokens,), and the surprise of each slot."""
+    """Returns the load (groups, experts), which tokens have a slot (groups * tokens,), and each slot's contribution to the entropy."""
     token, weight, _, tokens = routing
     count = token.shape[0] * tokens
     group = torch.arange(token.shape[0], device=token.device)[:, None, None]

@@ -49,7 +49,7 @@ def indices(count: int, like: Tensor) -> Tensor:
 
 
 def erfc(x: Tensor) -> Tensor:
-    """The complementary error function. Arguments are clipped, because it is slow for subnormal results."""
+    """The complementary error function. Arguments are clipped, because this function is slow for subnormal results."""
     return torch.erfc(x.clamp_max(26.0 if x.dtype == torch.float64 else 9.0))
 
 
@@ -132,7 +132,7 @@ def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
 
 
 def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]:
-    """The `count` largest entries, descending, and `place`, which scatters a function of them into zeros like `x`."""
+    """The `count` largest entries, descending, and `place`, which scatters a function of these entries into zeros like `x`."""
     if count == x.shape[-1]:
         return torch.sort(x, dim=-1, descending=True, stable=True).values, lambda function: function(x)
     index = top_indices(x, count).long()
@@ -171,9 +171,9 @@ def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
 
 
 def whole(function: Callable[..., Any]) -> Any:
-    """The operator of the same name in `moespec.backends.torch.solvers`, because unrolled loops compile slowly.
+    """Returns the operator of the same name in `moespec.backends.torch.solvers`, because unrolled loops compile slowly.
 
-    For a Sinkhorn plan, only if a kernel supports it.
+    A Sinkhorn plan uses the operator only if a kernel supports it.
     """
     operator = getattr(getattr(torch.ops, NAMESPACE), function.__name__)
 

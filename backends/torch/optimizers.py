@@ -18,7 +18,7 @@ from moespec.spec.own import find_own
 
 
 class Extent:
-    """An optimiser's view of a complete parameter. Here a tensor is complete; on a mesh it may be a part."""
+    """Gives an optimiser access to a complete parameter. In this class, each tensor is complete; on a mesh, it may be a part."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
@@ -35,9 +35,9 @@ class Extent:
 def make(
     optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor], extents: Mapping[Path, Extent] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser of the trained parameters `leaves`, without kept arrays.
+    """Creates the optimiser of the trained parameters `leaves`, before its first step.
 
-    extents: for leaves that are parts of parameters, the access to the complete parameter.
+    extents: access to the complete parameters, for leaves that are only parts of parameters.
     """
     own: Any = optimizer.own
     together: dict[tuple[float, float], list[Tensor]] = {}
@@ -69,7 +69,7 @@ def make(
 def keep(
     optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, kept: dict[str, Tensor], step: int
 ) -> None:
-    """Restores in `made` the arrays kept for a parameter, by slot, after `step` steps."""
+    """Restores in the optimiser `made` the arrays kept for a parameter, by slot, after `step` steps."""
     names = KEPT.get(type(made), {})
     made.state[leaf] = {names.get(slot, slot): value for slot, value in kept.items()}
     if isinstance(made, _Own):
@@ -115,7 +115,7 @@ class _Own(torch.optim.Optimizer):
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        """The update without decay, at step n = 1, 2, ...; changes `kept`. Here, the update of a user-defined optimiser."""
+        """The update without decay, at step n = 1, 2, ...; changes `kept`. This class applies a user-defined update."""
         own: Optimizer = self.options
         update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
         kept.update({slot: value.clone() for slot, value in new.items()})  # the value may alias another slot or `p`

@@ -10,7 +10,7 @@ ONE_HOT_EXPERTS = 32
 
 
 def positions(requests: Tensor, experts: int) -> Tensor:
-    """The number of earlier requests of the same group for the same expert.
+    """Counts, for each request, the earlier requests of its group for the same expert.
 
     Args:
         requests: (groups, requests) int32, the requested experts, in order of priority.
@@ -23,14 +23,14 @@ def positions(requests: Tensor, experts: int) -> Tensor:
 
 
 def count_positions(requests: Tensor, experts: int) -> Tensor:
-    """`positions` by a cumulative sum of one-hot rows."""
+    """Computes `positions` by a cumulative sum of one-hot rows."""
     asked = requests[:, :, None] == torch.arange(experts, device=requests.device, dtype=requests.dtype)
     counts = asked.cumsum(dim=1, dtype=torch.int32)
     return torch.where(asked, counts - 1, 0).sum(dim=2, dtype=torch.int32)
 
 
 def sort_positions(requests: Tensor, experts: int) -> Tensor:
-    """`positions` by a stable sort of the integers."""
+    """Computes `positions` by a stable sort of the integers."""
     ordered, order = torch.sort(requests, dim=1, stable=True)
     requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # E is not an expert
     first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())

@@ -1,6 +1,6 @@
 """The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names.
 
-A name that the installed version lacks raises ConfigError: on import of this module, or on access for names of Dynamo.
+A name that the installed torch lacks raises ConfigError when this module is imported or, for names of Dynamo, when the name is used.
 """
 
 from collections.abc import Callable, Iterator

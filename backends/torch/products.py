@@ -1,6 +1,6 @@
-"""Products of tokens and a float32 matrix, to float32 accuracy, when 16-bit tokens run on a GPU's tensor cores.
+"""Computes products of 16-bit tokens and a float32 matrix to float32 accuracy, on a GPU's tensor cores.
 
-In float32 an H100 runs at a tenth of the speed of its bfloat16 tensor cores, and must first copy the tokens in float32.
+In float32 an H100 runs at a tenth of the speed of its bfloat16 tensor cores, and must first copy the tokens to float32.
 Tokens that are already bfloat16 are exact; a float32 matrix is the sum of three bfloat16 matrices of 8 bits each.
 Therefore, three bfloat16 products, added in float32, equal the product in float32.
 """
@@ -31,7 +31,7 @@ def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Te
 def split_product(tokens: Tensor, matrix: Tensor) -> Tensor:
     """tokens (N, D) in bfloat16, matrix (D, S) in float32 -> (N, S) in float32.
 
-    The gradient of the matrix is as exact as the product. The gradient of the tokens has an error of 2^-16 before it is
+    The gradient of the matrix has the same precision as the product. The gradient of the tokens has an error of 2^-16 before it is
     rounded to bfloat16, an error of 2^-8.
     """
     if uses_kernel(tokens):
@@ -50,7 +50,7 @@ def _(tokens: Tensor, matrix: Tensor) -> Tensor:
 def in_parts(x: Tensor) -> Tensor:
     """x (N, S) in float32 -> (N, 5, S') in bfloat16, S' at least S, with zeros: small, middle, high, high, middle.
 
-    The first three add up to `x`: each has 8 of its 24 bits.
+    The first three parts add up to `x`: each has 8 of its 24 bits.
     """
     if uses_kernel(x):
         from moespec.backends.torch import kernels
@@ -66,8 +66,8 @@ def in_parts(x: Tensor) -> Tensor:
 def split_gradients(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """gradient (N, S) in float32 -> gradient @ matrix^T (N, D) in bfloat16, tokens^T @ gradient (D, S) in float32."""
     parts, of_matrix = in_parts(gradient), in_parts(matrix)
-    # Each gradient is a single product of parts side by side. It has the three products that matter for 16 bits: high with middle,
-    # high with high, middle with high.
+    # Each gradient is a single product of parts side by side. That product contains the three partial products that matter for 16 bits:
+    # high with middle, high with high, middle with high.
     with full_precision(tokens):
         to_tokens = parts[:, 2:].flatten(1) @ of_matrix[:, 1:4].flatten(1).mT
         three = parts[:, :3].flatten(1)
@@ -82,7 +82,7 @@ def _(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]
     return tokens.new_empty(tokens.shape), matrix.new_empty(matrix.shape)
 
 
-# Gradients. Both gradients of the second operator are products with its first argument, so the other two swap places.
+# Gradients. Each result of `split_gradients` is `gradient` times one other argument, so its backward pass swaps these two.
 
 
 def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:

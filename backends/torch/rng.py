@@ -1,6 +1,6 @@
 """The random number generator, and dropout.
 
-Words are int32, the only 32-bit integers with every operation on every device. Their sums wrap around.
+Words are int32, the only 32-bit integers with every operation on every device. Sums of words wrap around.
 """
 
 import torch
@@ -27,7 +27,7 @@ def dropout(x: Tensor, draws: Tensor, *, rate: float) -> Tensor:
 def threefry(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Threefry-2x32-20 of the counters (first, second), which broadcast: (..., 2).
 
-    It is an operator, because a compiler would unroll the 20 rounds for each use of random numbers, which takes minutes.
+    This function is an operator, because a compiler would unroll its 20 rounds at each call, which takes minutes.
     """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
     first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 @mapped
 @operator
 def _top_indices(scores: Tensor, count: int) -> Tensor:
-    """`top_indices`: a maximum for one entry, a sort for more than half of the entries, otherwise `torch.topk` on a CPU.
+    """Computes `top_indices`: by a maximum for one entry, by a sort for more than half of the entries, else by `torch.topk` on a CPU.
 
     `torch.topk` does not define the order of equal scores. The few rows with equal scores are sorted separately. A GPU
     would have to wait for their number, so it sorts all rows.

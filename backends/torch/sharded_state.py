@@ -55,7 +55,7 @@ class SpreadState(TrainState):
         return self.extents[path].shape
 
     def marked(self, given: Leaves) -> Params:
-        """The parameters for a program, with the leaves in `given` substituted."""
+        """Returns the parameters as arguments of a program, with the leaves in `given` substituted."""
         split = {path: extent.split for path, extent in self.extents.items()}
         return unflatten(
             {
@@ -104,7 +104,7 @@ class SpreadState(TrainState):
 def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
     """Restores a state that `export_state` of any backend exported. Missing slots get their initial values.
 
-    Each leaf must have a shape and a dtype. The part of this process is read by slicing, as from a NumPy array.
+    Each leaf must have a shape and a dtype. This process reads its part of a leaf by slicing, as from a NumPy array.
     """
     trees = {name: dict(leaves(tree)) for name, tree in exported.items() if name != "step"}
     entries, step = trees["params"], int(exported["step"])
@@ -133,7 +133,7 @@ def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: Optimiz
 
 
 def pieces_of(state: SpreadState) -> dict[str, Any]:
-    """A state as nested dicts of `Shards`, and its step. Where several processes have the same part, only the first has a shard of it."""
+    """A state as nested dicts of `Shards`, and its step. If several processes have the same part, only the first of them includes it."""
     devices = state.devices
 
     def pieces(leaf: Tensor, slot: str, path: Path) -> Shards:

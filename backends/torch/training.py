@@ -52,7 +52,7 @@ def compile(
 
     cuda_graph: records the GPU operations once and replays them as a unit. The next call overwrites the results.
 
-    An invalid shape, dtype or option raises the specification's error, as it does op by op. For a function from
+    An invalid shape, dtype or option raises the specification's error, as without compilation. For a function from
     `value_and_grad`, the loss is compiled together with its backward pass.
     """
     if hasattr(function, "_loss"):
@@ -65,7 +65,7 @@ def compile(
         if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            # Numbers in a configuration are static; torch would make a variable of a number when it sees a second value.
+            # Numbers in a configuration are static; otherwise torch would treat a number as variable when it sees a second value.
             with private.of_dynamo("config.patch")(
                 recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
             ):
@@ -73,7 +73,7 @@ def compile(
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
         except private.of_dynamo("exc.Unsupported"):
-            # torch reports only that tracing met an exception. Op by op, the function raises that exception itself.
+            # torch reports only that tracing met an exception. Running the function op by op raises the original exception.
             function(*args, **kwargs)
             raise
 
@@ -86,7 +86,7 @@ def _not_recorded() -> int:
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.utils.checkpoint`, without saving torch's random state, because nothing here uses it."""
+    """Applies `torch.utils.checkpoint` without saving torch's random state, which no function here uses."""
     return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -118,7 +118,7 @@ def trace(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_and_grad(function: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[tuple[Tensor, Any], Params]]:
-    """For `function(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients)`.
+    """Turns `function(params, *args) -> (loss, aux)` into a function that returns `((loss, aux), gradients)`.
 
     The gradients are a nested dict like `params`, with zeros for parameters that the loss does not depend on.
     """
@@ -141,8 +141,8 @@ def _detached(tree: Any) -> Any:
 
 @dataclass
 class TrainState:
-    """The parameters (trained ones are autograd leaves), their optimiser and its configuration, the average of the
-    parameters that have one, and the number of updates. A step changes it in place."""
+    """The training state: parameters (trained ones are autograd leaves), their optimiser and its configuration, moving averages of
+    parameters, and the number of updates. A step changes the state in place."""
 
     params: Params
     optimizer: torch.optim.Optimizer
@@ -171,13 +171,13 @@ def init_state(params: Params, optimizer: OptimizerConfig) -> TrainState:
 
 
 def state_params(state: TrainState) -> Params:
-    """The parameters for a forward pass, without gradient. They change with the next step."""
+    """Returns the parameters for a forward pass, without gradient. The next step changes them in place."""
     params: Params = _detached(state.params)
     return params
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters, each replaced by its average if it has one. They change with the next step."""
+    """Returns the moving averages of the parameters, and unaveraged parameters unchanged. The next step changes them in place."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 
@@ -232,7 +232,7 @@ def make_step(
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
-    The update is in place: the step returns the same state. Metrics stay on the device. The forward and backward pass of the loss are
+    The step updates its state in place and returns it. Metrics stay on the device. The forward and backward pass of the loss are
     compiled; a new learning rate causes no compilation. compiled: if False, runs op by op, without compiling.
     cuda_graph: as for `compile`, with the batch in one part. If torch does not record a graph, the step runs normally and warns.
     """
@@ -262,7 +262,7 @@ def make_step(
 def set_gradients(
     evaluate: LossFunction, given: Sequence[Params], trained: Leaves, batch: Any, parts: int, *, share: float = 1.0
 ) -> Found:
-    """Sets the `.grad` of the leaves `trained`: the mean over `parts` equal parts of a batch, times `share`.
+    """Sets `.grad` of the leaves `trained` to the mean gradient over `parts` equal parts of a batch, times `share`.
 
     Returns the metrics and "loss", averaged over the parts, and the sums. given: the parameters for `evaluate`,
     which include `trained`, and optionally their average.
@@ -281,14 +281,14 @@ def set_gradients(
 
 
 def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> Found:
-    """Adds the gradient of this part's `share` of the loss to `.grad`. Returns the metrics and sums of the part."""
+    """Adds the gradient of `share` times the loss of this part to `.grad`. Returns the metrics and sums of the part."""
     loss, metrics, *sums = evaluate(given[0], part, *given[1:])
     torch.autograd.backward(loss * share)
     return {**_detached(metrics), "loss": loss.detach()}, _detached(sums)
 
 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
-    """The joint norm of the tensors, in float32 or better."""
+    """Returns the joint norm of the tensors, in float32 or better."""
     present = [gradient for gradient in gradients if gradient is not None]
     norms = private.foreach_norm(present, dtype=wide(*(gradient.dtype for gradient in present)))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))

@@ -1,4 +1,4 @@
-"""The norm of a gradient whose parts are on different meshes."""
+"""Clips the norm of a gradient whose parts are on different meshes."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -10,7 +10,7 @@ __all__ = ["parameter_groups"]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The trained parameters of a model in two groups, for a torch optimiser: with weight decay, and without.
+    """Returns the trained parameters of a model in two groups for a torch optimiser: with weight decay, and without.
 
         torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3)
 

@@ -71,9 +71,9 @@ class MoE(Reporting, HubMixin):
         start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
-            saved["router"] = layer.router  # the name, if a `Router` was passed
-        # Stored as text, so that torch.compile sees a different object for different options. It would make a symbol of
-        # a number that differs from an earlier layer's number, but capacities need its value.
+            saved["router"] = layer.router  # stores the name if a `Router` was passed
+        # Stored as text, so that torch.compile sees a different object for different options. torch.compile replaces a number that differs
+        # between layers by a symbol, but capacities need its value.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -116,9 +116,9 @@ class MoE(Reporting, HubMixin):
         options: `group_images` and the options of the router.
 
         At evaluation without noise, the layer computes the same as the MLP if the combine weights of each token sum to 1 and no token
-        is dropped. That holds for sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` equal to the number of
-        experts (or inf), and for softmax_token_choice with `normalize_selected=True`, `choices=2` or more and such a capacity. Other
-        routers scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` reports the difference.
+        is dropped. These conditions hold for sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` equal to the
+        number of experts (or inf), and for softmax_token_choice with `normalize_selected=True`, `choices=2` or more and such a capacity.
+        Other routers scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` reports the difference.
 
         Raises ConfigError for a module that computes something else. Source: Sparse Upcycling (arXiv 2212.05055).
         """
@@ -221,14 +221,14 @@ class MoE(Reporting, HubMixin):
         return (there - 1).clamp_min(0).int()
 
     def _of_any_size(self, tokens: Tensor, ids: Tensor | None) -> tuple[Tensor, RouterOutput]:
-        """`_routed`, with the options for this number of tokens."""
+        """Calls `_routed` with the options for this number of tokens."""
         options = self.options.of_tokens(tokens.shape[1])
         if self.training:
             options.check_training()
         return self._routed(tokens, ids, options)
 
     def _routed(self, tokens: Tensor, ids: Tensor | None, options: Any) -> tuple[Tensor, RouterOutput]:
-        """The output for tokens (groups, tokens, width), and the router's output."""
+        """Returns the output for tokens (groups, tokens, width), and the router's output."""
         router = B.ROUTERS[self._layer.router]
         draws = router.noise(options) if self.training else None
         noise = None if draws is None else draw(replace(draws, shape=(len(tokens), *draws.shape)), tokens.device)

@@ -15,17 +15,17 @@ from moespec.spec.routing import Noise
 
 
 class Model(ParameterTree, Reporting):
-    """A model written against a backend, as a module. It returns the logits (the features, without a head).
+    """A module that holds a model written against a backend. Its output is the logits or, without a head, the features.
 
         Model(vit.forward, config, vit.init(config, seed), noise=vit.moe_noise)
 
     forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses` and `metrics`.
     config: passed to `forward`. If its `dropout` or `stochastic_depth` is above 0, `forward` also gets `random` in training,
         `(images, 4)` integers from torch's generator.
-    params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and `params()` returns the
-        nested dict.
+    params: nested dict of NumPy arrays. The arrays become parameters, with names such as `blocks.1.moe.experts.w1` in the state dict;
+        `params()` returns the nested dict.
     noise: `noise(config, batch size)`, the `Noise` that each MoE block takes in training, in order; None for no noise.
-    layers: `layers(config, batch size)`, the MoE layers in order, like `vit.moe_layers`. Only routers with a state need it.
+    layers: `layers(config, batch size)`, the MoE layers in order, like `vit.moe_layers`. Required only for routers with a state.
     """
 
     def __init__(

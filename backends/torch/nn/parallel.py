@@ -15,14 +15,14 @@ __all__ = ["ExpertParallel"]
 
 
 class ExpertParallel(ParallelStyle):
-    """Splits the experts of `MoE` layers under `parallelize_module`: each process has some of them.
+    """Splits the experts of `MoE` layers in `parallelize_module`: each process holds some of the experts.
 
         parallelize_module(model, mesh["expert"], {"blocks.*.mlp.experts": ExpertParallel()})
 
     Every process routes its own images. The contents of slots go to the process that has the expert and come back: two all-to-alls
     forward, two backward. All processes of the mesh need the same number of images, with the same number of tokens. Parameters become
-    DTensors split along their first axis. As usual in data-parallel training, gradients belong to the mean of the
-    processes' losses, so do not divide them; over further mesh axes, `fully_shard` takes the mean.
+    DTensors split along their first axis. As usual in data-parallel training, the gradient is the gradient of the mean loss over the
+    processes, so do not divide it. Over other mesh axes, `fully_shard` takes the mean.
 
     Raises ConfigError for a module that is not the `experts` of an `MoE`, and for a mesh that does not divide them.
     """

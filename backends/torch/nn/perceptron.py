@@ -72,7 +72,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
 
 
 def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
-    """The candidates for `expert_mlp` parameters in two or three linear maps; if there are two, the first may pack two."""
+    """Lists the candidates for `expert_mlp` parameters in two or three linear maps. The first of two maps may hold two packed maps."""
     maps: list[Any] = [(layer.weight.T, layer.bias) for layer in layers]
     orders: Any = permutations(maps)
     if len(maps) == 2:

@@ -1,4 +1,4 @@
-"""The values that a module reports from its last forward pass, in addition to the output."""
+"""Modules that report losses and metrics of their last forward pass, in addition to the output."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ KERNELS = re.compile(r"(^|\.)(experts|shared)\.fc[123]\.weight$")
 
 
 class Reporting(nn.Module):
-    """A module with `losses` and `metrics` of its last forward pass. They hold a graph, so copies omit them."""
+    """A module with `losses` and `metrics` of its last forward pass. The losses hold an autograd graph, so copies omit both."""
 
     losses: dict[str, Tensor]
     metrics: Any
@@ -33,7 +33,7 @@ class Reporting(nn.Module):
         """Stores the losses and metrics of a forward pass, and returns its output `y`.
 
         A reentrant checkpoint runs the layer first without gradients, then again with gradients in the backward pass. The losses of the
-        first pass are leaves, which accumulate the gradient of the user's loss. The second pass adds it through the output.
+        first pass are leaves, which accumulate the gradient of the user's loss. The second pass adds this gradient through the output.
         """
         if losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             if not torch.is_grad_enabled():
@@ -47,7 +47,7 @@ class Reporting(nn.Module):
         return y
 
     def _first_pass(self, losses: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """The last pass without gradients that had the same losses, and whose leaves have a gradient."""
+        """Returns the losses of the last pass without gradients that had equal losses and whose losses have received a gradient."""
         for first in reversed(self._without_graph):
             wanted = all(leaf.grad is not None for leaf in first.values())
             if wanted and all(
@@ -72,7 +72,7 @@ class Reporting(nn.Module):
 
 
 class _WithLosses(torch.autograd.Function):
-    """Returns the output unchanged. Its backward pass also adds the gradients of the losses."""
+    """Returns the output unchanged. The backward pass also adds the gradients of the losses."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, slopes: list[Tensor], *losses: Tensor) -> Tensor:

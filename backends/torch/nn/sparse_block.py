@@ -1,4 +1,4 @@
-"""Conversion between moespec layers and the Hugging Face MoE blocks that choose by sigmoid scores and a bias."""
+"""Converts between moespec layers and Hugging Face MoE blocks that choose experts by sigmoid scores and a bias."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ SAID = {
 
 
 def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
-    """A layer with the exact parameters of a transformers MoE block, which computes the same.
+    """Returns a layer that has the exact parameters of a transformers MoE block and computes the same function.
 
     moe: `gate` with `weight` and `top_k`; `e_score_correction_bias`, in the gate or the block; `experts` with `gate_up_proj` and
         `down_proj`; optionally `shared_experts` with `gate_proj`, `up_proj` and `down_proj`. Examples: the blocks of dots3's vision

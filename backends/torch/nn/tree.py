@@ -44,7 +44,7 @@ class ParameterTree(nn.Module):
                 )
 
     def params(self) -> dict[str, Any]:
-        """The nested dict, with the parameters themselves as leaves. A number is a scalar here."""
+        """The nested dict, with the parameters themselves as leaves. In this dict, a number is a scalar."""
         return {name: self._leaf(name) for name in self._names}
 
     def _leaf(self, name: str) -> Any:
