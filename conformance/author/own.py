@@ -33,7 +33,7 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 def case(
     router: str, *words: str, sizes: tuple[int, int, int] = (6, 3, 4), step: float = 0.125, **given: Any
 ) -> Definition:
-    """A `router_case`. Parameters, state and noise are drawn on a grid, around the value of `init` or `state` if that is constant."""
+    """Return a `router_case`. Parameters, state and noise are on a grid. A constant value of `init` or `state` is its centre."""
     row, axes = load_own("router", router), dict(zip(sizes, ("tokens", "experts", "width"), strict=True))
     known = {field.name: given[field.name] for field in fields(row.Options) if field.name in given}
     options = row.options(**{axis: size for size, axis in axes.items()}, **known)

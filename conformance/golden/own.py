@@ -46,7 +46,7 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
 
 
 def described(name: str) -> str:
-    """A router's description as Markdown: its module's docstring and its options."""
+    """Return a router's description as Markdown: the docstring of the module, and the options."""
     router: Any = ROUTERS[name]
     texts, options = help_texts(router.Options), inspect.signature(router.Options).parameters.values()
     text = inspect.cleandoc(sys.modules[router.Options.__module__].__doc__ or "")
