@@ -119,7 +119,7 @@ def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str 
 
 
 def function(path: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
-    """A reference to a function: the public name `path` with all arguments bound except the first."""
+    """Return a reference to the function with the public name `path`, with all arguments bound except the first."""
     return {"call": path, "arguments": dict(arguments or {}), "options": options}
 
 

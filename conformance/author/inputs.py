@@ -1,6 +1,6 @@
 """Derives input numbers from the hash of a name, and defines inputs that several algorithms share.
 
-The numbers are identical on every machine and with every NumPy version. Floats are multiples of a power of two. Except
+The numbers are identical on every machine and with every NumPy version. All floats are multiples of a power of two. Except
 in wide cases, bfloat16 represents them exactly, so all dtypes use the same numbers.
 """
 
@@ -112,27 +112,27 @@ def tokens(key: str, shape: tuple[int, int, int] = (G, T, D)) -> Tensor:
 
 
 def kernel(key: str, width: int = D, count: int = E, reach: float = 1.0) -> Tensor:
-    """A kernel for router logits."""
+    """Return a kernel for router logits."""
     return tensor(grid(key, (width, count), reach=reach), "width experts")
 
 
 def logits(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0, step: float = 0.125) -> Tensor:
-    """Random logits on a grid."""
+    """Return random logits on a grid."""
     return groups_tokens(grid(key, shape, reach=reach, step=step))
 
 
 def utilities(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0) -> Tensor:
-    """Softmax scores rounded to bfloat16."""
+    """Return softmax scores rounded to bfloat16."""
     return groups_tokens(to_bfloat16(softmax(grid(key, shape, reach=reach, step=0.125).astype(np.float64))))
 
 
 def scores(key: str, shape: tuple[int, ...] = (G, T, E), step: float = 1 / 256) -> Tensor:
-    """Positive scores on a grid, nearly all distinct."""
+    """Return positive scores on a grid, nearly all distinct."""
     return groups_tokens(grid(key, shape, reach=0.46875, step=step, centre=0.5))
 
 
 def distinct(key: str, shape: tuple[int, int, int]) -> Tensor:
-    """Positive scores, all distinct within a group."""
+    """Return positive scores that are all distinct within a group."""
     count = shape[1] * shape[2]
     return groups_tokens(
         np.stack([(permutation(f"{key}/{g}", count).reshape(shape[1:]) + 8) / 64 for g in range(shape[0])])
@@ -152,7 +152,7 @@ def prefixed(values: Mapping[str, Tensor], prefix: str = "experts") -> dict[str,
 def experts(
     key: str, e: int = E, d: int = D, h: int = H, out: int = D, *, gated: bool = False, biased: bool = True
 ) -> dict[str, Tensor]:
-    """The parameters of expert MLPs. Biases are nonzero, so an empty slot has a nonzero output."""
+    """Return the parameters of expert MLPs. All biases are nonzero, so the experts' output for an empty slot is nonzero."""
     gate = {
         "w3": tensor(grid(f"{key}/w3", (e, d, h), reach=1.0), "experts width hidden"),
         "b3": tensor(grid(f"{key}/b3", (e, h), reach=0.5, centre=0.25), "experts hidden"),

@@ -1,8 +1,8 @@
 """Router cases at sizes that kernels support. Inputs are drawn from a seed, and expected results are computed on demand.
 
-Each router has a layer case at three sizes; at the second, routers with a capacity drop tokens. Except for routers in
-`SLOW`, the smallest size also has a gradient case for all inputs. Routers in `DROPLESS` also have a layer and a
-gradient case without a capacity. None of these cases is stored. Their inputs are exact in bfloat16 and float16.
+Each router has a layer case at three sizes. At the second size, routers with a capacity drop tokens. At the smallest size, each router
+that is not in `SLOW` also has a gradient case for all inputs. Routers in `DROPLESS` also have a layer and a
+gradient case without a capacity. Large cases are not stored. All inputs are exact in bfloat16 and float16.
 
 A few probes estimate the scale of every result. `|x| @ |w|` grows with the number of terms, but errors grow with its square
 root, so at these sizes a tolerance based on `|x| @ |w|` would accept a layer of zeros in bfloat16.
@@ -153,7 +153,7 @@ def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
         drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
     elif name == "scale":  # scales products of unit vectors, which are about 1 / sqrt(width)
         drawn = np.float32(16.0)
-    elif name == "temperature":  # the logarithm of a scale like the one above
+    elif name == "temperature":  # the logarithm of a scale, as for `scale` above
         drawn = np.float32(2.75)
     elif name == "penalty":
         drawn = np.float32(2.0**-6)

@@ -16,7 +16,7 @@ def inputs_of(
 ) -> dict[str, Tensor]:
     """Return images and model parameters on a grid. No bias is 0 and no scale is 1, so that an omitted bias or scale is detected.
 
-    noisy: add noise (tokens, experts) for each MoE layer.
+    noisy: whether to add noise (tokens, experts) for each MoE layer.
     """
     module, config = prepare(name, {"model": dict(model)}).values()
     size = (images, config.image_size, config.image_size, config.channels)

@@ -81,7 +81,7 @@ def _scale(
         return round_scale(1 + np.abs(value))
     if output.written is None:
         return round_scale(scales[output.scale][name])
-    if making.sampled:  # sums of absolute values grow with the number of terms, errors with its square root
+    if making.sampled:  # absolute sums grow with the number of terms, errors with its square root
         return round_scale(scales["condition"][name])
     by_group = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
     written = making.join(stage, by_group)[name]

@@ -1,4 +1,4 @@
-"""Expected gradients of `sum(probe * result)`, with or without a router's losses, by the complex step.
+"""Computes the expected gradients of `sum(probe * result)`, with or without a router's losses, by the complex step.
 
 Central differences check these gradients.
 """
@@ -124,7 +124,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
 
 @contextmanager
 def _constants() -> Iterator[Callable[[], None]]:
-    """Yield a function that makes `stop_gradient` replay, in order, the values it returned before the first call."""
+    """Yield a function. Calling it makes `stop_gradient` return the recorded values again, in the same order."""
     returned: list[Any] = []
     turn: Iterator[Any] | None = None
 

@@ -61,7 +61,7 @@ def router_case(
     losses: bool | None = None,
     **options: Any,
 ) -> Definition:
-    """A router case: the router's calls, the complete router, and the layer around it.
+    """Return a case with the calls of a router, the complete router, and the layer around the router.
 
     params: router parameters; by default a kernel, which is 0 with `zero`.
     inputs: additional inputs. If they include `tokens`, nothing is drawn.
@@ -106,7 +106,7 @@ def router_case(
 def kernel_case(
     router: str, name: str, kind: str, purpose: str, *flags: str, zero: bool = False, **fields: Any
 ) -> Definition:
-    """A router case whose kernel is drawn from the case's name."""
+    """Return a router case whose kernel is drawn from the name of the case."""
     params = kernel_of(f"routers/{router}/{name}", *fields["sizes"][:0:-1], zero=zero)
     return router_case(router, name, kind, purpose, *flags, params=params, **fields)
 
@@ -130,13 +130,13 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 
 
 def balance_scope(router: str, **fields: Any) -> Definition:
-    """A case whose balance loss counts the choices of both groups."""
+    """Return a case whose balance loss counts the choices of both groups."""
     purpose = "The fractions of the balance loss are those of both groups, its mean scores those of each."
     return router_case(router, "balance_scope", "value", purpose, FRACTIONS, **{**SCOPED, **fields})
 
 
 def evaluation(router: str, **options: Any) -> Definition:
-    """A case in which the evaluation capacity drops tokens and the training capacity would drop none.
+    """Return a case in which the evaluation capacity drops tokens, whereas the training capacity would drop none.
 
     The capacity is an even integer plus one half, and training has an explicit number of slots.
     """
@@ -152,7 +152,7 @@ def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any
 
 
 def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -> Iterator[Definition]:
-    """Cases without a capacity, for kernels that sort choices by expert.
+    """Yield cases without a capacity, which test kernels that sort choices by expert.
 
     case: factory for a router whose bias sends all tokens to one expert and none to another. tied: factory for a router
     without a bias. Its experts return constants whose sum is exact in float32 in any order.
@@ -177,7 +177,7 @@ JITTER = Noise("tokens width", reach=1.0, step=0.125)
 
 
 def logit_options(router: str, **options: Any) -> Definition:
-    """A case whose logits have a bias and a cap. Token jitter replaces other noise."""
+    """Return a case that adds a bias to the logits and caps them. The only noise is token jitter."""
     purpose = "Logits with a bias and a cap, of tokens with jitter, which takes the place of other noise."
     key = f"routers/{router}/logit_options"
     params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}

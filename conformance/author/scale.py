@@ -1,6 +1,6 @@
-"""The scale A of the tolerance `c * u * A`.
+"""Computes the scale A of the tolerance `c * u * A`.
 
-*Condition.* For a result f of inputs x, w, ...
+*Condition.* The condition scale of a result f with inputs x, w, ... is
 
     A = max(|f|, sum_i |x_i df/dx_i|, sum_i |w_i df/dw_i|, ...)
 
@@ -9,11 +9,11 @@ is rounded. For a matrix product, A is exactly `|x| @ |w|`, the same computation
 no manual derivation. The complex step computes the derivatives, so A is exact. A is not a bound if a formula cancels
 internally (a variance, or `1 + tanh(x)` for large x). For such a function, a description defines the scale.
 
-*Spread.* For gradients and deep models, whose derivatives would need one pass per input number,
+*Spread.* For gradients and deep models, exact derivatives would need one pass per input number. The spread scale is
 
     A = max(|f|, r),   r^2 = mean over probes v of |df along x v|^2,   v = +-1 for every number of every input
 
-which is `sqrt(sum_i (x_i df/dx_i)^2)` in expectation. This r estimates how far independent roundings move the result
+In expectation, r is `sqrt(sum_i (x_i df/dx_i)^2)`. It estimates how far independent roundings move the result
 (Kenney and Laub 1994, small-sample condition estimation). Small entries of a gradient are differences of large terms.
 For a gradient, r is therefore at least the root mean square of r over all entries (`pooled_spread`), and the results of
 tanh count as inputs.

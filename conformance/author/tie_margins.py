@@ -1,4 +1,4 @@
-"""Tie margins: how far a stage's choices are from a tie, and how far they must be in each dtype.
+"""Computes tie margins: how far the choices of a stage are from a tie, and how far they must be in each dtype.
 
 A choice that orders inputs of the case is exact, and the margin is None. A router makes the choices of all calls inside
 it; the ordered scores are functions of the router's inputs. A stage that reads another stage's routing inherits that

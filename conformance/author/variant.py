@@ -1,6 +1,6 @@
 """Known variants: complete targets that differ from the specification in one respect.
 
-A change of a router is `(B, route) -> output`, with a `Route`. Arrays have a leading groups axis: scores and logits are (groups, tokens,
+A change of a router is a function `(B, route: Route) -> output`. Arrays have a leading groups axis: scores and logits are (groups, tokens,
 experts), tokens are (groups, tokens, width), a routing's `token` and `weight` are (groups, experts, slots). A loss is the mean over groups.
 """
 
@@ -99,7 +99,7 @@ def variant(function: Replacement, *names: str, ledger: str = "", who: str = "",
 
 @dataclass(frozen=True)
 class Route:
-    """A call of a router's `route`: its arguments and its unchanged output.
+    """A call of a router's `route`, with the arguments and the unchanged output.
 
     more: the keyword arguments `noise` and `train`, the arrays that the router requires, and the router's state.
     """
@@ -193,7 +193,7 @@ def _bound(of: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple
 
 
 def _reference() -> Any:
-    """The correct backend: the specification under the batched names."""
+    """Return the correct backend, which is the specification under the batched names."""
     return importlib.import_module("moespec.backends.numpy")
 
 

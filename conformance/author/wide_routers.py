@@ -1,7 +1,7 @@
 """Defines one wide case per router, with sizes, numbers and options that the small cases omit.
 
 A wide case has three groups, odd sizes, nine choices (some routers), numbers with more bits than bfloat16, a weight for every loss, and
-non-default values for all compatible options. It differentiates the output and all losses with respect to every float input.
+non-default values for all compatible options. The case differentiates the output and all losses with respect to every float input.
 """
 
 from collections.abc import Iterator, Mapping

@@ -35,7 +35,7 @@ files are ignored, and so are its plugins unless -p names them.
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line. It omits the usage text, which is longer than a screen."""
+    """A parser that reports an error in one line. The parser omits the usage text, which is longer than a screen."""
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Words(argparse.Action):
-    """Accumulate an option's words over repeated uses, without duplicates."""
+    """Collect the words of an option that is used repeatedly, without duplicates."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)

@@ -1,4 +1,4 @@
-"""The commands of `moespec conformance`. Each takes the parsed arguments and returns the exit status."""
+"""The commands of `moespec conformance`. Each command takes the parsed arguments and returns the exit status."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ OUTPUTS = ("report", "html", "badge", "shields")
 
 
 def _check_installed(command: str, *packages: str) -> None:
-    """Raise ConfigError, with the install command, if a package that a command needs is not installed."""
+    """If a package that a command needs is not installed, raise ConfigError with the install command."""
     for module, package in ((name.removeprefix("pytest-"), name) for name in packages):
         if find_spec(module) is None:
             raise ConfigError(f'{command} needs {package}: pip install "moespec[conformance]"')
@@ -168,7 +168,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
 
 
 def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
-    """Add the cases of the chosen rows that were not run to the report."""
+    """Add to the report the cases of the chosen rows that were not run."""
     rows = options.algorithm or {id.partition("/")[0] for id in chosen}
     ran = {result.id for result in report.results}
     ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)

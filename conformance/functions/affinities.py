@@ -44,7 +44,7 @@ def _cap_scale(logits: Array, *, cap: float) -> Array:
 
 
 def _softmax_scale(logits: Array, chosen: Any = True) -> Array:
-    """For the softmax over the chosen entries, `4 u A` is the sum of the rounding errors of `exp(L - (max + log sum))`.
+    """In the scale A of a softmax over the chosen entries, `4 u A` is the rounding error of `exp(L - (max + log sum))`.
 
     The errors arise in the logits, the logarithm, the sum with the maximum, the difference and the exponential. The
     condition scale covers only the errors of the logits, which are small near 0.
@@ -70,7 +70,7 @@ def _hierarchical_scale(noisy_logits: Array, *, branches: int, choices: int) -> 
 
 
 def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: int = 100, **options: Any) -> Array:
-    """`A (1 + max S / lambda + sqrt(3 sum a^2))`, where `a` is `log A` after each round.
+    """Return `A (1 + max S / lambda + sqrt(3 sum a^2))`, where `a` is `log A` after each round.
 
     Rounding affects the initial logarithms and, in each round, the logarithms of all three steps. The errors persist
     and accumulate like a random walk.
@@ -94,7 +94,7 @@ def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
 
 
 def _plan_scale(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """`P (1 + |L| + |f| + |g|)`: the plan is the exponential of a sum that cancels."""
+    """Return `P (1 + |L| + |f| + |g|)`, since the plan P is the exponential of a sum that cancels."""
     f, column_mass = np.zeros(len(logits)), len(logits) / logits.shape[1]
     for _ in range(iterations):
         g = np.log(column_mass) - logsumexp(logits + f[:, None], axis=0)
@@ -145,7 +145,7 @@ def _positive(gate: Array, scale: Array, options: Mapping[str, Any]) -> float:
 
 
 def _selector_entropy_scale(selectors: Array) -> Array:
-    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of a value near 1 cancels."""
+    """Return `sum r (2 + |log(r + epsilon)|)`. The added 2 covers logarithms of values near 1, which cancel."""
     return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
 
 

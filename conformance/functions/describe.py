@@ -1,7 +1,7 @@
-"""The description of a public function: how to store and compare its results, and which choices it makes.
+"""Describes a public function: how to store and compare the results, and which choices the function makes.
 
-Each function of the specification has one description. It applies to every case that calls the function, directly or
-inside a router.
+Each function of the specification has one description. A description applies to every case that calls the function,
+directly or inside a router.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ def axes(names: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Output:
-    """How to store and compare one result.
+    """Describes how to store and compare one result.
 
     axes: the names of the axes in one string. Without a groups axis, the result is the mean over groups.
     kind: "float", "int" or "bool".

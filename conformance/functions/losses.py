@@ -105,7 +105,7 @@ def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Array:
 
 
 def _batch_norm_scale(x: Array, *, epsilon: float = 1e-5) -> Array:
-    """The scale includes the error of the mean, which moves an entire column; see `layer_norm`."""
+    """Return the scale of a batch norm, including the error of the mean, which moves an entire column."""
     centred = x - x.mean(axis=0)
     return (np.abs(centred) + np.abs(x).mean(axis=0)) / np.sqrt(np.mean(centred**2, axis=0) + epsilon)
 

@@ -1,9 +1,9 @@
 """Generate the vectors from the definitions, and check committed vectors against newly generated ones.
 
-Inputs, integers and manifests are compared byte for byte. Floats are compared within twice their tolerance in float64
-(`8 * u * A` for a formula evaluated once), because another instruction set changes the last bits of `exp` and of sums.
-Any other difference means that the specification's results changed. The commit that changes them must also raise the
-algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
+Inputs, integers and manifests are compared byte for byte. Floats may differ by twice the float64 tolerance (`8 * u * A`
+for a formula evaluated once), because other instruction sets change the last bits of `exp` and of sums.
+Any other difference means that the specification's results changed. A commit that changes results must also increase
+the algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
 """
 
 import json
@@ -62,7 +62,7 @@ def generate(
     report: Callable[[str], None] = print,
     own: Mapping[str, Definition] | None = None,
 ) -> int:
-    """Generate every case and write new or changed ones or, with `check`, only compare. Returns the number of cases.
+    """Generate every case. Write new or changed cases or, with `check`, only compare. Returns the number of cases.
 
     Each case is written immediately, so a later failure loses no cases. own: custom definitions by id, which replace ours.
     Raises ConfigError at the start if `folder` has no vectors to compare with, or if foreign files would be overwritten.

@@ -24,7 +24,7 @@ __all__ = ["described", "read"]
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
     """Import a module and return its cases by id (with error cases) and its routers by row. Registers its rows and functions.
 
-    Raises ConfigError if the module raises or a router's name is taken.
+    Raises ConfigError if the module raises or another router has the same name.
     """
     try:
         module: Any = importlib.import_module(name)

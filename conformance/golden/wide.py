@@ -1,8 +1,8 @@
 """Derives wide cases, with sizes and numbers that small cases lack, from a valid call of each public function.
 
 `odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for every float input. `long`
-has 42 tokens, or 273 if results count or index tokens. `many` has nine choices, among 258 experts if results count or index experts.
-`level` has experts of equal importance and equal load. `coverage.py` defines which wide cases a function must have.
+has 42 tokens, or 273 tokens if the results count tokens or are token indices. `many` has nine choices, among 258 experts if results count
+or index experts. `level` has experts of equal importance and equal load. `coverage.py` defines which wide cases a function must have.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -142,7 +142,7 @@ def _more() -> Iterator[Definition]:
 
 
 def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> Iterator[Definition]:
-    """Yield the wide cases of the functions, from a valid call of each, by path.
+    """Yield the wide cases of the functions. valid: a valid call of each function, by path.
 
     small: the (call, axis) pairs that have size one in some case.
     """

@@ -134,7 +134,7 @@ def _section(record: Record) -> list[str]:
 def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
     """Group failing cases by function and verdict, as (function, verdict, reason, cases). Unexplained cases come last.
 
-    Raises ValueError for an unknown verdict or reading, or a verdict that matches no failing case.
+    Raises ValueError if a verdict or reading is unknown, or if a verdict matches no failing case.
     """
     rows = []
     functions = record["functions"].items()
@@ -184,6 +184,6 @@ def _cases(entries: Sequence[Record]) -> str:
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a Markdown table. Bars within cells are escaped."""
+    """Format rows as a Markdown table. Bars in the cells are escaped."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]

@@ -49,7 +49,7 @@ def checked_stages(case: Case, function: str) -> list[str]:
 
 
 def routing_only(case: Case) -> Case:
-    """Remove losses, metrics and the state update from a case of a router. Other cases are returned unchanged."""
+    """Remove losses, metrics and the state update from a case of a router. Cases without a router are returned unchanged."""
     if not router_of(case):
         return case
     stages = []
@@ -86,7 +86,7 @@ class PeerTarget(Target):
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Keep only the routing and output of routers."""
+        """Keep only the routing and output of a router's results."""
         return routing_only(case)
 
     @staticmethod

@@ -147,7 +147,7 @@ def _noted(name: str, layer: Any, given: Mapping[str, Any]) -> None:
 def recording(
     path: Path | str, model: Any = None, module: str = "*", outputs: Adapter | None = None
 ) -> Iterator[Recorder]:
-    """Record everything that runs in this context and write it at the end. Writes nothing if the context raises.
+    """Record everything that runs in this context and write it at the end. If the context raises, no file is written.
 
     model: the torch model whose matching modules are hooked. module: a shell-style pattern for names of modules and taps.
     outputs: a function that converts outputs of unknown form:

@@ -1,4 +1,4 @@
-"""`report.json`: all results of a run or of checked files. The matrix, the page and the badge are rendered from it.
+"""`report.json`: all results of a run or of checked files. This file is the source of the matrix, the page and the badge.
 
 A report may come from a third party, so reading accepts only what `run --report` and `check --report` write. `report_schema.json` defines
 the format; this module checks what the schema cannot express. Texts in a report are not escaped.
@@ -78,7 +78,7 @@ def digest(content: Mapping[str, Any]) -> str:
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
     """Read the reports of several files. Two reports must not cover the same target, case, dtype and mode.
 
-    Raises ReportError for the first overlap.
+    Raises ReportError, which names the first overlap.
     """
     owner: dict[tuple[str, ...], Path] = {}
     for path, report in reports.items():
