@@ -3,7 +3,7 @@
     y = combine @ (w2 gelu(w1 (dispatch^T @ x) + b1) + b2),   L = sum(probe * y)
 
 A complex step for each expert parameter would take hours. Differentiating the experts gives the gradients of L with
-respect to dispatch and combine. This leaves a scalar function of the router's few inputs.
+respect to dispatch and combine. The complex step then differentiates only a scalar function of the router's few inputs.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,16 @@ Array = NDArray[Any]
 
 
 def slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArray[np.float64]:
-    """The derivative of a scalar function with respect to every entry of one value, by the complex step."""
+    """Differentiate a scalar function with respect to every entry of one input array, by the complex step."""
     array = values[name]
     slopes = derivatives(lambda step: {"": function({**values, name: array + step})}, units(np.ones(array.shape)))
     return slopes[""].reshape(array.shape)
 
 
 def layer_gradients(making: Making, stage: Stage, values: Arrays, probe: Array) -> Arrays:
-    """The gradient of a layer's `sum(probe * output)`, for one group, with respect to each input of the layer and its router.
+    """Return the gradient of `sum(probe * output)` of a layer for one group, with respect to each input of the layer and its router.
 
-    stage: a `moe_layer` whose experts are MLPs. values: its inputs. probe: (tokens, width).
+    stage: a `moe_layer` whose experts are MLPs. values: the inputs of the layer. probe: (tokens, width).
     """
     route = making.stages[stage.arguments["routing"].partition("/")[0]]  # type: ignore[union-attr]
     own = {name: array for name, array in values.items() if not name.startswith("experts/")}
@@ -54,7 +54,7 @@ def layer_gradients(making: Making, stage: Stage, values: Arrays, probe: Array) 
 
 
 def _dense(results: Arrays, tokens: int) -> tuple[Array, Array]:
-    """Dispatch and combine (tokens, experts, capacity) from the results of a route."""
+    """Return the dispatch and combine arrays (tokens, experts, capacity) from the results of `route`."""
     if "dispatch" in results:
         return results["dispatch"], results["combine"]
     dispatch = (results["slots"] == np.arange(tokens)[:, None, None]).astype(float)
@@ -64,7 +64,7 @@ def _dense(results: Arrays, tokens: int) -> tuple[Array, Array]:
 def _experts(
     stage: Stage, values: Arrays, dispatch: Array, combine: Array, probe: Array
 ) -> tuple[Arrays, Array, Array]:
-    """The gradients with respect to the experts' parameters and inputs, and the experts' outputs."""
+    """Return the gradients with respect to the experts' parameters and inputs, and return the experts' outputs."""
     reference: Any = stage.arguments["experts"]
     form = partial(activation, form=reference["options"]["gelu"])
     w1, b1, w2, b2 = (values[f"experts/{name}"] for name in ("w1", "b1", "w2", "b2"))

@@ -16,7 +16,7 @@ __all__ = ["build"]
 
 
 def build(definition: Definition) -> Case:
-    """The case of a definition, with expected results computed by the specification."""
+    """Return the case that a definition describes, with expected results computed by the specification."""
     algorithm = ALGORITHMS[definition.algorithm]
     case = Case(
         definition.id,
@@ -50,12 +50,12 @@ def build(definition: Definition) -> Case:
     stage = making.stages[name or [*making.stages][-1]]
     output = output or next(name for name, value in stage.outputs.items() if value.kind == "float")
     floats = (n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
-    by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # an optimiser never updates a state
+    by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # optimisers never update a state
     return replace(case, gradients=gradients(making, stage, output, by, definition.id, losses=definition.losses))
 
 
 def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded: Collection[str] = ()) -> None:
-    """Compute a stage's results and, unless several choices are correct, their tie margin."""
+    """Compute the results of a stage. If only one choice is correct, also compute the tie margin."""
     values = outputs(making, stage)
     values |= {n: replace(value, scale="magnitude") for n, value in values.items() if f"{stage.name}/{n}" in unrounded}
     complete = replace(stage, outputs={n: value for n, value in values.items() if f"{stage.name}/{n}" not in several})
@@ -66,7 +66,7 @@ def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded
 
 
 def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> None:
-    """Add the router's calls, the router, and the layer around it."""
+    """Add three kinds of stages: the router's calls, the complete router, and the layer around it."""
     route = route_of(definition)
     recorder, making.routing = recorded(definition, making.groups(route)[0])
     making.trace = tuple(recorder.stages)
@@ -75,8 +75,8 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
 
 
 def _unneeded(making: Making, definition: Definition) -> set[str]:
-    """The router calls that are not stored: metrics, which the complete router also returns, or all calls if the case
-    differentiates the complete router or the layer."""
+    """Return the router calls that are not stored: all calls if the case differentiates the router or the layer, else
+    only metrics."""
     if definition.routed is None:
         return set()
     calls = {stage.name: stage.call for stage in making.trace}
@@ -85,7 +85,7 @@ def _unneeded(making: Making, definition: Definition) -> set[str]:
 
 
 def _error_case(case: Case, definition: Definition, valid: Definition) -> Case:
-    """Build an error case: calls without results, of which the last must raise the error."""
+    """Build an error case. It stores calls without results, and the last call must raise the error."""
     stages = (route_of(definition),) if definition.routed else definition.stages
     right = (route_of(valid),) if valid.routed else valid.stages
     name = stages[-1].name

@@ -1,4 +1,4 @@
-"""The definition of a case: its inputs and the calls on them. The specification computes the rest; see `generate.py`."""
+"""The definition of a case: its inputs and the calls on them. The specification computes the expected results; see `generate.py`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class Noise(NamedTuple):
-    """How to draw noise: its axes after the groups axis, and its grid."""
+    """Describes how to draw noise: the axes after the groups axis, and the grid of the values."""
 
     axes: str
     reach: float
@@ -25,9 +25,9 @@ class Noise(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How to draw tokens: reach and step of their grid, maximum attempts, and the sufficient tie margin.
+    """Describes how to draw tokens: the grid of the values, the maximum number of attempts, and the sufficient tie margin.
 
-    Neighbours that differ by 12 % of their sum usually stay distinct in bfloat16.
+    Two scores that differ by 12 % of their sum usually stay distinct in bfloat16.
     """
 
     reach: float = 2.0
@@ -44,9 +44,9 @@ DRAWS = Draws()
 class Routed:
     """A router to run, with its calls recorded as stages.
 
-    options: fields of its `Options`. groups, noise, draws, accept: control the drawing of tokens and noise, see
-    `draws.py`. If `drawn` is False, tokens are an ordinary input. gelu: GELU form of the layer's experts. also: stages
-    before `route`.
+    options: fields of the router's `Options`. gelu: the GELU form of the experts. also: stages to run before `route`.
+    groups, noise, draws, accept: control how tokens and noise are drawn; see `draws.py`.
+    drawn: if False, the tokens are an ordinary input.
     """
 
     router: str
@@ -65,14 +65,14 @@ class Routed:
 class Definition:
     """One case before its expected results are computed.
 
-    kind: value, tie, near_tie, overflow, degenerate, negative, gradient, trajectory. stages: the calls in order; for a router, the calls
-    before `route`. of: the differentiated result of a gradient case (`stage/name`; default: first float of the last stage). by: the inputs
-    of the gradient (default: all floats). losses: whether to add the router's weighted losses. error, argument: the error class that the
-    last call of an error case must raise, and the argument that its message must name. valid: the valid case that an error case edits.
-    exact_ties: the scores of every choice are exact, or equal by symmetry, so all implementations compute equal numbers. several: results
-    (`stage/name`) with several correct values, which are not stored. unrounded: results whose products and sums are exact in float32 in any
-    order, so their scale is their magnitude even under cancellation. exact_tokens: the model's routers see tokens that are exact in every
-    dtype, so choices are as certain in bfloat16 as in float32. sampled: the case is too large to differentiate each number; see `Making`.
+    kind: value, tie, near_tie, overflow, degenerate, negative, gradient or trajectory. sampled: too large to differentiate each number.
+    stages: the calls in order; for a router, the calls before `route`. losses: adds the router's weighted losses to a gradient.
+    of: the differentiated result (default: first float of the last stage). by: inputs to differentiate (default: all floats).
+    error, argument: the error class that the last call must raise, and the argument that the message must name.
+    valid: the valid case that an error case edits. several: results with several correct values, which are not stored.
+    exact_ties: the scores of every choice are exact, or equal by symmetry, so all implementations compute equal scores.
+    unrounded: results whose products and sums are exact in float32 in any order. Their scale is their magnitude.
+    exact_tokens: the tokens of the model's routers are exact in every dtype, so choices are equally certain in each.
     """
 
     algorithm: str
@@ -102,7 +102,7 @@ class Definition:
 
 
 def tensor(values: Any, names: str) -> Tensor:
-    """A float32, int32 or bool tensor whose axes are named in one string."""
+    """Return a float32, int32 or bool tensor; one string names all its axes."""
     array = np.asarray(values)
     array = array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int32))
     if array.ndim != len(axes(names)):
@@ -111,15 +111,15 @@ def tensor(values: Any, names: str) -> Tensor:
 
 
 def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str = "", **options: Any) -> Stage:
-    """A call of the public name `path`. The stage is named after the last part of `path`.
+    """Return a stage that calls the public name `path`. By default, the stage's name is the last part of `path`.
 
-    arguments: for each name, a reference: an input, an earlier stage or its result, a dict of references, a `function`.
+    arguments: maps each argument to an input, an earlier stage, a result of a stage, a dict of these, or a `function`.
     """
     return Stage(name or path.rpartition(".")[2], path, dict(arguments or {}), options)
 
 
 def function(path: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
-    """A reference to a function: the public name `path` with all arguments bound except the first."""
+    """Return a reference to the function with the public name `path`, with all arguments bound except the first."""
     return {"call": path, "arguments": dict(arguments or {}), "options": options}
 
 
@@ -133,14 +133,14 @@ def composed(
     stages: tuple[Stage, ...],
     **fields: Any,
 ) -> Definition:
-    """A case of several calls. fields: other fields of `Definition`."""
+    """Return a case of several calls. fields: other fields of `Definition`."""
     return Definition(algorithm, name, kind, purpose, inputs, stages, flags, **fields)
 
 
 def of_array(algorithm: str, argument: str, **defaults: Any) -> Callable[..., Definition]:
-    """A factory for cases of one array, using `single`: `case(name, kind, purpose, array, *flags, **others)`.
+    """Return `case(name, kind, purpose, array, *flags, **others)`, which makes a case with one array.
 
-    Gradient cases differentiate with respect to the combine scores if there are any.
+    If a gradient case has combine scores, it differentiates with respect to them.
     """
 
     def case(name: str, kind: str, purpose: str, array: Tensor, *flags: str, **others: Any) -> Definition:
@@ -163,8 +163,8 @@ def single(
     exact_ties: bool = False,
     **values: Any,
 ) -> Definition:
-    """A case of one call. Each value is an input (a tensor), several inputs (a dict of tensors), an omitted argument
-    (None), or an option (anything else).
+    """Return a case of one call. A tensor in `values` becomes an input, and a dict of tensors becomes several inputs.
+    None is an omitted argument; any other value is an option.
 
     of: the result that a gradient case differentiates.
     """

@@ -20,7 +20,7 @@ __all__ = ["drawn", "layer_of", "recorded", "route_of", "updates_of"]
 
 
 def route_of(definition: Definition) -> Stage:
-    """The stage of the complete router."""
+    """Return the stage that calls the complete router."""
     routed = _routed(definition)
     names = {name: f"router/{name}" for name in _below("router", definition.inputs)}
     taken: dict[str, Any] = {name: name for name in ("noise", "ids") if name in definition.inputs}
@@ -31,14 +31,14 @@ def route_of(definition: Definition) -> Stage:
 
 
 def layer_of(definition: Definition) -> Stage:
-    """The stage of the layer around the router."""
+    """Return the stage that calls the layer around the router."""
     params = {name: f"experts/{name}" for name in _below("experts", definition.inputs)}
     experts = {"call": "expert_mlp", "arguments": {"params": params}, "options": {"gelu": _routed(definition).gelu}}
     return Stage("moe_layer", "moe_layer", {"tokens": "tokens", "routing": "route/routing", "experts": experts}, {})
 
 
 def updates_of(definition: Definition) -> tuple[Stage, ...]:
-    """The stage that updates the state from the case's tokens, in a training case of a router with state; else none."""
+    """Return the stage that updates the router's state. Without a state or outside training, return no stage."""
     routed, state = _routed(definition), _state(definition.inputs)
     if not state or not routed.train:
         return ()
@@ -52,7 +52,7 @@ def updates_of(definition: Definition) -> tuple[Stage, ...]:
 
 
 def _state(inputs: Mapping[str, Tensor]) -> dict[str, str]:
-    """A router's state by name, as references to inputs."""
+    """Return references to the inputs that hold a router's state, by name."""
     return {name: f"state/{name}" for name in _below("state", inputs)}
 
 
@@ -69,7 +69,7 @@ def _routed(definition: Definition) -> Routed:
 def recorded(
     definition: Definition, values: Arrays, seen: Callable[[Stage, dict[str, Any]], None] = lambda stage, given: None
 ) -> tuple[Recorder, str]:
-    """The router's calls on one group, and the name of the call that returns its routing.
+    """Return the router's calls on one group, and the name of the call that returns the routing.
 
     seen: callback that receives each call and its arguments.
     """
@@ -91,7 +91,7 @@ def recorded(
 
 
 def drawn(definition: Definition) -> dict[str, Tensor]:
-    """The inputs of a case, including its drawn tokens and noise."""
+    """Return the inputs of a case, including drawn tokens and noise."""
     routed = _routed(definition)
     if not routed.drawn:
         return dict(definition.inputs)
@@ -104,12 +104,12 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 
 
 def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
-    """Tokens and noise of one group: the first draw with a sufficient tie margin, or else the draw with the largest margin."""
+    """Draw tokens and noise of one group. Take the first draw with a sufficient tie margin, or else the draw with the largest."""
     routed = _routed(definition)
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
-        sizes["columns"] = arrays["router/kernel"].shape[1]  # more columns than experts if branches also have logits
+        sizes["columns"] = arrays["router/kernel"].shape[1]  # branches may have columns of their own
     best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
@@ -137,11 +137,11 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
 
 
 class _WorseError(Exception):
-    """An earlier draw is at least as good."""
+    """An earlier draw has at least the same tie margin."""
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
-    """Append the margin of a deciding call. Raises _WorseError if it does not exceed `best` or the draw is not accepted."""
+    """Append the tie margin of a call. Raises _WorseError if the margin does not exceed `best` or the draw is not accepted."""
     for _, choice in choices((stage,)):
         scores = ordered(choice, given)
         margins.append(margin(choice, scores, {name: np.abs(v) for name, v in scores.items()}, stage.options))

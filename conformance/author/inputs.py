@@ -1,7 +1,7 @@
-"""Input numbers derived from a hash of a name, and inputs shared by the cases of several algorithms.
+"""Derives input numbers from the hash of a name, and defines inputs that several algorithms share.
 
-The numbers are identical on every machine and with every NumPy version. Floats are multiples of a power of two. Except
-in wide cases, they are exact in bfloat16, so every dtype sees the same numbers.
+The numbers are identical on every machine and with every NumPy version. All floats are multiples of a power of two. Except
+in wide cases, bfloat16 represents them exactly, so all dtypes use the same numbers.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _salt: ContextVar[str] = ContextVar("salt", default="")
 
 @contextmanager
 def salted(salt: str) -> Iterator[None]:
-    """Within this context, names hash to other numbers, which the salt determines. The committed vectors use no salt."""
+    """Within this context, the salt changes the numbers that names hash to. The committed vectors use no salt."""
     token = _salt.set(salt)
     try:
         yield
@@ -41,7 +41,7 @@ def salted(salt: str) -> Iterator[None]:
 
 
 def integers(key: str, shape: Shape, low: int, high: int) -> NDArray[np.int64]:
-    """Integers from `low` to `high`, both included."""
+    """Return integers from `low` to `high` inclusive."""
     count = math.prod(shape)
     words = np.frombuffer(hashlib.shake_256(f"{_salt.get()}{key}".encode()).digest(4 * max(count, 1)), "<u4")[:count]
     return (low + (words.astype(np.int64) * (high - low + 1) >> 32)).reshape(shape)
@@ -50,14 +50,14 @@ def integers(key: str, shape: Shape, low: int, high: int) -> NDArray[np.int64]:
 def grid(
     key: str, shape: Shape, *, reach: float = 2.0, step: float = 0.125, centre: float = 0.0
 ) -> NDArray[np.float32]:
-    """Multiples of `step` from `centre - reach` to `centre + reach`, each drawn as the sum of two uniform draws."""
+    """Return multiples of `step` between `centre - reach` and `centre + reach`, each the sum of two uniform draws."""
     half = round(reach / step / 2)
     total = integers(f"{key}/a", shape, -half, half) + integers(f"{key}/b", shape, -half, half)
     return np.asarray(centre + total * step, np.float32)
 
 
 def scaled(key: str, shape: Shape, deviation: float) -> NDArray[np.float32]:
-    """Numbers with this standard deviation, distributed as in `grid` and exact in both bfloat16 and float16."""
+    """Return numbers with this standard deviation that bfloat16 and float16 represent exactly, distributed as in `grid`."""
     total = integers(f"{key}/a", shape, -(2**20), 2**20) + integers(f"{key}/b", shape, -(2**20), 2**20)
     rounded = to_bfloat16(deviation * np.sqrt(1.5) * total * 2.0**-20)
     return np.where(np.abs(rounded) < 2.0**-14, np.float32(0), rounded)
@@ -74,7 +74,7 @@ def permutation(key: str, size: int) -> NDArray[np.int32]:
 
 
 def to_bfloat16(array: Any) -> NDArray[np.float32]:
-    """Values rounded to bfloat16 (ties to even), as float32."""
+    """Round values to bfloat16 (ties to even) and return them as float32."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32).reshape(np.shape(array))
@@ -96,13 +96,13 @@ TIED = np.concatenate([TIED_SCORES, [[0.25, 0.25, 0.5]]])
 
 
 def groups_tokens(values: Any) -> Tensor:
-    """Tensor `(groups, tokens, experts)`; adds a missing groups axis."""
+    """Return a tensor `(groups, tokens, experts)`; a missing groups axis is added."""
     array = np.asarray(values, np.float32)
     return tensor(array if array.ndim == 3 else array[None], "groups tokens experts")
 
 
 def both(values: Any) -> Tensor:
-    """Two groups: the `(tokens, experts)` values, and the same tokens in reverse order."""
+    """Return two groups: the `(tokens, experts)` values, and the same tokens in reverse order."""
     return groups_tokens(np.stack([values, np.asarray(values)[::-1]]))
 
 
@@ -112,27 +112,27 @@ def tokens(key: str, shape: tuple[int, int, int] = (G, T, D)) -> Tensor:
 
 
 def kernel(key: str, width: int = D, count: int = E, reach: float = 1.0) -> Tensor:
-    """A kernel for router logits."""
+    """Return a kernel for router logits."""
     return tensor(grid(key, (width, count), reach=reach), "width experts")
 
 
 def logits(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0, step: float = 0.125) -> Tensor:
-    """Random logits on a grid."""
+    """Return random logits on a grid."""
     return groups_tokens(grid(key, shape, reach=reach, step=step))
 
 
 def utilities(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0) -> Tensor:
-    """Softmax scores rounded to bfloat16."""
+    """Return softmax scores rounded to bfloat16."""
     return groups_tokens(to_bfloat16(softmax(grid(key, shape, reach=reach, step=0.125).astype(np.float64))))
 
 
 def scores(key: str, shape: tuple[int, ...] = (G, T, E), step: float = 1 / 256) -> Tensor:
-    """Positive scores on a grid, nearly all distinct."""
+    """Return positive scores on a grid, nearly all distinct."""
     return groups_tokens(grid(key, shape, reach=0.46875, step=step, centre=0.5))
 
 
 def distinct(key: str, shape: tuple[int, int, int]) -> Tensor:
-    """Positive scores, all distinct within a group."""
+    """Return positive scores that are all distinct within a group."""
     count = shape[1] * shape[2]
     return groups_tokens(
         np.stack([(permutation(f"{key}/{g}", count).reshape(shape[1:]) + 8) / 64 for g in range(shape[0])])
@@ -145,14 +145,14 @@ def of_experts(values: Any) -> Tensor:
 
 
 def prefixed(values: Mapping[str, Tensor], prefix: str = "experts") -> dict[str, Tensor]:
-    """Parameters (of experts by default) as inputs with a name prefix."""
+    """Return parameters as inputs whose names start with a prefix, by default the experts' prefix."""
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
 def experts(
     key: str, e: int = E, d: int = D, h: int = H, out: int = D, *, gated: bool = False, biased: bool = True
 ) -> dict[str, Tensor]:
-    """The parameters of expert MLPs. Biases are nonzero, so an empty slot has a nonzero output."""
+    """Return the parameters of expert MLPs. All biases are nonzero, so the experts' output for an empty slot is nonzero."""
     gate = {
         "w3": tensor(grid(f"{key}/w3", (e, d, h), reach=1.0), "experts width hidden"),
         "b3": tensor(grid(f"{key}/b3", (e, h), reach=0.5, centre=0.25), "experts hidden"),

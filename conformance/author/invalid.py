@@ -1,7 +1,7 @@
-"""Build error cases. Each has one invalid input and is one edit away from a valid case.
+"""Build error cases. Each error case differs from a valid case by one invalid input.
 
-`static` errors (shapes, dtypes, options) must also be raised while compiled code is traced. `runtime` errors (values)
-are required of the specification and optional for compiled targets.
+`static` errors (shapes, dtypes, options) must also be raised while compiled code is traced. The specification must
+raise `runtime` errors (values); compiled targets need not.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def invalid(
     options: Mapping[str, Any] | None = None,
     purpose: str = "",
 ) -> Definition:
-    """A valid case with changed inputs and changed options of its last call, which must raise the error.
+    """Return a copy of a valid case with changed inputs and options, so that the last call must raise the error.
 
     Options that the valid call omits are stored with their defaults.
     """

@@ -1,10 +1,10 @@
 """Router cases at sizes that kernels support. Inputs are drawn from a seed, and expected results are computed on demand.
 
-Each router has a layer case at three sizes; at the second, routers with a capacity drop tokens. Except for routers in
-`SLOW`, the smallest size also has a gradient case for all inputs. Routers in `DROPLESS` also have a layer and a
-gradient case without a capacity. None of these cases is stored. Their inputs are exact in bfloat16 and float16.
+Each router has a layer case at three sizes. At the second size, routers with a capacity drop tokens. At the smallest size, each router
+that is not in `SLOW` also has a gradient case for all inputs. Routers in `DROPLESS` also have a layer and a
+gradient case without a capacity. Large cases are not stored. All inputs are exact in bfloat16 and float16.
 
-Every scale is the spread over a few probes. `|x| @ |w|` grows with the number of terms, but errors grow with its square
+A few probes estimate the scale of every result. `|x| @ |w|` grows with the number of terms, but errors grow with its square
 root, so at these sizes a tolerance based on `|x| @ |w|` would accept a layer of zeros in bfloat16.
 """
 
@@ -54,7 +54,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Layer(NamedTuple):
-    """Sizes, kind and purpose of a case, and options for the routers that have them."""
+    """The sizes, kind and purpose of a case, and the options for routers that accept them."""
 
     groups: int
     tokens: int
@@ -94,7 +94,7 @@ LONG = ("large_gradient", "large_many")
 
 
 def ids() -> Iterator[str]:
-    """The ids of all large cases, router by router."""
+    """Return the ids of all large cases, ordered by router."""
     for router, name in product(ROUTERS, LARGE):
         slow, dropless = router in SLOW and name in LONG, LARGE[name].options == NO_LIMIT
         if (dropless and router in DROPLESS) or not (dropless or slow):
@@ -102,7 +102,7 @@ def ids() -> Iterator[str]:
 
 
 def outlines() -> Iterator[Case]:
-    """All large cases without inputs and results, for descriptions."""
+    """Return all large cases without inputs and results, to describe them."""
     for id in ids():
         router, _, name = id.partition("/")
         row = ROUTERS[router]
@@ -110,7 +110,7 @@ def outlines() -> Iterator[Case]:
 
 
 def definition(id: str) -> Definition:
-    """The case with this id. Inputs are drawn with the current salt."""
+    """Return the large case with this id. The current salt determines the inputs."""
     router, _, name = id.partition("/")
     layer, key = LARGE[name], f"large/{id}"
     sizes: dict[str, Any] = {"tokens": layer.tokens, "experts": layer.experts, "width": layer.width}
@@ -145,15 +145,15 @@ def definition(id: str) -> Definition:
 
 
 def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
-    """A router parameter or state, scaled so that logits are about 1."""
+    """Return a router parameter or state, scaled so that logits are about 1."""
     place = f"{key}/{name}"
     if name == "tables":
         drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
-    elif name == "thresholds":  # thresholds near 1 / experts make the choices even
+    elif name == "thresholds":  # thresholds near 1 / experts spread the choices evenly
         drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
-    elif name == "scale":  # scales a product of unit vectors of about 1 / sqrt(width)
+    elif name == "scale":  # scales products of unit vectors, which are about 1 / sqrt(width)
         drawn = np.float32(16.0)
-    elif name == "temperature":  # the logarithm of a scale like the one above
+    elif name == "temperature":  # the logarithm of a scale, as for `scale` above
         drawn = np.float32(2.75)
     elif name == "penalty":
         drawn = np.float32(2.0**-6)
@@ -165,7 +165,7 @@ def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
 
 
 def _experts(key: str, layer: Layer) -> dict[str, Tensor]:
-    """The experts' parameters, scaled so that outputs are about 1."""
+    """Return the experts' parameters, scaled so that outputs are about 1."""
     e, d, h = layer.experts, layer.width, HIDDEN * layer.width
     return {
         "w1": tensor(scaled(f"{key}/w1", (e, d, h), d**-0.5), "experts width hidden"),

@@ -14,9 +14,9 @@ __all__ = ["inputs_of", "stage_of"]
 def inputs_of(
     name: str, model: Mapping[str, Any], key: str, images: int = 2, *, noisy: bool = False
 ) -> dict[str, Tensor]:
-    """Images and model parameters on a grid. No bias or scale is neutral (0 or 1), which would hide its omission.
+    """Return images and model parameters on a grid. No bias is 0 and no scale is 1, so that an omitted bias or scale is detected.
 
-    noisy: add noise (tokens, experts) for each MoE layer.
+    noisy: whether to add noise (tokens, experts) for each MoE layer.
     """
     module, config = prepare(name, {"model": dict(model)}).values()
     size = (images, config.image_size, config.image_size, config.channels)
@@ -34,7 +34,7 @@ def _drawn(shapes: Mapping[str, Any], key: str, path: str, experts: int) -> Iter
         if isinstance(shape, dict):
             yield from _drawn(shape, key, below, experts)
             continue
-        if name == "tables":  # an expert for each id
+        if name == "tables":  # a table holds one expert for each id
             array = integers(seed, shape, 0, experts - 1).astype("float32")
         else:
             centre, reach = (1.0, 0.25) if name == "scale" else (0.0, 0.25) if name.startswith("b") else (0.0, 0.75)
@@ -43,7 +43,7 @@ def _drawn(shapes: Mapping[str, Any], key: str, path: str, experts: int) -> Iter
 
 
 def stage_of(path: str, inputs: Mapping[str, Tensor], /, *, name: str = "", **options: Any) -> Stage:
-    """A call of a model or its training on all inputs of a case."""
+    """Return a stage that calls a model, or its training, on all inputs of a case."""
     arguments: dict[str, Any] = {}
     for reference in inputs:
         *above, last = reference.split("/")

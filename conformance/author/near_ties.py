@@ -1,6 +1,6 @@
-"""Near ties: scores that differ but are equal in the next lower precision.
+"""Near-tie cases: distinct scores become equal in the next lower precision.
 
-Inputs are exact in bfloat16. Scores with more bits are therefore computed as logits, which every dtype keeps in float32 or better.
+Inputs are exact in bfloat16. Scores that need more bits are computed as logits, which every dtype keeps in float32 or better.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
 
 
 def _product(key: str, bits: int) -> dict[str, Tensor]:
-    """Tokens and a kernel whose logits are `1 + k / 2^bits`, k = 0, 1, ... in some order. The sums are exact."""
+    """Return tokens and a kernel whose logits are `1 + k / 2^bits` for k = 0, 1, ... in some order."""
     step = 2.0 ** -(bits // 2)
     counts = [permutation(f"{key}/{group}", TOKENS * EXPERTS).reshape(TOKENS, EXPERTS) for group in range(GROUPS)]
     tokens = np.concatenate([np.ones((GROUPS, TOKENS, 1)), step * np.stack(counts)], axis=2)
@@ -44,7 +44,7 @@ def _product(key: str, bits: int) -> dict[str, Tensor]:
 
 
 def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Yield cases of calls that choose by codes of `dselect_k_codes`. A code beyond an end of the step excludes an expert.
+    """Yield cases of calls that choose by codes of `dselect_k_codes`. A code outside the smooth step's range excludes an expert.
 
     The first code of each of two selectors is `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the next lower precision
     rounds to 1/2. The second code is in the middle of the step.
@@ -66,7 +66,7 @@ def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
 
 
 def near_router(router: str, params: Mapping[str, Tensor] | None = None, **options: Any) -> Definition:
-    """A router case whose tokens and experts form pairs that differ in one small component.
+    """Return a router case in which tokens form pairs, and experts form pairs, that differ in one small component.
 
     Logits within a pair differ by multiples of 2^-11, which bfloat16 rounds away and float32 keeps.
 

@@ -1,4 +1,4 @@
-"""The reference: run stages on the specification, one group at a time.
+"""Runs stages on the specification, one group at a time, to compute reference results.
 
 A model runs on the batched NumPy backend, which exposes the specification under the names that models use.
 """
@@ -42,9 +42,9 @@ SPEC = SimpleNamespace(
 class Making:
     """A case under construction.
 
-    tensors: inputs and expected results so far, by reference; stages: the stages so far, by name. trace: the calls that
-    a router made; routing: the call that returned its routing. sampled: whether every scale is the spread over a few
-    probes because differentiating each number would take too long. bound: stages as functions of their arrays.
+    tensors: all inputs and computed results, by reference. stages: the completed stages, by name.
+    trace: the calls that a router made. routing: the call that returned the router's routing.
+    sampled: whether a few probes estimate each scale, for cases too large to differentiate. bound: stages as functions of arrays.
     """
 
     inputs: Mapping[str, Tensor]
@@ -68,11 +68,11 @@ class Making:
             self.tensors[stage.name] = self.tensors[f"{stage.name}/{name}"]
 
     def known(self, stage: Stage) -> dict[str, Stage]:
-        """The stages that a stage may refer to, including itself."""
+        """Return the stages that a stage may refer to, and the stage itself."""
         return {**self.stages, stage.name: stage}
 
     def groups(self, stage: Stage) -> list[Arrays]:
-        """The arrays that a stage reads, group by group. For a stage without groups, this is one element."""
+        """Return the arrays that a stage reads, one element for each group. A stage without groups yields one element."""
         read = {name: self.tensors[name] for name in call.reads(stage, self.known(stage), self.tensors)}
         arrays = {name: _wide(tensor.array) for name, tensor in read.items()}
         batched = self.batched(stage)
@@ -81,18 +81,18 @@ class Making:
         return [{**arrays, **{n: arrays[n][g, ...] for n in batched}} for g in range(len(arrays[batched[0]]))]
 
     def batched(self, stage: Stage) -> list[str]:
-        """The names of the arrays with a groups axis that a stage reads."""
+        """Return the names of the arrays with a groups axis that a stage reads."""
         if function(stage.call).batched:
             return []
         read = call.reads(stage, self.known(stage), self.tensors)
         return [name for name in read if self.tensors[name].axes[:1] in {(axis,) for axis in GROUPS}]
 
     def given(self, stage: Stage, values: Arrays) -> dict[str, Any]:
-        """The arguments and options that a stage passes to its call, for one group."""
+        """Return the arguments and options that a stage passes to its function, for one group."""
         return call.given(backend(stage), stage, self.known(stage), self.tensors)(values)
 
     def run(self, stage: Stage, values: Arrays, recorder: Recorder | None = None) -> Arrays:
-        """A stage's results for one group (for a model, all groups). A router makes its calls on `recorder`."""
+        """Return a stage's results for one group, or for all groups if it runs a model. `recorder` records a router's calls."""
         if recorder is None and stage.router and self._summed():
             recorder = Recorder(spec, values)
         if recorder is not None:
@@ -107,13 +107,13 @@ class Making:
         return finish(call.arrays(found, self.wanted(stage)))
 
     def router_of(self, stage: Stage) -> str:
-        """The router that a stage calls or whose routing it takes; "" if none."""
+        """Return the router that a stage calls or whose routing it takes, else ""."""
         routing = stage.arguments.get("routing")
         taken = self.stages.get(routing.partition("/")[0]) if isinstance(routing, str) else None
         return stage.router or (taken.router if taken else "")
 
     def _summed(self) -> set[str]:
-        """The router's calls whose sums over groups its other calls read."""
+        """Return the router calls whose results are summed over groups for later calls."""
         read = {
             reference for stage in self.trace for reference in stage.arguments.values() if isinstance(reference, str)
         }
@@ -124,7 +124,7 @@ class Making:
         }
 
     def _of_all_groups(self, change: Callable[[Stage, Any], Any]) -> Callable[[Stage, Any], Any]:
-        """Wrap `change` to give each group the sums over all groups."""
+        """Wrap `change` so that each group receives the sums over all groups."""
         summed = self._summed()
 
         def changed(stage: Stage, result: Any) -> Any:
@@ -134,17 +134,17 @@ class Making:
         return changed
 
     def wanted(self, stage: Stage) -> Collection[str]:
-        """The names of a stage's results. For a router, these are the names in its final routing."""
+        """Return the names of a stage's results. For a router, these are names in the final routing."""
         return function(self.stages[self.routing].call if stage.router else stage.call).outputs
 
     def output(self, stage: Stage, name: str) -> Output:
-        """The description of a result."""
+        """Return the description of a result."""
         return function(stage.call).output(name)
 
     def join(self, stage: Stage, groups: list[Arrays]) -> Arrays:
         """Combine the results of all groups: stacked or, without a groups axis, averaged or summed.
 
-        If a result lacks the groups and tokens axes of its description, it is the same for all groups and tokens.
+        If a result lacks described groups or tokens axes, the values are equal for all groups and tokens.
         """
         joined = {}
         for name, first in groups[0].items():
@@ -164,7 +164,7 @@ class Making:
 
 
 def backend(stage: Stage) -> Any:
-    """The backend that a stage runs on."""
+    """Return the backend that a stage runs on."""
     return importlib.import_module("moespec.backends.numpy") if function(stage.call).batched else SPEC
 
 

@@ -1,6 +1,6 @@
-"""Expected gradients of `sum(probe * result)`, with or without a router's losses, by the complex step.
+"""Computes the expected gradients of `sum(probe * result)`, with or without a router's losses, by the complex step.
 
-Central differences cross-check them.
+Central differences check these gradients.
 """
 
 import sys
@@ -35,10 +35,10 @@ TANHS = 512
 def gradients(
     making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
 ) -> Gradients:
-    """The gradient of a stage's `sum(probe * output)`, plus `route`'s weighted losses if `losses`, for the inputs `by`.
+    """Return the gradient of a stage's `sum(probe * output)` for the inputs `by`. With `losses`, add the weighted losses of `route`.
 
     Central differences along random directions must agree, which detects a dropped imaginary part. Raises GoldenError
-    if the two disagree.
+    if they disagree.
     """
     groups = making.groups(stage)
     value = stage.outputs[output]
@@ -92,15 +92,15 @@ def gradients(
 
 
 def _rounded_tanh(tanh: Callable[[Any], Any], factors: NDArray[Any], x: Any) -> NDArray[Any]:
-    """tanh times factors, with the derivative that frameworks compute from the result: `1 - tanh^2`."""
+    """Multiply tanh by `factors`. Compute the derivative `1 - tanh^2` from the result, as frameworks do."""
     t: NDArray[Any] = tanh(np.real(x)) * np.resize(factors, np.shape(x))
     return np.asarray(t + 1j * (1 - t * t) * np.imag(x)) if np.iscomplexobj(x) else t
 
 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:
-    """Compare with central differences. If the curvature is too large (`1 / epsilon` at norm 0), retry with a smaller step.
+    """Compare a gradient with central differences. If the curvature is too large (`1 / epsilon` at norm 0), retry with a smaller step.
 
-    At neighbouring points, `stop_gradient` returns the values that it returned at the point itself.
+    At neighbouring points, `stop_gradient` returns the values from the original point.
     """
     for name, computed in slopes.items():
         direction = grid(f"direction/{name}", group[name].shape, reach=1.0).astype(np.float64)
@@ -124,7 +124,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
 
 @contextmanager
 def _constants() -> Iterator[Callable[[], None]]:
-    """Yield a function that makes `stop_gradient` replay, in order, the values it returned before the first call."""
+    """Yield a function. Calling it makes `stop_gradient` return the recorded values again, in the same order."""
     returned: list[Any] = []
     turn: Iterator[Any] | None = None
 

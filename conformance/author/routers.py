@@ -32,7 +32,7 @@ LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "e
 
 
 def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
-    """The parameters of a router with a kernel, drawn from a key or all 0."""
+    """Return the kernel of a router, drawn from a key or all 0."""
     values = np.zeros((width, experts)) if zero else grid(key, (width, experts), reach=reach)
     return {"kernel": tensor(values, "width experts")}
 
@@ -61,13 +61,13 @@ def router_case(
     losses: bool | None = None,
     **options: Any,
 ) -> Definition:
-    """A router case: the router's calls, the complete router, and the layer around it.
+    """Return a case with the calls of a router, the complete router, and the layer around the router.
 
-    params: router parameters; default: a kernel, which is 0 with `zero`. state: router state, if any. inputs: additional
-    inputs; if they include `tokens`, nothing is drawn. sizes: tokens, experts and width. hidden: hidden width of the
-    experts. train: by default, true if there is noise. losses: whether a layer gradient includes the losses; by default, true if there is
-    noise. Without losses, only the output is differentiated, as in an adapter. options: router
-    options besides its sizes.
+    params: router parameters; by default a kernel, which is 0 with `zero`.
+    inputs: additional inputs. If they include `tokens`, nothing is drawn.
+    sizes: the number of tokens, the number of experts, and the width. hidden: the hidden width of the experts.
+    train: by default, True if the case has noise. options: router options other than sizes.
+    losses: whether a layer gradient includes the losses; by default, True if the case has noise.
     """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
@@ -106,15 +106,15 @@ def router_case(
 def kernel_case(
     router: str, name: str, kind: str, purpose: str, *flags: str, zero: bool = False, **fields: Any
 ) -> Definition:
-    """A router case whose kernel is drawn from the case's name."""
+    """Return a router case whose kernel is drawn from the name of the case."""
     params = kernel_of(f"routers/{router}/{name}", *fields["sizes"][:0:-1], zero=zero)
     return router_case(router, name, kind, purpose, *flags, params=params, **fields)
 
 
 def common(router: str, **options: Any) -> Iterator[Definition]:
-    """The common cases of routers with gating noise and a number of slots.
+    """Yield the common cases of routers that have gating noise and a number of slots.
 
-    options: router options that are added to the case with all losses.
+    options: additional router options for the case that uses all losses.
     """
     purpose = "Two groups, with so many slots that there is room for all that is requested."
     yield router_case(router, "values", "value", purpose, "generated_code", slots_per_expert=4)
@@ -130,13 +130,13 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 
 
 def balance_scope(router: str, **fields: Any) -> Definition:
-    """A case whose balance loss counts the choices of both groups."""
+    """Return a case whose balance loss counts the choices of both groups."""
     purpose = "The fractions of the balance loss are those of both groups, its mean scores those of each."
     return router_case(router, "balance_scope", "value", purpose, FRACTIONS, **{**SCOPED, **fields})
 
 
 def evaluation(router: str, **options: Any) -> Definition:
-    """A case in which the evaluation capacity drops tokens and the training capacity would drop none.
+    """Return a case in which the evaluation capacity drops tokens, whereas the training capacity would drop none.
 
     The capacity is an even integer plus one half, and training has an explicit number of slots.
     """
@@ -146,16 +146,16 @@ def evaluation(router: str, **options: Any) -> Definition:
 
 
 def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any) -> Definition:
-    """A gradient case that adapters also run: without noise, of the output only."""
+    """Return a gradient case that adapters can also run: it has no noise and differentiates only the output."""
     purpose = "Without noise, of the output alone."
     return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)
 
 
 def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -> Iterator[Definition]:
-    """Cases without a capacity, for kernels that sort choices by expert.
+    """Yield cases without a capacity, which test kernels that sort choices by expert.
 
     case: factory for a router whose bias sends all tokens to one expert and none to another. tied: factory for a router
-    without a bias; its experts return constants with equal weights, whose sum is exact in float32 in any order.
+    without a bias. Its experts return constants whose sum is exact in float32 in any order.
     """
     settings: dict[str, Any] = {"groups": 3, "choices": 3, "capacity_factor": math.inf}
     purpose = "Three choices and no capacity: one expert has all tokens, one has none."
@@ -177,7 +177,7 @@ JITTER = Noise("tokens width", reach=1.0, step=0.125)
 
 
 def logit_options(router: str, **options: Any) -> Definition:
-    """A case whose logits have a bias and a cap. Token jitter replaces other noise."""
+    """Return a case that adds a bias to the logits and caps them. The only noise is token jitter."""
     purpose = "Logits with a bias and a cap, of tokens with jitter, which takes the place of other noise."
     key = f"routers/{router}/logit_options"
     params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}
@@ -191,7 +191,7 @@ def logit_options(router: str, **options: Any) -> Definition:
 
 
 def several_choices(router: str, **options: Any) -> Definition:
-    """A case with two choices and the rules of other code bases for slots, weights and balance loss."""
+    """Return a case with two choices that uses other code bases' rules for slots, weights and balance loss."""
     purpose = "A token gets all its slots before the next one, and what it keeps is divided by the root of the sum of squares."
     settings: dict[str, Any] = {"normalize_selected": True, "normalize_when": "after", "normalize_norm": "euclidean"}
     settings |= {"slot_order": "token", "capacity_factor": 0.75, **options}

@@ -1,25 +1,24 @@
-"""The scale A of the tolerance `c * u * A`.
+"""Computes the scale A of the tolerance `c * u * A`.
 
-*Condition.* For a result f of inputs x, w, ...
+*Condition.* The condition scale of a result f with inputs x, w, ... is
 
     A = max(|f|, sum_i |x_i df/dx_i|, sum_i |w_i df/dw_i|, ...)
 
-In units of u, A is how far the result can move if each number of one input is rounded once. It is at least the rounding
-of the result itself. For a matrix product it is exactly `|x| @ |w|`, the same computation on absolute values. Other functions
-need no manual derivation. The derivatives use the complex step, so A is exact. It is not a bound if a formula cancels
-internally (a variance, or `1 + tanh(x)` for large arguments). Such a stage writes out its computation on absolute
-values.
+If each number of one input is rounded once, the result moves by about `u A` at most. A is never less than |f|, because the result itself
+is rounded. For a matrix product, A is exactly `|x| @ |w|`, the same computation on absolute values. Other functions need
+no manual derivation. The complex step computes the derivatives, so A is exact. A is not a bound if a formula cancels
+internally (a variance, or `1 + tanh(x)` for large x). For such a function, a description defines the scale.
 
-*Spread.* For gradients and deep models, whose derivatives would need one pass per input number,
+*Spread.* For gradients and deep models, exact derivatives would need one pass per input number. The spread scale is
 
     A = max(|f|, r),   r^2 = mean over probes v of |df along x v|^2,   v = +-1 for every number of every input
 
-which is `sqrt(sum_i (x_i df/dx_i)^2)` in expectation: how far independent roundings move the result (small-sample
-condition estimation, Kenney and Laub 1994). A gradient is one vector, whose small entries are differences of terms that
-are as large as its large entries. Its r is therefore at least the root mean square of r over the vector
-(`pooled_spread`), and the results of tanh count as inputs.
+In expectation, r is `sqrt(sum_i (x_i df/dx_i)^2)`. It estimates how far independent roundings move the result
+(Kenney and Laub 1994, small-sample condition estimation). Small entries of a gradient are differences of large terms.
+For a gradient, r is therefore at least the root mean square of r over all entries (`pooled_spread`), and the results of
+tanh count as inputs.
 
-*Stability.* The relative change of the inputs that leaves a discrete result unchanged: a margin for choices inside an iteration.
+*Stability.* The relative change of the inputs that leaves a discrete result unchanged. It is the margin of choices in an iteration.
 """
 
 from collections.abc import Callable
@@ -38,7 +37,7 @@ Function = Callable[[Arrays], Arrays]
 
 
 def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
-    """The condition scale of every float result. results: `function(inputs)`."""
+    """Return the condition scale of every float result. results: the value of `function(inputs)`."""
     results = _floats(results)
     scale = {name: np.abs(value) for name, value in results.items()}
     for name, array in inputs.items():
@@ -56,7 +55,7 @@ def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
 def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
     """Multiply every number of every float input by `1 + step` or `1 - step`, except the tables of a hash layer.
 
-    The tables are integers stored among float parameters.
+    A hash layer's tables hold integers, although they are stored among float parameters.
     """
     return {
         name: array
@@ -67,7 +66,7 @@ def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
 
 
 def spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 16, pooled: bool = False) -> Arrays:
-    """The spread scale of every float result. With `pooled`, r is at least its root mean square over the result.
+    """Return the spread scale of every float result. With `pooled`, r is at least the root mean square of r over the result.
 
     results: `function(inputs)`.
     """
@@ -84,7 +83,7 @@ def spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int =
 
 
 def pooled_spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 2) -> Arrays:
-    """The spread scale of results that are one vector each, from a few probes."""
+    """Estimate the spread scale from a few probes, for results that are one vector each."""
     return spread(function, inputs, results, probes=probes, pooled=True)
 
 
@@ -93,10 +92,10 @@ def _floats(results: Arrays) -> Arrays:
 
 
 def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
-    """The largest of 1/4, 1/8, ... by which all float inputs can change without changing the result, or 0."""
+    """Return the largest of 1/4, 1/8, ... by which all float inputs can change while the result stays equal, or 0."""
     expected = function(inputs)
     for exponent in range(2, 50):
-        step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so no step is lost
+        step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so small steps are not rounded away
         results = (function(moved(inputs, probe, step)) for probe in range(probes))  # lazy: one difference is enough
         if all(np.array_equal(result[name], expected[name]) for result in results for name in expected):
             return step
@@ -104,6 +103,6 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
 
 
 def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
-    """The scale as a vector stores it: three significant digits, rounded up."""
+    """Round a scale up to three significant digits, as vectors store it."""
     rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
     return rounded

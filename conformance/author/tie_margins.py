@@ -1,8 +1,8 @@
-"""Tie margins: how far a stage's choices are from a tie, and how far they must be in each dtype.
+"""Computes tie margins: how far the choices of a stage are from a tie, and how far they must be in each dtype.
 
-A choice on inputs of the case is exact and has the margin None. A router has the choices of all its calls, with the
-ordered scores as functions of the router's inputs. A stage that reads another stage's routing has that stage's choices.
-Ordered scores are in float32 or better in every dtype, unless a model computes the tokens they depend on.
+A choice that orders inputs of the case is exact, and the margin is None. A router makes the choices of all calls inside
+it; the ordered scores are functions of the router's inputs. A stage that reads another stage's routing inherits that
+stage's choices. Every dtype keeps the ordered scores in float32 or better, unless a model computes the tokens.
 """
 
 import importlib
@@ -34,14 +34,14 @@ pooled = partial(pooled_spread, probes=PROBES)
 
 
 class Decided(NamedTuple):
-    """A margin, and the name of the error constant of the ordered scores."""
+    """The margin of a choice, and the name of the error constant for the ordered scores."""
 
     margin: float
     constant: str
 
 
 def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
-    """The margin of a stage's choices and the margin needed in each dtype; None if it makes no choice."""
+    """Return the margin of a stage's choices and the margin that each dtype needs, or None if the stage makes no choice."""
     choices_of_stage = list(_router(making, stage) if stage.router else _own(making, stage))
     margins = [each for each in choices_of_stage if each is not None]
     if making.sampled:
@@ -56,7 +56,7 @@ def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
 
 
 def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
-    """rounded: whether the ordered scores have the errors of the run's dtype."""
+    """rounded: whether the ordered scores are rounded to the dtype of the run."""
     dtypes = {name: dtype if rounded or name != "bfloat16" else DTYPES["float32"] for name, dtype in DTYPES.items()}
     return {
         "margin": float(f"{min(decided.margin, 1.0):.3g}"),
@@ -65,13 +65,13 @@ def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
 
 
 def ordered(choice: Choice, given: Mapping[str, Any]) -> Arrays:
-    """The ordered scores, from the arguments of the call."""
+    """Compute the scores that a choice orders, from the arguments of the call."""
     scores = given[choice.ordered] if isinstance(choice.ordered, str) else choice.ordered(**given)
     return scores if isinstance(scores, dict) else {"": scores}
 
 
 def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str, Any]) -> float:
-    """The margin of a choice for one group."""
+    """Return the margin of a choice for one group."""
     if choice.margin is None:
         raise TypeError("the margin of a choice with the scale 'stability' cannot be computed from scores")
     scores = {key: np.real(value) for key, value in scores.items()}
@@ -81,7 +81,7 @@ def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str,
 
 
 def _own(making: Making, stage: Stage) -> Iterator[Decided | None]:
-    """Yield a function's choice; None for an exact choice."""
+    """Yield the margin of a function's choice, or None for an exact choice."""
     known = function(stage.call)
     choice = known.choice
     if choice is None:
@@ -112,7 +112,7 @@ def _own(making: Making, stage: Stage) -> Iterator[Decided | None]:
 
 
 def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
-    """The choices of a model's calls, as functions of the model's inputs."""
+    """Return the smallest margin of the choices that a model's calls make."""
     (values,) = making.groups(stage)
     run: Any = choice.ordered
 
@@ -138,7 +138,7 @@ def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
 
 
 def _of_groups(recorder: Recorder) -> Any:
-    """The batched NumPy backend with a recorder's choices and routers, group by group."""
+    """Return the batched NumPy backend with choices and routers that `recorder` records group by group."""
     numpy = importlib.import_module("moespec.backends.numpy")
     groups = importlib.import_module("moespec.backends.numpy.groups")
     module = SimpleNamespace(**{name: getattr(numpy, name) for name in numpy.__all__})
@@ -152,13 +152,13 @@ def _of_groups(recorder: Recorder) -> Any:
 
 
 def choices(stages: tuple[Stage, ...]) -> list[tuple[Stage, Choice]]:
-    """A router's calls that choose by an order, with their choices."""
+    """Return the calls of a router that choose by ordering scores, each with its choice."""
     pairs = [(stage, function(stage.call).choice) for stage in stages]
     return [(stage, choice) for stage, choice in pairs if choice is not None and choice.scale != "stability"]
 
 
 def _router(making: Making, stage: Stage) -> Iterator[Decided]:
-    """Yield the choices of a router's calls, as functions of the router's inputs."""
+    """Yield the margin of each choice that a router's calls make."""
     for inner, choice in choices(making.trace):
         margins = []
         arguments = inner.arguments.values()
@@ -182,7 +182,7 @@ def _router(making: Making, stage: Stage) -> Iterator[Decided]:
 
 
 def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any:
-    """The written scale of a router call's result, which covers the errors of the call itself; 0 if there is none."""
+    """Return the written scale of a router call's result, or 0 without one. It covers errors of the call itself."""
     name, _, part = reference.partition("/")
     made = next((inner for inner in making.trace if inner.name == name), None)
     output = function(made.call).output(part or next(iter(function(made.call).outputs))) if made else None
@@ -194,7 +194,7 @@ def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:
-    """Yield the scale rules of a result and of everything it depends on."""
+    """Yield the scale rules of a result and of all earlier results it depends on."""
     stage = making.stages.get(reference.partition("/")[0]) if isinstance(reference, str) else None
     if stage is not None:
         yield from (output.scale for output in function(stage.call).outputs.values())

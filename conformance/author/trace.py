@@ -1,7 +1,7 @@
-"""The recorder: a wrapper of the specification that records each public call of a router with its arguments.
+"""Defines a wrapper of the specification that records each public function call of a router, with the arguments.
 
 The calls become the stages of the router's vectors. An argument must be an input, an earlier call's result, or a part
-of one. Anything else is an error in the router, because its steps cannot be traced.
+of one. Any other argument raises an error, because its origin is unknown.
 """
 
 import functools
@@ -38,9 +38,8 @@ _signature = cache(inspect.signature)
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """The functions to record, as (namespace, name, function, path), from the imports of a router's module and its shared modules.
-
-    A custom router's modules are its package's modules and the specification, which it may call as `spec.token_choice`.
+    """Return the functions to record, as (namespace, name, function, path), which a router's module and its shared
+    modules import. For a custom router, search the modules of its package and the specification.
     """
     package = router.__name__.partition(".")[0]
     of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
@@ -54,15 +53,15 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
 
 
 class TraceError(Exception):
-    """A router passes an array that is neither an input nor a public call's result. The message names the call and the argument."""
+    """A router passed an array that is neither an input nor a public call's result. The message names call and argument."""
 
 
 class Recorder:
-    """The specification, or another `B`, that records calls of public functions. `router(name)` returns a router that calls it.
+    """Records calls of public functions of the specification or of another `B`. `router(name)` returns a recorded router.
 
-    inputs: arrays by reference. change: `(stage, result) -> result`, called with each recorded call and its result.
-    followed: whether arguments must be known. If not (a model computes with arrays between calls), every call is
-    recorded, repeats included. stages: the recorded calls, in order. given: each stage's original arguments.
+    inputs: arrays by reference. stages: the recorded calls, in order. given: the original arguments of each stage.
+    change: `(stage, result) -> result`, called with each recorded call and its result.
+    followed: whether every argument must be known. Models set it to False, since they compute with arrays between calls.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self._inside = False  # whether a custom function runs, whose inner calls are not recorded
+        self._inside = False  # True while a custom function runs; its inner calls are not recorded
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -87,7 +86,7 @@ class Recorder:
         return self._noted(name, attribute) if name in FUNCTIONS else attribute
 
     def router(self, name: str) -> Router[Any]:
-        """A router of the specification whose calls are recorded."""
+        """Return a router of the specification whose calls are recorded."""
         router = spec.ROUTERS[name]
 
         def route(*arguments: Any, **options: Any) -> RouterOutput:
@@ -109,7 +108,7 @@ class Recorder:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """The reference of a routing. Raises TraceError if no recorded call returned this routing."""
+        """Return the reference of a routing. Raises TraceError if no recorded call returned this routing."""
         if id(value) not in self._known:
             raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]
@@ -124,7 +123,7 @@ class Recorder:
         return alias
 
     def _know(self, reference: str, value: Any) -> None:
-        """Remember a value's reference. Keeps the value alive, so that no other value gets its id."""
+        """Remember a value's reference. Keeps a reference to the value, so that no other object gets the same id."""
         self._known.setdefault(id(value), (reference, value))
 
     def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Known variants: complete targets that differ from the specification in one respect.
 
-A change of a router is `(B, route) -> output`, with a `Route`. Arrays have a leading groups axis: scores and logits are (groups, tokens,
+A change of a router is a function `(B, route: Route) -> output`. Arrays have a leading groups axis: scores and logits are (groups, tokens,
 experts), tokens are (groups, tokens, width), a routing's `token` and `weight` are (groups, experts, slots). A loss is the mean over groups.
 """
 
@@ -41,7 +41,7 @@ Replacement = Callable[..., Any]
 
 
 class Spec(Backend, Protocol):
-    """The correct backend: the specification under the batched names, including names that no router, layer or model calls."""
+    """The interface of the correct backend, with the additional names that no router, layer or model calls."""
 
     CAPACITY_RULES: Mapping[str, CapacityRule]
     SoftRouting: Any
@@ -63,11 +63,10 @@ class Spec(Backend, Protocol):
 class Variant:
     """One difference from the specification: another reading of a source, a known implementation, or a mistake.
 
-    name: the variant's name. computes: a sentence that states the difference. replaced: replacements by public name of a
-    target or by router name (which replaces its `route`); the value of "ROUTERS" is a function of the routers. ledger:
-    the alternative that it takes in the ambiguity ledger ("GS-3b"), the question that it answers in an unlisted way
-    ("GS-3"), or "". who: a public implementation known to do this, or "". row: the algorithm whose cases must catch the
-    variant, if its name is not among the replaced names.
+    computes: a sentence that states the difference. who: a public implementation known to do this, or "".
+    replaced: maps a public name to its replacement, a router name to a new `route`, and "ROUTERS" to a function of the routers.
+    ledger: the variant's alternative in the ambiguity ledger ("GS-3b"), the question it answers in an unlisted way ("GS-3"), or "".
+    row: the algorithm whose cases must catch the variant, if `replaced` does not name the algorithm.
     """
 
     name: str
@@ -79,9 +78,8 @@ class Variant:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """The algorithms whose cases must catch the variant: those of the replaced names, or all if a name belongs to no algorithm.
-
-        Cases of the trained model must catch a changed training operation.
+        """Return the algorithms whose cases must catch the variant. By default, these are the algorithms that define
+        the replaced names, or all algorithms if a name belongs to none of them.
         """
         if self.row or self.replaced.keys() <= TRAINING:
             return frozenset({self.row or "vit"})
@@ -90,9 +88,9 @@ class Variant:
 
 
 def variant(function: Replacement, *names: str, ledger: str = "", who: str = "", row: str = "") -> Variant:
-    """The variant that replaces each of `names` with `function` and takes its name and docstring.
+    """Return the variant that replaces each of `names` with `function`. The variant takes the function's name and docstring.
 
-    For a router, `function` is a change of the route; see `changed`.
+    For a router name, `function` must be a change as in `changed`.
     """
     sentence = " ".join((function.__doc__ or "").split())
     replaced = {name: changed(name, function) if name in ROUTERS else function for name in names}
@@ -101,9 +99,9 @@ def variant(function: Replacement, *names: str, ledger: str = "", who: str = "",
 
 @dataclass(frozen=True)
 class Route:
-    """A call of a router's `route`: its arguments and its unchanged output.
+    """A call of a router's `route`, with the arguments and the unchanged output.
 
-    more: the keyword arguments noise, train, and the router's requirements or state.
+    more: the keyword arguments `noise` and `train`, the arrays that the router requires, and the router's state.
     """
 
     function: Callable[..., RouterOutput]
@@ -114,7 +112,7 @@ class Route:
 
     @property
     def noise(self) -> Array | None:
-        """The noise, or None."""
+        """The noise of the call, or None."""
         return self.more.get("noise")
 
     @property
@@ -123,11 +121,11 @@ class Route:
         return bool(self.more.get("train"))
 
     def logits(self, B: Spec) -> tuple[Array, Array]:
-        """The clean and noisy logits of a router with gating noise."""
+        """Return the clean and noisy logits of a router with gating noise."""
         return noisy_logits(B, self.params, self.tokens, self.options, self.noise)
 
     def output(self, *, options: Any = None, **more: Any) -> RouterOutput:
-        """The router's output, optionally with other options or keyword arguments."""
+        """Return the router's output, optionally with other options or keyword arguments."""
         return self.function(self.params, self.tokens, options or self.options, **{**self.more, **more})
 
 
@@ -136,7 +134,7 @@ Change = Callable[[Any, Route], RouterOutput]
 
 
 def changed(router: str, change: Change) -> Replacement:
-    """The replacement of a router's `route`: `change(B, route)`."""
+    """Return a replacement of a router's `route` that calls `change(B, route)`."""
 
     def route(B: Spec, params: Params, tokens: Array, options: Any, **more: Any) -> RouterOutput:
         return change(B, Route(B.ROUTERS[router].route, params, tokens, options, more))
@@ -145,16 +143,16 @@ def changed(router: str, change: Change) -> Replacement:
 
 
 def every(routers: Collection[str], change: Change) -> dict[str, Replacement]:
-    """The same change for several routers; see `changed`."""
+    """Apply one change to several routers; see `changed`."""
     return {name: changed(name, change) for name in routers}
 
 
 def fixed(
     name: str, computes: str, of: str | Sequence[str], ledger: str = "", who: str = "", row: str = "", **options: Any
 ) -> Variant:
-    """The variant that fixes options (of routers that have them) or arguments of functions; see `Variant`.
+    """Return the variant that fixes options of routers or arguments of functions; see `Variant`.
 
-    of: the routers or functions. options: fixed values; for a function, also callables that map the correct argument to the changed one.
+    of: the routers or functions. options: the fixed values. For a function, a callable maps the correct argument to the changed one.
     """
 
     def configured(B: Spec, route: Route) -> RouterOutput:
@@ -176,7 +174,7 @@ def fixed(
 
 
 def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors: Callable[..., Any]) -> Variant:
-    """The variant that multiplies results of functions by `factor(**arguments)`. factors: one per function, by its name."""
+    """Return the variant that multiplies results by `factor(**arguments)`. factors: maps each function's name to its factor."""
 
     def function(of: str, factor: Callable[..., Any]) -> Replacement:
         def changed(B: Spec, *arguments: Any, **named: Any) -> Any:
@@ -188,19 +186,19 @@ def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors:
 
 
 def _bound(of: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of a function by name, without and with defaults."""
+    """Return two dicts of a function's arguments by name: without and with defaults."""
     signature = inspect.signature(getattr(spec, of))
     given = signature.bind(*arguments, **named).arguments
     return given, {name: parameter.default for name, parameter in signature.parameters.items()} | given
 
 
 def _reference() -> Any:
-    """The correct backend: the specification under the batched names."""
+    """Return the correct backend, which is the specification under the batched names."""
     return importlib.import_module("moespec.backends.numpy")
 
 
 def module_of(replaced: Mapping[str, Replacement]) -> Any:
-    """A target: the correct backend with some names replaced, and routers composed from the resulting names."""
+    """Return a target: the correct backend with some names replaced, whose routers call the replacements."""
     B = _reference()
     module = SimpleNamespace(**{name: getattr(B, name) for name in dir(B)})
     for name in replaced.keys() - ROUTERS.keys() - {"ROUTERS"}:
@@ -215,7 +213,7 @@ def module_of(replaced: Mapping[str, Replacement]) -> Any:
 
 
 def noting(called: set[str]) -> Any:
-    """The correct backend as a target that adds each called public name and router to `called`."""
+    """Return the correct backend as a target that adds each called public name and router to the set `called`."""
     B = _reference()
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,36 +235,36 @@ def noting(called: set[str]) -> Any:
 
 
 def heap_order(values: Array, axis: int = -1) -> Array:
-    """Indices in descending order, by an unstable sort."""
+    """Return the indices that sort values in descending order, by an unstable sort."""
     return np.argsort(-values.real, axis=axis, kind="heapsort")
 
 
 def chosen_mask(scores: Array, choices: int) -> Array:
-    """1 for each expert that a token chooses, else 0: (groups, tokens, experts)."""
+    """Return 1 for each expert that a token chooses, else 0, as (groups, tokens, experts)."""
     mask = np.zeros(scores.shape)
     np.put_along_axis(mask, stable_order(scores)[..., :choices], 1.0, axis=2)
     return mask
 
 
 def one_group(scores: Array) -> Array:
-    """The tokens of all groups merged into one group."""
+    """Merge the tokens of all groups into one group."""
     return scores.reshape(1, -1, scores.shape[2])
 
 
 def below_zero(values: Array) -> Array:
-    """The values with each -0.0 replaced by a number below 0."""
+    """Replace each -0.0 with a number below 0."""
     return np.where((values == 0) & np.signbit(values.real), -1e-300, values)
 
 
 def without_biases(params: Params) -> Params:
-    """The parameters with every bias set to 0."""
+    """Return the parameters with every bias set to 0."""
     return {
         name: 0 * array if name.startswith("b") or name.endswith("bias") else array for name, array in params.items()
     }
 
 
 def renormalised(routing: Any) -> Any:
-    """The routing with each token's weights divided by their sum if the sum is positive."""
+    """Divide each token's combine weights by their sum if the sum is positive."""
     total = routing.dense().combine.sum(axis=(2, 3))
     total = np.concatenate([np.where(total.real > 0, total, 1), np.ones_like(total[:, :1])], 1)
     of_each = np.take_along_axis(total, routing.token.reshape(len(total), -1), 1)
@@ -274,34 +272,34 @@ def renormalised(routing: Any) -> Any:
 
 
 def kept(routing: Any, stays: Array) -> Any:
-    """The routing with all slots emptied where `stays` is false."""
+    """Return the routing after emptying every slot where `stays` is False."""
     token = np.where(stays, routing.token, routing.tokens).astype(np.int32)
     return routing._replace(token=token, weight=np.where(stays, routing.weight, 0), slot=None)
 
 
 def weighted_by(routing: Any, scores: Array) -> Any:
-    """The routing with combine weights from `scores` (groups, tokens, experts)."""
+    """Return the routing with combine weights from `scores` (groups, tokens, experts)."""
     of_none = np.concatenate([scores, np.zeros_like(scores[:, :1])], axis=1)
     weight = np.take_along_axis(of_none, routing.token.swapaxes(1, 2), axis=1).swapaxes(1, 2)
     return routing._replace(weight=weight)
 
 
 def with_loss(output: RouterOutput, options: Any, name: str, value: Array) -> RouterOutput:
-    """The router's output with another value of the loss `name`: weighted in the losses, unweighted in the metrics."""
+    """Replace the loss `name` in the router's output. The losses store the weighted value, the metrics the unweighted value."""
     losses = {**output.losses, name: getattr(options, f"{name}_weight") * value}
     return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": value})
 
 
 def noiseless(B: Spec, route: Route) -> RouterOutput:
-    """The router ignores its noise."""
+    """Run the router without noise."""
     return route.output(noise=None)
 
 
 def rerouted(B: Spec, output: RouterOutput, routing: Any) -> RouterOutput:
-    """The router's output with another routing and that routing's metrics."""
+    """Replace the routing in the router's output, and recompute the metrics."""
     return output._replace(routing=routing, metrics={**output.metrics, **B.routing_metrics(routing)})
 
 
 def reweighted(B: Spec, output: RouterOutput, scores: Array) -> RouterOutput:
-    """The router's output with combine weights from `scores` (groups, tokens, experts)."""
+    """Return the router's output with combine weights from `scores` (groups, tokens, experts)."""
     return rerouted(B, output, weighted_by(output.routing, scores))

@@ -1,7 +1,7 @@
-"""One wide case per router, which covers what the small cases omit.
+"""Defines one wide case per router, with sizes, numbers and options that the small cases omit.
 
 A wide case has three groups, odd sizes, nine choices (some routers), numbers with more bits than bfloat16, a weight for every loss, and
-non-default values for all compatible options. It differentiates the output and all losses with respect to every float input.
+non-default values for all compatible options. The case differentiates the output and all losses with respect to every float input.
 """
 
 from collections.abc import Iterator, Mapping
@@ -140,7 +140,7 @@ def wide_routers() -> Iterator[Definition]:
 
 
 def one(router: str) -> Definition:
-    """A case with one token, one expert (if possible) and width 1."""
+    """Return a case with one token, width 1 and, if possible, one expert."""
     known = {field.name for field in fields(ROUTERS[router].Options)}
     least = {"choices": 1, "noise_multiplier": 0.0, "images": 1, "dimensions": 1, "capacity_factor": 1.0}
     options: dict[str, Any] = {name: value for name, value in least.items() if name in known} | ONE[router]
@@ -157,7 +157,7 @@ def one(router: str) -> Definition:
 
 
 def wide(router: str) -> Definition:
-    """The wide case of one router."""
+    """Return the wide case of one router."""
     row, own, key = ROUTERS[router], OWN[router], f"routers/{router}/wide"
     known = {field.name for field in fields(row.Options)}
     sizes = {"tokens": TOKENS, "experts": EXPERTS, "width": WIDTH}
@@ -200,7 +200,7 @@ def wide(router: str) -> Definition:
 
 
 def _parameters(router: str, made: Any, key: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters and the state of a router."""
+    """Return the parameters and the state of a router."""
     row = ROUTERS[router]
     params = {}
     for name, array in row.init(np.random.default_rng(0), made).items():

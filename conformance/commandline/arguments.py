@@ -35,7 +35,7 @@ files are ignored, and so are its plugins unless -p names them.
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line. It omits the usage text, which is longer than a screen."""
+    """A parser that reports an error in one line. The parser omits the usage text, which is longer than a screen."""
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Words(argparse.Action):
-    """Accumulate an option's words over repeated uses, without duplicates."""
+    """Collect the words of an option that is used repeatedly, without duplicates."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)
@@ -52,7 +52,7 @@ class _Words(argparse.Action):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If another argument may follow, only known words count."""
+    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If other arguments may follow, take only known words."""
     option, valued = "", True
     first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
     for word in words:
@@ -67,7 +67,7 @@ def spread(words: Sequence[str]) -> Iterator[str]:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The parser of all commands. The parsed `command` is the command's name."""
+    """Return the parser of all commands. It stores the name of the command as `command`."""
     parser = _Parser(prog="moespec conformance", description=description)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -203,7 +203,7 @@ LISTS: Mapping[str, Mapping[str, str]] = {
 
 
 def _some_of(option: str) -> Callable[[str], list[str]]:
-    """An option type: a comma-separated list of the option's known words."""
+    """Option type: a comma-separated list of words that the option knows."""
     known = LISTS[option]
 
     def parse(text: str) -> list[str]:
@@ -252,7 +252,7 @@ def _suite(text: str) -> str:
 
 
 def _output(text: str) -> Path:
-    """Option type: a file to write. Checks its folder early, so that no work is lost."""
+    """Option type: a file to write. The folder is checked before the command starts, so that no work is lost."""
     try:
         check_output("file", Path(text))
     except RunError as error:

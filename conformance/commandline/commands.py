@@ -1,4 +1,4 @@
-"""The commands of `moespec conformance`. Each takes the parsed arguments and returns the exit status."""
+"""The commands of `moespec conformance`. Each command takes the parsed arguments and returns the exit status."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ OUTPUTS = ("report", "html", "badge", "shields")
 
 
 def _check_installed(command: str, *packages: str) -> None:
-    """Raise ConfigError, with the install command, if a package that a command needs is not installed."""
+    """If a package that a command needs is not installed, raise ConfigError with the install command."""
     for module, package in ((name.removeprefix("pytest-"), name) for name in packages):
         if find_spec(module) is None:
             raise ConfigError(f'{command} needs {package}: pip install "moespec[conformance]"')
@@ -108,9 +108,9 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _only(options: argparse.Namespace) -> Callable[[str], bool]:
-    """A predicate of case ids: whether a case is among the chosen algorithms, classes and ids (default: all).
+    """Return a predicate that accepts ids of cases in the chosen algorithms, classes and id patterns (default: all).
 
-    Raises ConfigError for a pattern of ids that no case matches.
+    Raises ConfigError if no case matches an id pattern.
     """
     patterns, classes = getattr(options, "case", None), getattr(options, "classes", None)
     for pattern in patterns or ():
@@ -130,7 +130,7 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
 
 
 def _ids(options: argparse.Namespace) -> Iterator[str]:
-    """The ids of all cases: the vectors, and fresh cases that are not among them."""
+    """Return the ids of all cases: the stored vectors and the additional fresh cases."""
     yield from suite.ids(options.vectors)
     from moespec.conformance.author import large
 
@@ -138,7 +138,7 @@ def _ids(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _class_of(options: argparse.Namespace, id: str) -> str:
-    """The `--class` word for a case id; for a fresh case, the word for its class in the format."""
+    """Return the `--class` word of a case id. For a fresh case, use the word of the class that the vector format defines."""
     if getattr(options, "size", "small") == "small":
         return suite.class_of(id, options.vectors)
     from moespec.conformance.golden import fresh
@@ -153,7 +153,7 @@ def _waivers(options: argparse.Namespace) -> list[Waiver]:
 
 
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
-    """The plan for a target or an adapter."""
+    """Return the plan of a run for a target or an adapter."""
     interface, name = (Target, options.target) if options.target is not None else (Adapter, options.adapter)
     TRUSTED[:] = filter(None, options.trust.split(","))
     try:
@@ -168,7 +168,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
 
 
 def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
-    """Add the cases of the chosen rows that were not run to the report."""
+    """Add to the report the cases of the chosen rows that were not run."""
     rows = options.algorithm or {id.partition("/")[0] for id in chosen}
     ran = {result.id for result in report.results}
     ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)
@@ -191,7 +191,7 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
 
 
 def _status(reports: Sequence[Report]) -> int:
-    """Print the last line. The exit status is 1 if anything failed or nothing passed."""
+    """Print the last line of a report. The exit status is 1 if anything failed or nothing passed."""
     if not any(one.results for one in reports):
         print("no case was run")
     if line := matrix.missed(reports):

@@ -1,7 +1,7 @@
 """Descriptions of public functions: how to store and compare their results, and which choices they make.
 
-There is one module per kind of function; `describe.py` defines a description. It applies to every case that calls the
-function, directly or inside a router.
+There is one module per kind of function; `describe.py` defines a description. A description applies to every case that
+calls the function, directly or inside a router.
 """
 
 from moespec.conformance.format import path_parts
@@ -21,7 +21,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def function(path: str) -> Function:
-    """The description of the function at a path, found by the first part of the path. Unregistered custom functions get a default one."""
+    """Return the description of the function at a path. An unregistered custom function gets a default description."""
     name = path_parts(path)[0]
     if name == ROUTE.name and path.endswith(".update"):
         return UPDATE

@@ -26,7 +26,7 @@ to 5 u of the result. XLA's approximation is off by 4.63 u (4 million arguments 
 def _cosine_scale(
     tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
-    """Rounding errors of a projection and of its norm scale with their terms. A cosine moves by these errors divided by the norm."""
+    """Rounding errors of a projection and its norm grow with the summed terms. Divided by the norm, they move a cosine."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
@@ -35,19 +35,19 @@ def _cosine_scale(
 
 
 def _cap_scale(logits: Array, *, cap: float) -> Array:
-    """`4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
+    """In the scale A of a capped logit, `4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
 
-    The quotient's error moves the result by `|L| (1 - tanh^2)`, the only term of the condition. It vanishes for large |L|.
+    The condition scale contains only the quotient's term, `|L| (1 - tanh^2)`, which vanishes for a large logit |L|.
     """
     t = np.tanh(logits / cap)
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
 
 
 def _softmax_scale(logits: Array, chosen: Any = True) -> Array:
-    """For the softmax over the chosen entries, `4 u A` is the sum of the rounding errors of `exp(L - (max + log sum))`.
+    """In the scale A of a softmax over the chosen entries, `4 u A` is the rounding error of `exp(L - (max + log sum))`.
 
-    These are the errors of the logits, the logarithm, its sum with the maximum, the difference and the exponential. The
-    condition contains only the first, which is small if the logits are near 0.
+    The errors arise in the logits, the logarithm, the sum with the maximum, the difference and the exponential. The
+    condition scale covers only the errors of the logits, which are small near 0.
     """
     p = softmax(np.where(chosen, logits, -np.inf))
     size, from_total = np.abs(logits), -np.log(np.where(p > 0, p, 1.0))
@@ -61,7 +61,7 @@ def _gates_scale(noisy_logits: Array, *, choices: int) -> Array:
 
 
 def _hierarchical_scale(noisy_logits: Array, *, branches: int, choices: int) -> Any:
-    """The scale of a product: the errors of both factors."""
+    """Return the scale of a product of two gates, from the errors of both gates."""
     by_level = [*zip(levels(noisy_logits, branches), chosen_by_level(noisy_logits, branches, choices), strict=True)]
     upper, lower = (spec.noisy_top_k_affinity(logits, choices=count) for logits, count in by_level)
     errors = [_gates_scale(logits, choices=count) for logits, count in by_level]
@@ -70,10 +70,10 @@ def _hierarchical_scale(noisy_logits: Array, *, branches: int, choices: int) -> 
 
 
 def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: int = 100, **options: Any) -> Array:
-    """`A (1 + max S / lambda + sqrt(3 sum a^2))`, where `a` is `log A` after each round.
+    """Return `A (1 + max S / lambda + sqrt(3 sum a^2))`, where `a` is `log A` after each round.
 
-    Rounding affects the initial logarithms and the logarithms of all three steps per round. These errors persist and
-    add up like random numbers.
+    Rounding affects the initial logarithms and, in each round, the logarithms of all three steps. The errors persist
+    and accumulate like a random walk.
     """
     rounds = [
         spec.capped_affinity(scores, regularization=regularization, iterations=n + 1, **options)
@@ -84,17 +84,17 @@ def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: in
 
 
 def _bins_scale(bias: Array, **of_counts: Any) -> Array:
-    """The total width of all bins: a position may be in the last bin, and subtracting the mean leaves its rounding error."""
+    """Return the total width of all bins. A position may be in the last bin, and subtracting the mean keeps the error."""
     return np.full(len(bias), np.ptp(bias) + 2)
 
 
 def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
-    """The scale of a quantile bias. For all other states, the condition is sufficient."""
+    """Return the scale of a quantile bias. For all other states, the condition scale is sufficient."""
     return _bins_scale(state["bias"]) if getattr(options, "bias_update", "") == "quantile" else 0.0
 
 
 def _plan_scale(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """`P (1 + |L| + |f| + |g|)`: the plan is the exponential of a sum that cancels."""
+    """Return `P (1 + |L| + |f| + |g|)`, since the plan P is the exponential of a sum that cancels."""
     f, column_mass = np.zeros(len(logits)), len(logits) / logits.shape[1]
     for _ in range(iterations):
         g = np.log(column_mass) - logsumexp(logits + f[:, None], axis=0)
@@ -106,23 +106,23 @@ ROWS = {"projection": Output("rows n")}
 
 
 def _support(utility: Array, **options: Any) -> Any:
-    """The mask of a plan's positive entries. It reveals the scores that each solver step keeps."""
+    """Return the mask of a plan's positive entries. It shows which scores each solver step keeps."""
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
 def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given: Any) -> Any:
-    """A gradient on absolute values: the target sums of a plan's rows or columns plus the actual sums."""
+    """Add the target sums of a plan's rows or columns to the actual sums; this is the dual's gradient on absolute values."""
     plan = dual(utility=utility, **given).plan
     return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
 
 
 def levels(columns: Array, branches: int) -> tuple[Any, Any]:
-    """The branches' columns (T, a) and the experts' columns (T a, b)."""
+    """Split logits into columns of branches (T, a) and columns of experts (T a, b)."""
     return columns[:, :branches], columns[:, branches:].reshape(len(columns) * branches, -1)
 
 
 def chosen_by_level(columns: Array, branches: int, choices: int) -> tuple[int, int]:
-    """The number of choices at each level."""
+    """Return the number of choices at each level."""
     return min(choices, branches), min(choices, (columns.shape[-1] - branches) // branches)
 
 
@@ -133,28 +133,28 @@ def _hierarchical_margin(scores: Array, scale: Array, options: Any) -> float:
 
 
 def _outside(codes: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """The smallest relative distance of a code from an end of the step."""
+    """Return the smallest relative distance between a code and an end of the smooth step."""
     half = options.get("gamma", 1.0) / 2
     distance = np.abs(np.abs(codes) - half) / (scale + half)
     return float(distance.min(initial=1.0))
 
 
 def _positive(gate: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """A nonzero gate stays nonzero in every dtype unless it underflows."""
+    """Return 1 if no gate is small enough to underflow, else 0. Other nonzero gates stay nonzero in every dtype."""
     return float(((gate == 0) | (gate > 1e-30)).all())
 
 
 def _selector_entropy_scale(selectors: Array) -> Array:
-    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of a value near 1 cancels."""
+    """Return `sum r (2 + |log(r + epsilon)|)`. The added 2 covers logarithms of values near 1, which cancel."""
     return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
 
 
 def _soft_scale(name: str) -> Array:
-    """The softmaxes of Soft MoE on absolute values.
+    """Return the scale of a softmax in Soft MoE, computed on absolute values.
 
     Let `a = |x| |phi|` be the absolute logits of the normalised x and phi. To first order, rounding moves `p = softmax(L)`
-    by at most `u p (1 + a + sum p a)`, with the sum over the axis of the softmax. It moves the logarithm of a sum of n
-    terms by up to `u log n`.
+    by at most `u p (1 + a + sum p a)`, with the sum over the axis of the softmax. Rounding moves the logarithm of a sum
+    of n terms by up to `u log n`.
     """
 
     def scale(tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
@@ -175,14 +175,14 @@ def _of_groups(scores: Array, group_by: Array | None = None, *, groups: int, bes
 
 
 def _positions(scores: Array, bias: Array, *, choices: int, bins: int) -> Any:
-    """Positions of the required biases, in bins."""
+    """Return the positions of the required biases, in units of bins."""
     selection, low = scores + bias, np.min(bias.real) - 1
     order = np.argsort(-selection.real, axis=-1, kind="stable")[..., choices : choices + 1]
     return (np.take_along_axis(selection, order, -1) - scores - low) * (bins / (np.max(bias.real) - 1 - low + 2))
 
 
 def _edge_margin(positions: Array, scale: Array, options: Any) -> float:
-    """The margin over the distances to the nearest bin edge."""
+    """Return the smallest distance of a position from a bin edge, relative to the scale."""
     edge = np.clip(np.round(positions), 1, options["bins"] - 1)
     return float(np.min(np.abs(positions - edge) / scale)) if options["bins"] > 1 else np.inf
 
@@ -257,7 +257,7 @@ FUNCTIONS = (
         "soft_routing",
         {name: Output(DENSE, scale="written", written=_soft_scale(name)) for name in ("dispatch", "combine")},
     ),
-    # The result carries no gradient, so the condition would have no input.
+    # The result has no gradient, so the condition scale cannot be computed.
     Function("biased_scores", {"biased": Output(SCORES, written=lambda scores, bias: np.abs(scores) + np.abs(bias))}),
     Function(
         "expert_load", {"load": Output("experts", scale="unit", summed=True)}, Choice("scores", best_experts("choices"))

@@ -26,36 +26,36 @@ CHOICE = Choice("scores", best_experts("choices"))
 
 
 def _priorities(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """The margin of the order. A token's scale is the largest of its scores' scales."""
+    """Return the margin of a token order. The scale of a token is the largest scale among its scores."""
     counted = options.get("choices", 1) if options.get("by") == "sum" else 1
     priority = np.sort(scores, axis=-1)[..., -counted:].sum(axis=-1)
     return order_margin(priority, counted * scale.max(axis=-1))
 
 
 def _second(gates: Array, noise: Array) -> Any:
-    """Twice the second gate, and the draw it is compared with."""
+    """Return twice the second-largest gate, and the random draw that it is compared with."""
     return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """The sum of absolute values and 1; for the first expert, the largest such sum."""
+    """Return the sum of absolute values plus 1 for each expert. The expert with the largest logit takes the largest sum."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)
 
 
 def _largest(scores: Array, **shards: Any) -> Any:
-    """The reference size for the gap: the sum of each token's largest score."""
+    """Return the scale of the assignment gap: the sum over tokens of the largest absolute score."""
     return np.abs(scores).max(axis=1).sum()
 
 
 def _by_shards(scores: Array, noise: Array | None = None, **shards: Any) -> Any:
-    """Scores in the order in which they are split into shards. Noise is an input with distinct numbers, so its order is exact."""
+    """Return the scores in the order of the shard split. The order of the noise, an input with distinct numbers, is exact."""
     return scores if noise is None else scores[stable_order(noise)]
 
 
 def _margin_of_shards(scores: Array, scale: Array, options: Any) -> float:
-    """The smallest margin among the shards of scores."""
+    """Return the smallest assignment margin among the shards."""
     shards = options.get("shards", 1)
     return min(assignment_margin(*part) for part in zip(np.split(scores, shards), np.split(scale, shards), strict=True))
 
@@ -65,24 +65,24 @@ def _ordered(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
 
 
 def _chosen(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """The margin of the choices and of the token order. A token's scale is the largest of its scores' scales."""
+    """Return the smaller margin of the choices and the token order. A token's scale is its scores' largest scale."""
     return min(token_choice_margin(scores, scale, options["choices"]), _ordered(scores, scale, options))
 
 
 def _compared(gates: Array, thresholds: Array) -> Any:
-    """Each gate with the threshold it is compared with."""
+    """Pair each gate with the threshold that it is compared with."""
     return np.stack(np.broadcast_arrays(gates, thresholds), axis=-1)
 
 
 def _threshold_margin(ordered: Any, scales: Any, options: Any) -> float:
-    """The margin of the threshold comparisons and, if scores are ordered, between scores."""
+    """Return the smallest margin of the threshold comparisons and, if scores are ordered, of that order."""
     count = len(ordered["scores"]) if options.get("largest") else 0
     of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
     return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
 
 
 def _absolute(tokens: Array, ids: Array, tables: Array, params: Any, **options: Any) -> Any:
-    """MultiHash on absolute values, since `|relu(z)| <= |z|` and `|gelu(z)| <= |z|`."""
+    """Compute MultiHash on absolute values, since `|relu(z)| <= |z|` and `|gelu(z)| <= |z|`."""
     return spec.multi_hash_mlp(np.abs(tokens), ids, tables, {name: np.abs(array) for name, array in params.items()})
 
 
@@ -109,7 +109,7 @@ FUNCTIONS = (
             "objective": Output("groups"),
             "gap": Output("groups", scale="written", written=_largest),
         },
-        # Input scores are exact, but the optimal assignment must be computed.
+        # The input scores are exact, but computing the optimal assignment adds rounding errors.
         Choice(_by_shards, _margin_of_shards, "magnitude"),
     ),
     Function("base_greedy", {"greedy": Output("groups tokens", "int")}, Choice("scores", best_experts(1))),

@@ -1,7 +1,7 @@
-"""The description of a public function: how to store and compare its results, and which choices it makes.
+"""Describes a public function: how to store and compare the results, and which choices the function makes.
 
-Each function of the specification has one description. It applies to every case that calls the function, directly or
-inside a router.
+Each function of the specification has one description. A description applies to every case that calls the function,
+directly or inside a router.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,18 +21,18 @@ def axes(names: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Output:
-    """How to store and compare one result.
+    """Describes how to store and compare one result.
 
-    axes: the names of the axes in one string. A result without a groups axis is the mean over groups.
+    axes: the names of the axes in one string. Without a groups axis, the result is the mean over groups.
     kind: "float", "int" or "bool".
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
-    written: `(**arguments) -> A`, called like the function on one group: the same computation on absolute values. If
-        scale is "condition", the larger one counts. A router's results allow for errors that this result passes on.
-    constant: the name of c.
-    rounded: whether the result has the run's dtype. In bfloat16, all other results are promised in float32 or better,
-        and their tolerance uses the roundoff of float32.
-    follows: the arguments whose numbers the result may copy; it copies the first one that is passed. Empty: all arguments.
+    written: `(**arguments) -> A` for one group, which repeats the computation on absolute values. With the scale
+    "condition", A is the larger of both scales. The tolerances of a router include the errors that this result causes.
+    constant: the name of the constant c.
+    rounded: whether the result is rounded to the run's dtype. Otherwise, it is in float32 or better even in a bfloat16 run,
+    and its tolerance uses the roundoff of float32.
+    follows: the arguments whose numbers the result may copy (default: all). It copies the first one that is passed.
     summed: whether a result without a groups axis is the sum over groups instead of the mean.
     """
 
@@ -50,13 +50,13 @@ class Output:
 class Choice:
     """A choice that a function makes.
 
-    ordered: the ordered argument, or a function of the arguments that computes the ordered scores. If it is an argument
-        and an input of the case, the choice is exact because every dtype holds its numbers. For a model, a function like
-        `run` that makes the deciding calls, whose margins count.
+    ordered: the name of the ordered argument, or a function that computes the ordered scores from the arguments. If the
+    argument is an input of the case, the choice is exact, because every dtype represents it. For a model, `ordered`
+    runs the calls that make the choices.
     margin: `(scores, scale, options) -> number`, see `margins.py`.
-    scale: the scale of the ordered scores: "condition" or "magnitude". With "stability", `ordered` returns the choice, and the
-        margin is the largest relative change of the arguments that does not change it.
-    constant: the name of c for the errors of the ordered scores.
+    scale: the scale of the ordered scores: "condition" or "magnitude". With "stability", `ordered` returns the choice
+    itself, and the margin is the largest relative change of the arguments that preserves the choice.
+    constant: the name of the error constant c of the ordered scores.
     """
 
     ordered: str | Callable[..., Any]
@@ -69,13 +69,12 @@ class Choice:
 class Function:
     """A public function.
 
-    name: the function's name. outputs: results by name: fields of a record, keys of a dict, or one name for an array. A
-    sparse routing has the results `slots` and `weights`, a soft routing `dispatch` and `combine`.
-    traced: False for functions not compiled as a unit: plain integers, tables (which take NumPy arrays) and training.
-    run: `(module, **arguments, **options) -> results` for a model instead of a public function; needs: the public names
-    that it requires of a target. prepare: converts the options before tracing. compiles: whether it takes `compile` for
-    inner functions. batched: whether the reference also has a groups axis and the function takes the computation's
-    `dtype` (models). pooled: for slow functions, use few probes, and a scale of at least the root mean square over a result.
+    outputs: describes each result by name. A sparse routing returns `slots` and `weights`, a soft routing `dispatch` and `combine`.
+    traced: whether the function is compiled as a unit. Functions on plain integers, tables and training are not.
+    run: computes a model's results: `(module, **arguments, **options) -> results`. needs: the public names that `run` calls.
+    prepare: converts the options before tracing. compiles: whether `run` accepts `compile` for inner functions.
+    batched: whether the reference also takes a groups axis, and the function takes a `dtype` (True for models).
+    pooled: for slow functions, whether few probes estimate the scale, which is at least its root mean square over a result.
     """
 
     name: str
@@ -91,11 +90,11 @@ class Function:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether the function takes NumPy arrays for every target and may return float64 in every dtype."""
+        """Whether every target receives NumPy arrays for this function and may return float64 in every dtype."""
         return not self.traced and self.run is None
 
     def output(self, name: str) -> Output:
-        """The description of a result; `prefix/*` describes all results with this prefix."""
+        """Return the description of a result; the name `prefix/*` describes all results with this prefix."""
         for key in (name, f"{name.split('/')[0]}/*", "*"):
             if key in self.outputs:
                 return self.outputs[key]

@@ -14,7 +14,7 @@ __all__ = ["FUNCTIONS"]
 
 
 def _normal_scale(uniform: Array) -> Array:
-    """`r (1 + |a|)`: a multiple of it bounds how far rounding the angle and the radius moves a normal number."""
+    """Return `r (1 + |a|)` for radius r and angle a. A multiple of this scale bounds the rounding error of a normal number."""
     radius, angle = np.sqrt(-2.0 * np.log(1.0 - uniform[..., 0])), np.pi * (2.0 * uniform[..., 1] - 1.0)
     return np.stack([radius * (1.0 + np.abs(angle))] * 2, axis=-1)
 
@@ -23,12 +23,12 @@ IDS = Output("groups tokens", "int")
 
 
 def _nearness(patches: Array, codebook: Array) -> Any:
-    """The scores that `patch_codes` orders: (tokens, codes) for patches (tokens, pixels)."""
+    """Return the scores (tokens, codes) that `patch_codes` orders, for patches (tokens, pixels)."""
     return normalized_patches(patches) @ codebook.T - 0.5 * np.sum(codebook * codebook, axis=1)
 
 
 def _clusters(**arguments: Any) -> Any:
-    """The cluster assignment of k-means, for the stability of its steps."""
+    """Return the cluster assignment of k-means, to test whether its steps are stable."""
     points = arguments.pop("embeddings", None)
     return spec.k_means(**arguments, **({} if points is None else {"points": points})).clusters
 

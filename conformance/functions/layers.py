@@ -14,7 +14,7 @@ __all__ = ["FUNCTIONS"]
 
 
 def _absolute_experts(inputs: Array, params: Any) -> Any:
-    """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`, gated or not."""
+    """Compute experts on absolute values, `(|x| |w1| + |b1|) |w2| + |b2|`. This is a bound because `|gelu(z)| <= |z|`."""
     w = {name: np.abs(array) for name, array in params.items()}
 
     def linear(x: Array, number: int) -> Any:
@@ -30,7 +30,7 @@ def _experts_scale(inputs: Array, params: Any, *, gelu: str = "tanh", activation
 
 
 def _layer_scale(tokens: Array, routing: Any, experts: Any) -> Array:
-    """The layer on absolute values."""
+    """Compute the layer on absolute values."""
     inputs = np.einsum("tec,td->ecd", routing.dispatch, np.abs(tokens))
     outputs = _absolute_experts(inputs, experts.keywords["params"]) if isinstance(experts, partial) else inputs
     return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
@@ -52,11 +52,11 @@ def _sigmoid_scale(logits: Array, targets: Array) -> Array:
 
 
 def _layer_norm_scale(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:
-    """The sum of the rounding errors of `y = c r s + b`, with c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
+    """Return the sum of the rounding errors of `y = c r s + b`, with c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
 
-    To first order in u, the mean has an error of up to `u mean|x|`, which moves every c equally. The c sum to 0, so r does not change and y
-    moves by `|s| r mean|x|`. The rounding errors of c, r and their products with s are relative to `|s| r |c|`; the rounding error of the
-    sum is relative to |y|. The condition alone omits the error of the mean: it is near 0 at the outlier of a row, where dy/dx is near 0.
+    To first order in u, the mean has an error of up to `u mean|x|`, which moves every c equally. The sum of c is 0, so r does not change,
+    and y moves by `|s| r mean|x|`. The rounding errors of c, r and their products with s are relative to `|s| r |c|`. The rounding error
+    of the sum is relative to |y|. The condition scale omits the mean's error: at the outlier of a row, dy/dx is near 0.
     """
     centred = x - x.mean(axis=-1, keepdims=True)
     r = 1 / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + epsilon)
@@ -74,7 +74,7 @@ def _attention_scale(query: Array, key: Array, value: Array, *, causal: bool = F
 
 
 def _array_operations(B: Backend, x: Array, y: Array) -> dict[str, Any]:
-    """The array operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
+    """Run the array operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
     return {
         "einsum": B.einsum("nsd,dhk->nshk", x, y),
         "concatenate": B.concatenate([x, x + x], 1),

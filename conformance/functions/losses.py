@@ -1,8 +1,8 @@
 """Auxiliary losses, contrastive losses, and the averages they use.
 
-A variance cancels, so the scale of the squared coefficient of variation is written explicitly. For totals v with mean
-m, moved by u * e through rounding, it is `mean(2 |v - m| (e + mean e)) / m^2`, plus twice the result times `mean e / m`
-for the division. Equal totals have a scale of 0: their vectors hold exact fractions.
+A variance cancels, so an explicit formula gives the scale of the squared coefficient of variation. If rounding moves
+the totals v with mean m by u * e, the scale is `mean(2 |v - m| (e + mean e)) / m^2`. For the division, add the product
+of `2 mean e / m` and the result. For equal totals, the scale is 0; their vectors contain exact fractions.
 """
 
 from typing import Any
@@ -22,13 +22,13 @@ __all__ = ["FUNCTIONS", "cosines", "scaled_cosines"]
 
 
 def normal_density(z: NDArray[Any]) -> NDArray[Any]:
-    """The standard normal density, the derivative of `scipy.special.ndtr`. Importing `scipy.stats` would take a second."""
+    """Return the standard normal density, without `scipy.stats`, whose import would take a second."""
     density: NDArray[Any] = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     return density
 
 
 def variation(totals: NDArray[Any], errors: NDArray[Any]) -> Any:
-    """The scale of `variance(totals) / mean(totals)^2` for totals with errors, since a variance cancels."""
+    """Return the scale of `variance(totals) / mean(totals)^2` for totals with errors, since a variance cancels."""
     mean, error = totals.mean(), errors.mean()
     deviation = np.abs(totals - mean)
     return np.mean(2 * deviation * (errors + error) + 2 * deviation**2 * error / mean) / mean**2
@@ -40,7 +40,7 @@ def _importance_scale(scores: Array) -> Array:
 
 
 def _load_scale(logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
-    """`1 - Phi(z)` has an error of 1 from the difference plus the error of z times the density."""
+    """In units of u, `1 - Phi(z)` has two errors: 1 from the difference, and the error of z times the normal density."""
     threshold = -np.sort(-noisy_logits, axis=1)[:, choices - 1 : choices]
     z = (threshold - logits) / noise_std
     errors = 1 + normal_density(z) * (np.abs(threshold) + np.abs(logits)) / noise_std
@@ -48,14 +48,14 @@ def _load_scale(logits: Array, noisy_logits: Array, *, choices: int, noise_std: 
 
 
 def _z_scale(logits: Array) -> Array:
-    """`L = max + log(sum exp(x - max))` has an error of up to `|max| + log E` even if L is small; then L^2."""
+    """Even for a small L, the error of `L = max + log(sum exp(x - max))` can reach `|max| + log E`. The loss squares L."""
     totals = np.abs(logsumexp(logits))
     errors = np.abs(logits).max(axis=1) + np.log(logits.shape[1])
     return np.mean(totals * (totals + 2 * errors))
 
 
 def _preferred(scores: Array, scale: Array, options: Any) -> float:
-    """The margin by which each token prefers the experts that the balance loss counts."""
+    """Return the margin by which tokens prefer the experts that the balance loss counts."""
     return token_choice_margin(scores, scale, options.get("choices", 1))
 
 
@@ -77,7 +77,7 @@ def _sizes(first: Array, second: Array, log_scale: Array) -> Any:
 
 
 def contrast_scale(sizes: Array) -> Any:
-    """The scale of the mean cross-entropy of rows of logits with these sizes and errors."""
+    """Return the scale of the mean cross-entropy over rows of logits. sizes: the absolute logits with their errors."""
     return np.mean(sizes.max(axis=1) + np.diag(sizes)) + np.log(len(sizes))
 
 
@@ -94,7 +94,7 @@ def _sigmoid_loss_scale(*, bias: Array, **arguments: Any) -> Array:
 
 
 def cosines(rows: dict[str, Any], form: str, epsilon: float) -> list[Any]:
-    """The cosines of each view's queries with the other view's keys."""
+    """Return the cosines between each view's queries and the other view's keys."""
     units = {n: normalize_l2(x, 1, form=form, epsilon=epsilon) for n, x in rows.items()}
     return [units[q] @ units[k].T for q, k in (("first_query", "second_key"), ("second_query", "first_key"))]
 
@@ -105,7 +105,7 @@ def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Array:
 
 
 def _batch_norm_scale(x: Array, *, epsilon: float = 1e-5) -> Array:
-    """The scale includes the error of the mean, which moves an entire column; see `layer_norm`."""
+    """Return the scale of a batch norm, including the error of the mean, which moves an entire column."""
     centred = x - x.mean(axis=0)
     return (np.abs(centred) + np.abs(x).mean(axis=0)) / np.sqrt(np.mean(centred**2, axis=0) + epsilon)
 
@@ -113,7 +113,7 @@ def _batch_norm_scale(x: Array, *, epsilon: float = 1e-5) -> Array:
 def choice_errors(
     logits: NDArray[Any], noise_logits: NDArray[Any], noisy_logits: NDArray[Any], choices: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Noisy top-k's probability of choosing an expert, and its error from a softplus, a quotient and `ndtr`."""
+    """Return the probability that noisy top-k chooses each expert, and the error from a softplus, a quotient and `ndtr`."""
     experts = logits.shape[1]
     if choices == experts:  # every token chooses every expert
         return np.ones(logits.shape), np.zeros(logits.shape)
@@ -128,7 +128,7 @@ def choice_errors(
 
 
 def _noisy_load_scale(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
-    """The load loss's scale plus the error of a softplus."""
+    """Return the scale of the load loss, including the error of a softplus."""
     probability, errors = choice_errors(logits, noise_logits, noisy_logits, choices)
     return variation(probability.sum(axis=0), errors.sum(axis=0))
 
@@ -136,7 +136,7 @@ def _noisy_load_scale(logits: Array, noise_logits: Array, noisy_logits: Array, *
 def _hierarchical_load_scale(
     logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int
 ) -> Any:
-    """The one-level load loss's scale with the errors of both levels."""
+    """Return the scale of the hierarchical load loss, from the errors of both levels."""
     upper, lower = zip(*(levels(x, branches) for x in (logits, noise_logits, noisy_logits)), strict=True)
     choices_by_level = chosen_by_level(logits, branches, choices)
     reached = is_chosen(upper[2], choices_by_level[0])

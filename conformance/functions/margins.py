@@ -1,8 +1,8 @@
-"""Tie margins: how far a case's discrete choices are from a tie.
+"""Computes tie margins, which measure how far a case's discrete choices are from a tie.
 
-A margin is the smallest `(a - b) / (A_a + A_b)` over neighbours a >= b of an observable order, where A is the scale of each score. A dtype
-can err by `c * u * A` on each, so the choice is certain if the margin exceeds `c * u`. Neighbours that are both exactly 0 or both exactly 1
-do not count: zeros of a plan, or entries of a capped affinity at their bound, are ordered by index.
+A margin is the smallest `(a - b) / (A_a + A_b)` over neighbours a >= b of an observable order, where A is the scale of each score. Each
+score can have an error of `c * u * A`, so the choice is certain if the margin exceeds `c * u`. Neighbours that are both exactly 0 or both
+exactly 1 are ignored, because the index orders zeros of a plan and capped affinities at their bound.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,26 +18,26 @@ Array = NDArray[Any]
 
 
 def best_experts(choices: int | str) -> Callable[[Array, Array, Mapping[str, Any]], float]:
-    """The margin of choosing `choices` experts per token. choices: a number, or the name of the option with it."""
+    """Return a margin function for choosing `choices` experts per token. choices: a number, or the name of an option."""
     return lambda scores, scale, options: token_choice_margin(
         scores, scale, options[choices] if isinstance(choices, str) else choices
     )
 
 
 def token_choice_margin(scores: Array, scale: Array, choices: int) -> float:
-    """The margin over the first `choices + 1` experts of each token; scores and scale are `(..., tokens, experts)`."""
+    """Return the smallest margin among the first `choices + 1` experts of a token. scores, scale: `(..., tokens, experts)`."""
     return _margin(scores, scale, choices)
 
 
 def expert_choice_margin(scores: Array, scale: Array, capacity: int) -> float:
-    """The margin over the first `capacity + 1` tokens of each expert."""
+    """Return the smallest margin among the first `capacity + 1` tokens of an expert."""
     return _margin(np.swapaxes(scores, -1, -2), np.swapaxes(scale, -1, -2), capacity)
 
 
 def assignment_margin(scores: Array, scale: Array) -> float:
-    """The margin of the best balanced assignment over the best different one, `(tokens, experts)`.
+    """Return the margin between the best and the second-best balanced assignment. scores, scale: `(tokens, experts)`.
 
-    A different assignment gives some token another expert, so each token in turn is barred from its expert.
+    A different assignment gives some token another expert, so the search excludes each token's expert in turn.
     """
     tokens, experts = scores.shape
     columns = np.repeat(scores, tokens // experts, axis=1)
@@ -54,12 +54,12 @@ def assignment_margin(scores: Array, scale: Array) -> float:
 
 
 def order_margin(priority: Array, scale: Array) -> float:
-    """The margin over all tokens in the order of their priority `(..., tokens)`."""
+    """Return the smallest margin between neighbouring tokens in the order of priority. priority: `(..., tokens)`."""
     return _margin(priority, scale, priority.shape[-1])
 
 
 def _margin(scores: Array, scale: Array, selected: int) -> float:
-    """The smallest relative gap among the `selected + 1` largest along the last axis."""
+    """Return the smallest relative gap among the `selected + 1` largest scores along the last axis."""
     order = np.argsort(-scores, axis=-1, kind="stable")[..., : selected + 1]
     values, scales = np.take_along_axis(scores, order, -1), np.take_along_axis(scale, order, -1)
     gaps, sums = values[..., :-1] - values[..., 1:], scales[..., :-1] + scales[..., 1:]

@@ -1,7 +1,7 @@
 """Models, their training, and optimiser steps, as functions of arrays.
 
-A model is written against a backend and, like a target, loaded by name. In bfloat16, parameters stay float32 and the
-model computes in bfloat16. The training loop runs outside compiled code, as it does for users. The target's `compile`
+A model calls functions of a backend. Like a target, it is loaded by name. In a bfloat16 run, the model computes in bfloat16, but
+parameters stay in float32. The training loop runs outside compiled code, as it does for users. The target's `compile`
 compiles the loss, and the target's `make_step` may compile more.
 """
 
@@ -29,11 +29,11 @@ KEPT = (1, 5)
 
 
 def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The model's module and its configuration from the options `model` and, optionally, the computation's `dtype`. A
-    compiler must not trace this."""
+    """Return a model's module and configuration, from the options `model` and optionally `dtype`.
+    Call it outside compiled code."""
     rest = {key: value for key, value in options.items() if key != "dtype"}
     module = importlib.import_module(f"moespec.models.{name}")
-    with warnings.catch_warnings(action="ignore"):  # warnings about routers that train badly but have cases
+    with warnings.catch_warnings(action="ignore"):  # ignores warnings that a router trains badly
         config = getattr(module, CONFIGS[name])(**options["model"], dtype=options.get("dtype", "float32"))
     return {**rest, "model": module, "config": config}
 
@@ -49,7 +49,7 @@ def _forward(
     random: Any = None,
     train: bool = False,
 ) -> dict[str, Any]:
-    """A model's results by name. noise: the noise of each MoE layer, by its number. random: key for dropout."""
+    """Return a model's results by name. noise: maps the number of each MoE layer to its noise. random: the key for dropout."""
     drawn = [noise[number] for number in sorted(noise)] if noise else None
     output = model.forward(B, config, params, images, noise=drawn, random=random, train=train)
     sparse = getattr(config, "router", "") != "soft_moe"
@@ -61,7 +61,7 @@ def _forward(
 
 
 def _forward_function(name: str, *needs: str, routed: bool = True) -> Function:
-    """A model's forward pass as a function, with the public names that it requires of a target."""
+    """Describe a model's forward pass as a function. It requires certain public names from a target."""
 
     def output(axes: str = "") -> Output:
         return Output(axes, scale="spread", constant="model", rounded=True)
@@ -86,13 +86,13 @@ def _forward_function(name: str, *needs: str, routed: bool = True) -> Function:
 
 
 def _trainer(options: dict[str, Any]) -> dict[str, Any]:
-    """The prepared options: the model and its optimiser."""
+    """Return the prepared options: the model and the optimiser."""
     optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
     return {**prepare("vit", options), "optimizer": optimizer}
 
 
 def _loss(B: Backend, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
-    """The loss of a batch as a function of parameters, optionally with the routing as metrics, and the summed statistics."""
+    """Return the loss function of a batch. It also returns the summed statistics and, optionally, the routing as metrics."""
     from moespec.models.layers import returned  # most cases do not need this module
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, ...]:
@@ -124,18 +124,18 @@ def _trained(
     compile: Callable[[Any], Any] = lambda function: function,
     before: Callable[[Any, Any], None] = lambda params, images: None,
 ) -> dict[str, Any]:
-    """Training steps, one per entry of `rates`, over consecutive batches of `batch` images.
+    """Train for one step per entry of `rates`, on consecutive batches of `batch` images.
 
-    accumulate: number of micro-batches whose gradients are averaged. train: passed to the model. before: called before
-    each step with its parameters and images.
+    accumulate: number of micro-batches whose gradients are averaged. train: passed to the model.
+    before: called before each step with the current parameters and images.
     """
     from moespec.models.layers import renewal
 
-    # Compiled here for all targets, so `make_step` need not compile the loss again.
+    # `compile` compiles the loss for all targets, so `make_step` need not compile it again.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
     options |= renewal(B, model.moe_layers(config, batch // accumulate))
-    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics of micro-batches would be averaged
+    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics would be averaged
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)
     metrics: list[dict[str, Any]] = []
@@ -153,14 +153,14 @@ def _trained(
 
 
 def _flat(tree: Any) -> Any:
-    """All parameters as one vector, in the order of their names."""
+    """Concatenate all parameters into one vector, sorted by name."""
     if isinstance(tree, dict):
         return np.concatenate([_flat(tree[name]) for name in sorted(tree)])
     return np.asarray(tree).ravel()
 
 
 def _passes(B: Backend, *, model: Any, config: Any, train: bool = False, **options: Any) -> None:
-    """The forward pass of each step on `B`. The reference computes the steps."""
+    """Run the forward pass of each training step on `B`, while the reference computes the steps."""
 
     def forward(params: Any, images: Array) -> None:
         model.forward(B, config, params, images, train=train)
@@ -183,7 +183,7 @@ TRAJECTORY = {
 
 
 def _optimizer(options: dict[str, Any]) -> dict[str, Any]:
-    """The prepared optimiser. Parameters are float32 regardless of the computation's dtype, which is unused here."""
+    """Return the options with the optimiser. They contain no dtype, since optimiser steps always use float32."""
     optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
     return {"optimizer": optimizer, "rates": options["rates"], **{k: options[k] for k in ("compile",) if k in options}}
 
@@ -197,7 +197,7 @@ def _stepped(
     rates: Any,
     compile: Callable[[Any], Any] = lambda function: function,
 ) -> dict[str, Any]:
-    """Optimiser steps, one per entry of `rates`. Gradients have a leading axis of steps."""
+    """Run one optimiser step per entry of `rates`. gradients: arrays with a leading axis of steps."""
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         leaves = [(value * batch[name][key][0]).sum() for name, part in params.items() for key, value in part.items()]

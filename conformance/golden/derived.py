@@ -1,10 +1,10 @@
 """Derive error cases from signatures: a valid call with one invalid argument.
 
-The cases follow from argument types and axis names: wrong dtypes, NaN and infinity, a missing or extra axis, empty or
-mismatched axes, integers out of range, and options of the wrong type or out of range. Bounds that depend on other
-arguments are not derived; their cases are written explicitly in `cases`.
+Argument types and axis names determine the cases: wrong dtypes, NaN and infinity, a missing or extra axis, empty or
+mismatched axes, integers out of range, and options of the wrong type or out of range. If a bound depends on other
+arguments, `cases` defines the error case explicitly.
 
-The suite contains three per public function. `tests/conformance/golden/test_derived.py` runs all of them on the
+The suite contains three of them per public function. `tests/conformance/golden/test_derived.py` runs all of them on the
 specification and our backends.
 """
 
@@ -40,7 +40,7 @@ ROUTING = {"tokens", "experts"}
 FIXED = ("words", "pair")
 """Axes with a fixed size."""
 
-# Errors that types cannot express, as `function/argument` or, for a router, `router/argument`.
+# Exceptions to the errors that types imply, each as `function/argument` or `router/argument`.
 MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream", "add_gating_noise/multiplier"}
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
 MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon", "moved_thresholds/decay"}
@@ -73,13 +73,13 @@ LATER = {"balance_loss/choices", "balance_loss/load"}
 
 
 def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
-    """A valid call of each public function that cases call, by path: the call with the most arrays, then the smallest.
+    """Return a valid call of each public function that cases call, by path. Prefer calls with more arrays, then smaller arrays.
 
     The call is the last stage. An argument's array is the input of the same name; a part's array is `argument/part`.
     """
     best: dict[str, tuple[tuple[int, ...], Case]] = {}
     for case in cases:
-        if case.expect is not None or case.id.endswith("/wide"):  # its options leave some arrays unread
+        if case.expect is not None or case.id.endswith("/wide"):  # with its options, the call does not read some arrays
             continue
         for stage in case.stages:
             known = function(stage.call)
@@ -94,7 +94,7 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
 
 
 def _alone(case: Case, stage: Stage) -> Case:
-    """A case with only a stage's call and the earlier calls whose routings it reads; what else they read are inputs."""
+    """Return a case with a stage's call and the earlier calls whose routings it reads. All other arguments become inputs."""
     known, stages = call.golden(case), {each.name: each for each in case.stages}
     inputs: dict[str, Tensor] = {}
 
@@ -117,7 +117,7 @@ def _alone(case: Case, stage: Stage) -> Case:
 
 
 def _own(case: Case) -> list[str]:
-    """The inputs that are arguments of the last call or parts of one, in signature order."""
+    """Return the inputs that are arguments of the last call, or parts of arguments, in signature order."""
     stage = case.stages[-1]
     order = [*inspect.signature(call.at(spec, stage.call)).parameters, *stage.arguments]
     names: list[str] = []
@@ -170,7 +170,7 @@ def _wrong_arrays(valid: Case) -> Iterator[tuple[str, str, str, str, Tensor]]:
 
 
 def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool) -> Iterator[tuple[str, Tensor]]:
-    """sizes: axes whose size another argument determines. leading: whether any number of leading axes is allowed."""
+    """sizes: the axes whose size is determined by another argument. leading: whether any number of leading axes is allowed."""
     array, axes = tensor.array, tensor.axes
     for index, axis in enumerate(axes):
         if axis in sizes and f"{key}/{axis}" not in FREE | OTHER_NAMED:
@@ -187,7 +187,7 @@ def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool)
 
 
 def _with_other_values(tensor: Tensor, key: str) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield (kind of edit, error, tensor with another dtype or with one invalid number)."""
+    """Yield (kind of edit, error, edited tensor): the tensor has another dtype or one invalid number."""
     array, kind = tensor.array, tensor.array.dtype.kind
     small = array % 128 if kind == "i" else array  # this number is exact in every floating dtype
     for dtype in (np.int32, np.float32, np.bool_):
@@ -216,7 +216,7 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
             yield name, kind, {"options": right}, {"options": changed}
         return
     if stage.call.endswith(".update"):
-        return  # the options are the same as those of the router's `route`
+        return  # these options equal the options of the router's `route`
     hints = get_type_hints(called)
     for name, parameter in inspect.signature(called).parameters.items():
         of_arrays = Mapping in [get_origin(each) for each in get_args(hints[name])]
@@ -231,7 +231,7 @@ def _option_types(router: str) -> dict[str, Any]:
 
 
 def _outside(hint: Any, *, zero: bool = False) -> Iterator[Any]:
-    """Yield values outside a type. zero: whether 0 is valid if the type does not say."""
+    """Yield values that a type excludes. zero: whether 0 is valid if the type does not define this."""
     kind = hint if get_origin(hint) in (Annotated, Literal) else (get_args(hint) or (hint,))[0]
     base, limits = get_args(kind)[:2] if get_origin(kind) is Annotated else (kind, None)
     if base is str or get_origin(base) is Literal:
@@ -249,12 +249,12 @@ def _is_outside(number: float, base: type, limits: Range | None, zero: bool) -> 
     return number < 0 or (number == 0 and not zero) or number == math.inf or (base is int and number >= 2**31)
 
 
-# Error cases of the suite.
+# The suite's error cases.
 
 
 def valid_definitions(definitions: Iterable[Definition]) -> dict[str, Definition]:
-    """A valid call of each public function (from its own algorithm's cases) and of each router, by path, on inputs
-    known before any computation."""
+    """Return a valid call of each public function and each router, by path. All inputs are known before any
+    computation."""
     own: dict[str, list[Case]] = {}
     routers: dict[str, Definition] = {}
     for d in definitions:
@@ -273,7 +273,7 @@ def valid_definitions(definitions: Iterable[Definition]) -> dict[str, Definition
 
 
 def _small(d: Definition, routed: Routed) -> Definition:
-    """A router's case with fixed instead of drawn tokens."""
+    """Return a router case with fixed tokens instead of drawn tokens."""
     sizes = [routed.groups, *(routed.options[name] for name in ("tokens", "width"))]
     inputs = {name: tensor for name, tensor in d.inputs.items() if not name.startswith("experts/")}
     inputs["tokens"] = Tensor(np.ones(sizes, np.float32), ("groups", "tokens", "width"))
@@ -285,7 +285,7 @@ SORTS = ("shape", "dtype", "value")
 
 @cache
 def all_definitions() -> Mapping[str, Definition]:
-    """Every case of the suite by id: the definitions in `cases`, wide cases and error cases."""
+    """Return every case of the suite by id: the definitions in `cases`, the wide cases and the error cases."""
     valid, written = valid_definitions(definitions().values()), []
     for path, wrong in WRONG.items():
         for number, each in enumerate(wrong, 1):
@@ -299,7 +299,7 @@ def all_definitions() -> Mapping[str, Definition]:
 
 
 def _ones() -> set[tuple[str, str]]:
-    """(call, axis) pairs with an input axis of size one in some case."""
+    """Return the (call, axis) pairs that have an input axis of size one in some case."""
     return {
         (stage.call, axis)
         for definition in definitions().values()
@@ -328,7 +328,7 @@ def _sort(error: str) -> str:
 
 
 def _rank(case: Case) -> int:
-    """Preference rank: options, which every target can check, and mismatched axes come first."""
+    """Return the preference rank of an error case. Options, which every target can check, and mismatched axes come first."""
     expect = case.expected_error
     is_option = expect.error == "ConfigError" and f"{case.stages[-1].call}/{expect.argument}" not in LATER
     return 0 if is_option or case.id.endswith("_fewer") else 1
@@ -361,7 +361,7 @@ def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -
             option = [*types][-1]
             wrong = {option: next(_outside(types[option]))}
             yield invalid(definition, "value", "ConfigError", option, options=wrong)
-        if definition.routed is None and "." not in path:  # named capacity rules are all alike
+        if definition.routed is None and "." not in path:  # all named capacity rules have the same signature
             case = Case(
                 definition.id, definition.algorithm, "", "", "value", (), {**definition.inputs}, definition.stages
             )
@@ -373,6 +373,6 @@ def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -
 
 
 def _case_name(definition: Definition, path: str, name: str) -> str:
-    """The name of a function's error case; includes the function if its algorithm has others."""
+    """Return the name of an error case. It contains the function's name if the algorithm has several functions."""
     called = path.partition(".")[2].partition(".")[0] or path
     return name if called == definition.algorithm else f"{called}_{name}"

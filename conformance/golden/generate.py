@@ -1,9 +1,9 @@
 """Generate the vectors from the definitions, and check committed vectors against newly generated ones.
 
-Inputs, integers and manifests are compared byte for byte. Floats are compared within twice their tolerance in float64
-(`8 * u * A` for a formula evaluated once), because another instruction set changes the last bits of `exp` and of sums.
-Any other difference means that the specification's results changed. The commit that changes them must also raise the
-algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
+Inputs, integers and manifests are compared byte for byte. Floats may differ by twice the float64 tolerance (`8 * u * A`
+for a formula evaluated once), because other instruction sets change the last bits of `exp` and of sums.
+Any other difference means that the specification's results changed. A commit that changes results must also increase
+the algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
 """
 
 import json
@@ -51,7 +51,7 @@ ADVICE = (
 
 
 class StaleError(Exception):
-    """A committed vector differs from the specification's results, but the revision was not raised."""
+    """Raised if a committed vector differs from the specification's results, but the revision was not increased."""
 
 
 def generate(
@@ -62,13 +62,12 @@ def generate(
     report: Callable[[str], None] = print,
     own: Mapping[str, Definition] | None = None,
 ) -> int:
-    """Generate every case and write new or changed ones or, with `check`, only compare. Returns the number of cases.
+    """Generate every case. Write new or changed cases or, with `check`, only compare. Returns the number of cases.
 
-    Each case is written immediately, so a later failure loses nothing. Raises StaleError at the end, listing all
-    problems: cases that cannot be generated, committed cases that differ although their algorithm's revision is
-    unchanged (they are kept), and vectors without a definition. `suite.json` then stays unchanged. Raises ConfigError
-    at the start if there is nothing to compare with, or if it would overwrite foreign files. own: custom definitions by
-    id, used instead of ours.
+    Each case is written immediately, so a later failure loses no cases. own: custom definitions by id, which replace ours.
+    Raises ConfigError at the start if `folder` has no vectors to compare with, or if foreign files would be overwritten.
+    Raises StaleError at the end and lists all problems: cases that cannot be generated, vectors without a definition, and committed cases
+    that differ although the revision is unchanged. Such vectors and `suite.json` are not overwritten.
     """
     chosen = [id for id in own or all_definitions() if only(id)]
     _check_folder(folder, chosen if check else ())
@@ -129,14 +128,14 @@ def _check_folder(folder: Path, compared: Sequence[str]) -> None:
 
 
 def _revisions(folder: Path) -> dict[str, int]:
-    """The revisions of the algorithms with vectors in `folder`, from the adjacent `suite.json`."""
+    """Return the revisions of the algorithms that have vectors in `folder`, from the `suite.json` beside it."""
     path = folder.parent / "suite.json"
     algorithms = json.loads(path.read_text())["algorithms"] if path.exists() else {}
     return {name: int(entry["revision"]) for name, entry in algorithms.items() if "revision" in entry}
 
 
 def suite_text(folder: Path = VECTORS) -> str:
-    """The text of `suite.json` for the vectors in `folder`."""
+    """Return the text of `suite.json` for the vectors in `folder`."""
     content = {
         "schema": SCHEMA,
         "provenance": PROVENANCE,
@@ -161,7 +160,7 @@ def suite_text(folder: Path = VECTORS) -> str:
 
 
 def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Yield (id, function that returns the case) while one process per core generates the cases."""
+    """Yield an id and a function that returns the case, while one process per core generates cases."""
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}
@@ -184,7 +183,7 @@ def _undefined(folder: Path, known: set[str], only: Callable[[str], bool]) -> li
 
 
 def differences(committed: Case, made: Case) -> str:
-    """The difference beyond the tolerance of a check, or ""."""
+    """Return a text that describes a difference beyond the tolerance, or ""."""
     before, now = first_difference(*(to_text(_skeleton(encode(case)[0])) for case in (committed, made)))
     if before != now:
         return f"the manifest says {before!r}, now {now!r}"
@@ -213,7 +212,7 @@ def differences(committed: Case, made: Case) -> str:
 def _value_difference(a: Value, b: Value) -> str:
     if a.kind != "float":
         return "" if np.array_equal(a.array, b.array) else f"{np.count_nonzero(a.array != b.array)} integers differ"
-    excess = ~(np.abs(a.array - b.array) <= 2 * tolerance(a, MADE))  # NaN counts as excess
+    excess = ~(np.abs(a.array - b.array) <= 2 * tolerance(a, MADE))  # NaN always exceeds the tolerance
     if excess.any():
         return f"{np.count_nonzero(excess)} floats differ, by up to {np.abs(a.array - b.array).max():.3g}"
     if not isinstance(a.scale, str) and not np.allclose(a.scale, b.scale, rtol=0.02, atol=0):
@@ -222,7 +221,7 @@ def _value_difference(a: Value, b: Value) -> str:
 
 
 def _skeleton(manifest: Mapping[str, Any]) -> Any:
-    """The manifest without the floats that other machines may round differently."""
+    """Return the manifest without the floats that other machines may round differently."""
     if isinstance(manifest, list):
         return [_skeleton(item) for item in manifest]
     if not isinstance(manifest, dict):

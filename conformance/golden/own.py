@@ -24,7 +24,7 @@ __all__ = ["described", "read"]
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
     """Import a module and return its cases by id (with error cases) and its routers by row. Registers its rows and functions.
 
-    Raises ConfigError if the module raises or a router's name is taken.
+    Raises ConfigError if the module raises or another router has the same name.
     """
     try:
         module: Any = importlib.import_module(name)
@@ -46,7 +46,7 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
 
 
 def described(name: str) -> str:
-    """A router's description as Markdown: its module's docstring and its options."""
+    """Return a router's description as Markdown: the docstring of the module, and the options."""
     router: Any = ROUTERS[name]
     texts, options = help_texts(router.Options), inspect.signature(router.Options).parameters.values()
     text = inspect.cleandoc(sys.modules[router.Options.__module__].__doc__ or "")

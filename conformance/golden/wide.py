@@ -1,8 +1,8 @@
-"""Wide cases, derived from a valid call of each public function: sizes and numbers that small cases lack.
+"""Derives wide cases, with sizes and numbers that small cases lack, from a valid call of each public function.
 
 `odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for every float input. `long`
-has 42 tokens, or 273 if results count or index tokens. `many` has nine choices, among 258 experts if results count or index experts.
-`level` has experts of equal importance and equal load. `coverage.py` defines which of these every function must have.
+has 42 tokens, or 273 tokens if the results count tokens or are token indices. `many` has nine choices, among 258 experts if results count
+or index experts. `level` has experts of equal importance and equal load. `coverage.py` defines which wide cases a function must have.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -92,7 +92,7 @@ UPDATES = {
 
 
 def _more() -> Iterator[Definition]:
-    """Yield calls with arguments that other cases omit. A call named "valid" replaces the one derived from other cases."""
+    """Yield calls with arguments that other cases omit. A call named "valid" replaces the call that is derived from other cases."""
     key, pairs = "wide/more", "groups tokens choices"
     yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
     kernel: dict[str, Any] = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
@@ -142,9 +142,9 @@ def _more() -> Iterator[Definition]:
 
 
 def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> Iterator[Definition]:
-    """Yield the wide cases of the functions, from a valid call of each, by path.
+    """Yield the wide cases of the functions. valid: a valid call of each function, by path.
 
-    small: (call, axis) pairs with a size of one in some case.
+    small: the (call, axis) pairs that have size one in some case.
     """
     plain = {each.stages[-1].call: each for each in _more() if each.name == "valid"}
     for definition in (each for each in _more() if each.name != "valid"):
@@ -168,7 +168,7 @@ def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> 
 
 
 def counts(path: str) -> bool:
-    """Whether a function's results are indices or counts."""
+    """Return whether a function's results are indices or counts."""
     outputs = function(path).outputs.values()
     return any(output.kind == "int" or (output.scale == "unit" and "tokens" not in output.axes) for output in outputs)
 
@@ -216,7 +216,7 @@ def _many(path: str, definition: Definition) -> Definition:
 
 
 def _level(path: str, definition: Definition) -> Definition:
-    """Each of two experts is better for one token. Sums of two numbers are equal in any order and dtype."""
+    """Return the case `level`, in which each of two experts is better for one token. A sum of two numbers is equal in any order."""
     inputs = _resized(definition, {**_sizes(path, definition), "experts": 2, "tokens": 2})
     for name, tensor in inputs.items():
         array = tensor.array
@@ -250,7 +250,7 @@ LEAST = ("best", "branches", "cap", "capacity", "choices", "groups", "images", "
 
 
 def _least(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options reduced to one choice and one slot."""
+    """Return the options with one choice and one slot."""
     return {name: 1 if name in LEAST else value for name, value in options.items()}
 
 
@@ -294,7 +294,7 @@ def _odd(axis: str, size: int) -> int:
 
 
 def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """The inputs with other sizes: entries of an axis are repeated in order or truncated."""
+    """Resize the inputs: repeat the entries of an axis in order, or truncate the axis."""
     resized = {}
     for name, tensor in definition.inputs.items():
         array = tensor.array
@@ -305,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Distinct floats, up to an eighth smaller, with about 20 bits; an order of tokens becomes a random order."""
+    """Return distinct floats with about 20 bits, up to an eighth smaller than before. A token order becomes a random order."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])

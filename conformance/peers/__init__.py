@@ -1,6 +1,6 @@
 """Peers: other packages that the suite runs on.
 
-`peers.toml` lists the peers. Each has a module in `adapters/` that makes it a target. `python -m moespec.conformance.peers`
+`peers.toml` lists the peers. A module in `adapters/` makes each peer a target. `python -m moespec.conformance.peers`
 runs the suite on the peers that `--peer` names and writes `docs/peers.md`.
 """
 
@@ -17,10 +17,10 @@ __all__ = ["PEERS", "Peer"]
 class Peer:
     """A package and the requirements of its environment.
 
-    name: key in `peers.toml`. package: distribution whose version is recorded. repository: source code. adapter: module
-    name. requires: packages installed with moespec. alone: packages installed without their dependencies. answers: entries of
-    the ambiguity ledger that the package's code answers, because the adapter sets no option for them. verdicts: why cases
-    fail: `function`, `verdict`, `reason`, and optionally `ledger` (a reading) and `cases` (patterns).
+    package: the distribution whose version is recorded. repository: the address of the source code.
+    requires: packages installed with moespec. alone: packages installed without their dependencies.
+    answers: entries of the ambiguity ledger that the package's code answers, because the adapter sets no option for them.
+    verdicts: reasons why cases fail, each with `function`, `verdict` and `reason`, optionally with `ledger` and `cases`.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Peer:
 
     @property
     def target(self) -> str:
-        """The full module name of the adapter."""
+        """Return the full module name of the adapter."""
         return f"moespec.conformance.peers.adapters.{self.adapter}"
 
 

@@ -1,13 +1,13 @@
 """Run the suite on a peer, record the results, and derive readings of the ambiguity ledger from records.
 
-A peer takes an alternative reading if its results equal those of a known variant with that reading, in all stages where
-the peer or the variant differs from the specification, and those of no variant with a different reading.
+A peer takes an alternative reading if it equals a known variant with that reading, and no variant with another reading.
+The peer equals a variant if their results agree in all stages where one of them differs from the specification.
 
-A peer takes the specification's reading of a question listed as `answers` in `peers.toml` (the adapter sets no option for
-it) if every alternative has variants, and each variant fails a case that the peer passes. The peer may fail a case that
-such a variant fails only if a variant of another question explains the failure.
+If `answers` in `peers.toml` lists a question, a peer can take the specification's reading. Then every alternative must
+have variants, and each variant must fail a case that the peer passes. The peer may share a failed case with such a
+variant only if a variant of another question explains the failure.
 
-float64 results decide. float32 results decide only for functions that the peer lacks in float64.
+The float64 results decide. If the peer lacks a function in float64, the float32 results decide.
 """
 
 import importlib
@@ -47,7 +47,7 @@ MEASURED = ("float64", "float32")
 def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
     """Record a peer: its version, its adapter's functions, and the result of each case that calls one.
 
-    digest: digest of the suite that contains the cases.
+    digest: the digest of the suite that contains the cases.
 
     Raises ImportError if the package is not installed.
     """
@@ -83,7 +83,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
 
 
 def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[str, str]]:
-    """Results of all cases in each dtype, and the reason for each unsupported dtype."""
+    """Return the results of all cases in each dtype, and the reason why a dtype is unsupported."""
     results: list[CaseResult] = []
     unsupported: dict[str, str] = {}
     groups = [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
@@ -96,19 +96,19 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
 
 
 def _runs(module: Any, function: str) -> str:
-    """Which code of the peer runs: the first paragraph of the docstring."""
+    """Return the first paragraph of the docstring, which states which code of the peer runs."""
     found = module.ROUTERS[function].route if function in ROUTERS else getattr(module, function)
     return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
 def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, CaseResult]]:
-    """The peer's functions that a case checks, with the results of the stages that check them."""
+    """Return the peer's functions that a case checks, with the results of the stages that check them."""
     checked: dict[str, list[Outcome]] = {}
     for outcome in result.outcomes if case.expect is None else []:
         name = outcome.stage.split("/")[0]
         stage = case.stage(case.expected_gradients.stage if name == "gradient" else name)
         function = checked_function(module, stage, case)
-        # A router is judged by its overall stages. The router's steps are separate functions.
+        # Only the overall stages of a router check it. The steps of the router are separate functions.
         if function and (stage.name in case.whole or not router_of(case)):
             checked.setdefault(function, []).append(outcome)
     for function, outcomes in checked.items():
@@ -116,7 +116,7 @@ def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, C
 
 
 def _entry(part: CaseResult) -> dict[str, Any]:
-    """The state of a case, and the stage and first line of the message that decide it."""
+    """Return the state of a case, the stage that determines it, and the first line of the message."""
     entry = {"id": part.id, "dtype": part.dtype, "state": part.state}
     if part.state != "pass":
         entry |= {"stage": part.first.stage, "message": part.first.message.split("\n")[0]}
@@ -147,7 +147,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """The package, version and repository of each peer, and the code that ran for each reading it takes."""
+    """Return the package, version and repository of each peer, and the code that ran for each reading."""
     failing = _Failing(cases)
     rows = []
     for record in records:
@@ -164,21 +164,21 @@ def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str,
 
 
 def _ran(function: Record, dtype: str) -> list[Record]:
-    """The cases of a function that passed or failed in a dtype."""
+    """Return the cases of a function that passed or failed in a dtype."""
     return [case for case in function["cases"] if case["dtype"] == dtype and case["state"] in ("pass", *FAILED)]
 
 
 def _equal(function: Record, dtype: str) -> Iterator[tuple[str, set[str]]]:
-    """For each algorithm, the variants that the peer equals in every stage where either differs from the specification."""
+    """Return, for each algorithm, the variants that the peer equals in every stage where one of them differs from the specification."""
     full = [each for each in function["variants"] if each["dtype"] == dtype and each["agree"] == each["of"]]
     for algorithm in dict.fromkeys(each["algorithm"] for each in full):
         yield algorithm, {each["variant"] for each in full if each["algorithm"] == algorithm}
 
 
 def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
-    """The alternative readings that a function of a peer takes.
+    """Return the alternative readings that a function of a peer takes.
 
-    Among equal variants, those that replace only this function take precedence, since it cannot show other changes.
+    If several variants match, prefer variants that replace only this function, since it cannot show other changes.
     """
     for _, names in _equal(function, dtype):
         alone = {each for each in names if variants()[each].replaced.keys() == {name}}
@@ -190,7 +190,7 @@ def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
 def _ours(
     name: str, function: Record, dtype: str, others: set[str], answers: Sequence[str], failing: "_Failing"
 ) -> Iterator[str]:
-    """The specification's readings that a function of a peer takes."""
+    """Return the specification's readings that a function of a peer takes."""
     named = {  # ledger entries of the variants
         algorithm: {variants()[each].ledger.rstrip("abcdefgh") for each in names}
         for algorithm, names in _equal(function, dtype)
@@ -213,7 +213,7 @@ def _ours(
 
 
 class _Failing:
-    """The variants that change what a function calls in a case, and whether they fail the stages that check it."""
+    """Return the variants that change the calls of a function in a case, and whether they fail the stages that check it."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: routing_only(case) for case in cases}

@@ -1,4 +1,4 @@
-"""The page `docs/peers.md`: what other packages compute, from the records of their runs."""
+"""Writes the page `docs/peers.md`, which shows the recorded results of other packages."""
 
 import re
 from collections import Counter
@@ -80,7 +80,7 @@ For example, `moespec ledger --by google/praxis` lists the answers of praxis, wi
 
 
 def table(records: Sequence[Record]) -> str:
-    """The page as Markdown: all peers, then the functions and failures of each."""
+    """Return the page as Markdown: all peers, then the functions and failures of each peer."""
     rows = [["package", "version", "float64", "float32", "differs in"]]
     for record in records:
         differing: dict[str, list[str]] = {}
@@ -99,7 +99,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _known(records: Sequence[Record]) -> list[str]:
-    """The known variants that packages equal, and what each computes."""
+    """List the known variants whose results a package equals, and describe each variant."""
     functions = [function for record in records for function in record["functions"].values()]
     found = {each["variant"]: each for function in functions for each in function["variants"]}
     rows = ([f"`{name}`", found[name]["ledger"], found[name]["computes"]] for name in sorted(found))
@@ -111,7 +111,7 @@ def _version(record: Record) -> str:
 
 
 def _anchor(record: Record) -> str:
-    """The anchor that a Markdown renderer gives a section."""
+    """Return the anchor that a Markdown renderer creates for a section."""
     heading = f"{record['peer']} {_version(record)}".lower()
     return re.sub(r"[^\w -]", "", heading).replace(" ", "-")
 
@@ -132,9 +132,9 @@ def _section(record: Record) -> list[str]:
 
 
 def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
-    """Group failing cases by function and verdict: function, verdict, reason, cases. Unexplained cases come last.
+    """Group failing cases by function and verdict, as (function, verdict, reason, cases). Unexplained cases come last.
 
-    Raises ValueError for an unknown verdict or reading, or a verdict that matches no failing case.
+    Raises ValueError if a verdict or reading is unknown, or if a verdict matches no failing case.
     """
     rows = []
     functions = record["functions"].items()
@@ -151,12 +151,12 @@ def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
 
 
 def _numbers(entries: Sequence[Record]) -> list[str]:
-    """Count the cases in each dtype: passed/failed/not offered."""
+    """Count the cases that passed, failed and are not offered, in each dtype."""
     return ["/".join(map(str, counts(entries, dtype))) for dtype in MEASURED]
 
 
 def _variants(found: Sequence[Record]) -> list[str]:
-    """The known variants that the peer equals, with the stages compared in each dtype."""
+    """List the known variants that the peer equals, with the stages compared in each dtype."""
     texts = []
     for variant in dict.fromkeys(each["variant"] for each in found):
         own = [each for each in found if each["variant"] == variant]
@@ -184,6 +184,6 @@ def _cases(entries: Sequence[Record]) -> str:
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a Markdown table. Bars within cells are escaped."""
+    """Format rows as a Markdown table. Bars in the cells are escaped."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]

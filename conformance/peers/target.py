@@ -1,4 +1,4 @@
-"""A peer as a target. The suite runs the functions that the peer has, without the suite's error cases."""
+"""Turns a peer into a target. The suite runs the functions that the peer has, except for error cases."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,14 +21,14 @@ NOT_PASSED = ("bias", "jitter", "logit_cap", "normalize_when", "normalize_norm",
 
 
 def router_of(case: Case) -> str:
-    """The router that a case runs, or an empty string."""
+    """Return the router that a case runs, or an empty string."""
     return next((stage.router for stage in case.stages if stage.router), "")
 
 
 def checked_function(module: Any, stage: Stage, case: Case) -> str:
-    """The peer's function that a stage checks: a router, or the first called function that the adapter defines.
+    """Return the peer's function that a stage checks: a router, or the first called function that the adapter defines.
 
-    An empty string if the called function is missing or is shared by adapters.
+    Return an empty string if the called function is missing or several adapters share it.
     """
     router = router_of(case)
     if router and stage.name in case.whole:
@@ -41,7 +41,7 @@ def checked_function(module: Any, stage: Stage, case: Case) -> str:
 
 
 def checked_stages(case: Case, function: str) -> list[str]:
-    """The stages of a case that call a function, or the overall stages of a router."""
+    """Return the stages of a case that call a function, or the overall stages of a router."""
     router = router_of(case)
     if router:
         return list(case.whole) if router == function else []
@@ -49,7 +49,7 @@ def checked_stages(case: Case, function: str) -> list[str]:
 
 
 def routing_only(case: Case) -> Case:
-    """Remove losses, metrics and the state update from a case of a router. Other cases are returned unchanged."""
+    """Remove losses, metrics and the state update from a case of a router. Cases without a router are returned unchanged."""
     if not router_of(case):
         return case
     stages = []
@@ -63,7 +63,7 @@ def routing_only(case: Case) -> Case:
 
 
 def _lacking(module: Any, stage: Stage) -> str:
-    """The first argument or non-default option of a call that the adapter does not accept."""
+    """Return the first argument or non-default option of a call that the adapter does not accept."""
     function = module.ROUTERS[stage.router].route if stage.router else getattr(module, stage.call, None)
     if stage.router:
         defaults = {field.name: field.default for field in fields(ROUTERS[stage.router].Options)}
@@ -80,23 +80,23 @@ def _lacking(module: Any, stage: Stage) -> str:
 
 
 class PeerTarget(Target):
-    """An adapter in one dtype. Calls that raise NotImplementedError count as not implemented."""
+    """Runs an adapter in one dtype. Calls that raise NotImplementedError count as not implemented."""
 
     declines = True
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Keep only the routing and output of routers."""
+        """Keep only the routing and output of a router's results."""
         return routing_only(case)
 
     @staticmethod
     def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
-        """Why a job does not run, or an empty string."""
+        """Return the reason why a job does not run, or an empty string."""
         return ERRORS if job.case.expect is not None else Target.lacks(job, facts, dtype)
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
-        """The result of a job on the peer's code. Raises NotOfferedError for anything the peer does not offer."""
-        router = router_of(job.case)  # without the router, its steps do not run either
+        """Return the result of a job on the peer's code. Raises NotOfferedError if the peer does not offer the function."""
+        router = router_of(job.case)  # if the router does not run, its steps do not run
         own = not router or router in getattr(self.module, "ROUTERS", {})
         if not own or not checked_function(self.module, job.stage, job.case):
             raise NotOfferedError(SHARED)

@@ -1,4 +1,4 @@
-"""Find where two recordings of the same weights on the same tokens diverge, and whether router, rounding or logits are the cause."""
+"""Finds where two recordings of the same weights and tokens diverge, and whether the router, rounding or the logits cause it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,12 +30,12 @@ MOST = 8
 
 @dataclass(frozen=True)
 class Parting:
-    """The differences of one gate in both recordings: of its logits, and of choices by token.
+    """The differences between two recordings of one gate.
 
-    logits: the largest difference, None without logits; rounds: whether this difference is within rounding. Per token: differs, whether
-    the sets of experts differ; near, whether this is a near tie, or coarse, a near tie in bfloat16; follows, whether the other's logits
-    explain it under the first's rule. decisions: decisions that only the first recording makes. weights: largest relative difference among
-    tokens with equal choices; same: whether it is within rounding or explained by the logits under the first's rule.
+    logits: the largest difference of the logits, if recorded. rounds: whether rounding explains it.
+    differs: per token, whether the experts differ. near, coarse: whether that is a near tie, or a near tie in bfloat16.
+    follows, same: whether the second gate's logits explain its choices or weights under the first gate's rule.
+    weights: the largest relative difference with equal choices. decisions: the number of decisions only in the first recording.
     """
 
     first: Explanation
@@ -52,30 +52,30 @@ class Parting:
 
     @property
     def parts(self) -> bool:
-        """Whether the recordings differ by more than rounding or in a choice."""
+        """Whether a choice differs or a number differs by more than rounding."""
         return bool(self.differs.any()) or not self.same or (self.logits is not None and not self.rounds)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the logits differ by more than rounding or explain differing choices."""
+        """Whether the logits differ by more than rounding or explain why choices differ."""
         return (self.logits is not None and not self.rounds) or bool(self.follows.any())
 
     @property
     def guilty(self) -> bool:
-        """Whether neither near ties nor the logits explain the difference."""
+        """Whether the difference remains unexplained by near ties and logits."""
         return not self.chooses or not self.same
 
     @property
     def chooses(self) -> bool:
-        """Whether the choices agree except for near ties and consequences of the logits."""
+        """Whether near ties and logits explain all differing choices."""
         return not (self.differs & ~self.near & ~self.follows).any()
 
 
 def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
-    """Describe where two recordings differ. Returns the text and whether they agree up to near ties.
+    """Describe where two recordings differ. Returns the text and whether the recordings agree except for near ties.
 
-    Gates are paired by name, or by order if the names differ but the counts match. Raises ShapeError if gates, tokens
-    or experts do not match.
+    Gates are paired by name. If the names differ but the number of gates is equal, gates are paired by order. Raises
+    ShapeError if gates, tokens or experts do not match.
     """
     names = [gate.name for gate in second]
     by_name = {gate.name for gate in first} == set(names)
@@ -127,13 +127,13 @@ def _parting(a: Gate, b: Gate) -> Parting:
 
 
 def _follow(weights: Weights, other: Gate, choice: Choice | None, bound: float) -> bool:
-    """Whether another recording's weights follow from its logits under this rule."""
+    """Return whether this rule and another recording's logits explain the other recording's weights."""
     forms = [form for form in weights_fit(weights.rule, other, choice) if form.divided == weights.divided]
     return any(bool(form.agrees.all()) and abs(form.scale - weights.scale) <= 2 * bound for form in forms)
 
 
 def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
-    """Pad with zero columns for experts that do not appear in a recording of choices only."""
+    """Add zero columns for experts that do not occur in a recording without logits."""
     return np.pad(array, ((0, 0), (0, max(0, experts - array.shape[1]))))
 
 
@@ -172,7 +172,7 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
 
 
 def _how(one: Parting) -> str:
-    """Describe which part of a router differs, choice or weights, and whether each recording follows a known rule."""
+    """Describe whether choices or weights differ between two routers, and whether each recording follows a known rule."""
     sides, known, said = {"first": one.first, "second": one.second}, [], []
     for kind, rule in [("choice", "chooses")] * (not one.chooses) + [("weights", "weighs")] * (not one.same):
         unknown = " and the ".join(word for word, side in sides.items() if not getattr(side, rule))
@@ -220,7 +220,7 @@ def _of_gate(one: Parting) -> Iterator[str]:
 
 
 def _half(gate: Gate) -> bool:
-    """Whether logits of another dtype have only bfloat16's precision."""
+    """Return whether logits of another dtype are exact in bfloat16."""
     if gate.logits is None or gate.dtypes.get("logits") == "bfloat16":
         return False
     return not (gate.logits.astype(np.float32).view(np.uint32) & 0xFFFF).any()

@@ -1,8 +1,8 @@
-"""Find the router that explains a recording: rules of choice and of weights, and the number of tokens on which they hold.
+"""Finds the router that explains a recording: rules for choices and weights, and the number of tokens that follow them.
 
-A rule of choice computes scores (tokens, experts) and chooses the K largest per token. A rule of weights computes the
-scores that weight the chosen experts. Both rules are applied separately to a recording's logits, to show which of the two
-deviates. Option names are fields of the routers' options in `moespec.spec.ROUTERS`.
+A choice rule computes scores (tokens, experts) and chooses the K largest per token. A weight rule computes the scores
+that weight the chosen experts. Each rule is applied separately to the recorded logits, to show which rule deviates.
+Option names are fields of the routers' options in `moespec.spec.ROUTERS`.
 
 A margin separates rounding from a different rule: if the scores of the chosen and the expected experts differ by no more
 than a few roundings, the choice is a near tie.
@@ -48,10 +48,10 @@ AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to compute scores from a gate's logits. Rules with equal texts are equal.
+    """A way to compute scores from a gate's logits. Two rules with equal texts are equal.
 
-    scores: (tokens, experts). options: equivalent options of our routers; readings: equivalent ledger readings. by_expert: whether each
-    expert chooses tokens. scale: magnitude of the terms of the scores, relative to which rounding is measured.
+    options: the equivalent options of our routers. readings: the equivalent readings in the ambiguity ledger.
+    scores: computes the scores (tokens, experts) of a gate. by_expert: whether each expert chooses tokens.
     """
 
     text: str
@@ -63,7 +63,7 @@ class Rule:
     biased: bool = False
 
     def scale(self, gate: Gate) -> Array:
-        """The scale of the scores, (tokens, experts)."""
+        """Return the magnitude (tokens, experts) relative to which rounding errors of the scores are measured."""
         return np.abs(self.scores(gate)) + (np.abs(gate.bias) if self.biased and gate.bias is not None else 0)
 
 
@@ -80,16 +80,16 @@ def _biased(name: str, gate: Gate) -> Array:
 
 
 def _sinkhorn(gate: Gate) -> Array:
-    """The Sinkhorn plan of each call."""
+    """Compute the Sinkhorn plan of each call of the gate."""
     parts = np.split(_logits(gate), np.cumsum(gate.calls)[:-1])
     try:
         return np.concatenate([sinkhorn_affinity(part) for part in parts])
-    except SpecError:  # logits that Sinkhorn cannot balance
+    except SpecError:  # Sinkhorn cannot balance these logits
         return np.zeros_like(_logits(gate))
 
 
 def choice_rules(gate: Gate) -> Iterator[Rule]:
-    """Yield the rules of choice without groups, simplest first."""
+    """Yield the choice rules without expert groups, simplest first."""
     for name in AFFINITIES:
         if gate.bias is not None:
             text = f"{name} scores + bias" if name != "logits" else "logits + bias"
@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield choices among the experts of a token's M best groups, with M the maximum number observed or one more."""
+    """Yield rules that choose among the experts of a token's M best groups. M is the maximum number observed, or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
@@ -116,7 +116,7 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
         forms = product(limits, ("softmax", "sigmoid"), GROUP_SCORES, ("excluded", "zero"), (True, False)[: 1 + bias])
         for limit, name, kind, outside, group_bias in forms:
             best = {"top_2": 2, "max": 1}.get(kind, choices // limit if choices % limit == 0 else 0)
-            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # 1 and 2 equal other rules
+            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # 1 and 2 are other rules
                 continue
             reading, words = GROUP_SCORES[kind]
             text = f"{name} scores{' + bias' if bias else ''} in the best {limit} of {groups} groups, "
@@ -148,8 +148,8 @@ def weight_rules(gate: Gate) -> Iterator[Rule]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The fit of a rule of choice, per token (or expert, if experts choose): whether it `agrees`, else whether it is a
-    `near` tie, and whether it is an `exact` tie."""
+    """The fit of a choice rule. For each token (or expert, if experts choose), `agrees` states whether the rule holds.
+    For a deviation, `near` marks a near tie and `exact` an exact tie."""
 
     rule: Rule
     agrees: Array
@@ -158,14 +158,14 @@ class Choice:
 
     @property
     def holds(self) -> int:
-        """The number of tokens (or experts) for which the rule holds, including near ties."""
+        """The number of tokens (or experts) that follow the rule or are near ties."""
         return int((self.agrees | self.near).sum())
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The fit of a rule of weights. divided: "after" or "before" if the sum over the chosen experts, after or before drops, divides the
-    weights, else "". agrees, error: per token; the error is relative to the token's largest weight."""
+    """The fit of a weight rule. divided: whether weights are divided by their sum "after" or "before" drops, else "".
+    agrees, error: per token, whether the rule holds, and the error relative to the token's largest weight."""
 
     rule: Rule
     divided: str
@@ -182,7 +182,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The best explanation of one gate, and other rules that explain many of its choices."""
+    """The best explanation of one gate, and other rules that explain many choices of the gate."""
 
     gate: Gate
     choice: Choice | None = None
@@ -193,33 +193,33 @@ class Explanation:
 
     @property
     def whole(self) -> bool:
-        """Whether the recorded choices and weights are both explained."""
+        """Whether rules explain all recorded choices and weights."""
         return (self.chooses or self.gate.choices is None) and (self.weighs or self.gate.weights is None)
 
     @property
     def chooses(self) -> bool:
-        """Whether the choice is explained for all tokens."""
+        """Whether the choice rule holds for all tokens."""
         return self.choice is not None and self.choice.holds == len(self.choice.agrees)
 
     @property
     def weighs(self) -> bool:
-        """Whether the weights are explained for all tokens."""
+        """Whether the weight rule holds for all tokens."""
         return self.weights is not None and bool(self.weights.agrees.all())
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The texts that identify an explanation."""
+        """Return the texts that identify an explanation."""
         choice = f"{self.choice.rule.text}{', rounded to bfloat16' if self.coarse else ''}" if self.choice else ""
         return (choice, self.weights.text if self.weights else "")
 
 
 def choices_of(gate: Gate) -> int:
-    """K: the maximum number of experts per token."""
+    """Return K, the maximum number of experts per token."""
     return int((gate.choices >= 0).sum(axis=1).max()) if gate.choices is not None else 0
 
 
 def choice_fit(rule: Rule, gate: Gate) -> Choice:
-    """Compare a gate's choices with the largest scores of a rule, lower index first."""
+    """Compare a gate's choices with the largest scores of a rule. Among equal scores, the lower index comes first."""
     scores, mask = rule.scores(gate), gate.mask
     mask, scale = (mask.T, np.abs(scores)) if rule.by_expert else (mask, rule.scale(gate))
     most = max(1, int(mask.sum(axis=1).max()))
@@ -237,7 +237,7 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
 
 
 def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
-    """Yield the fit of a gate's weights to a rule in each possible form."""
+    """Yield the fit of a gate's weights to each form of a rule, with and without normalisation and a factor."""
     weights = present(f"{gate.name}: weights", gate.weights)
     made, chosen = gate.chosen >= 0, np.maximum(gate.chosen, 0).astype(np.int64)
     scores = rule.scores(gate)
@@ -258,9 +258,9 @@ def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weigh
 
 
 def explained(gate: Gate) -> Explanation:
-    """Find the rules of choice and weights that hold for the most tokens; of equally good rules, the simplest.
+    """Find the choice and weight rules that hold for the most tokens. Of equally good rules, take the simplest.
 
-    If no rule holds for all tokens, prefer rules that hold for all tokens up to bfloat16 rounding, if there are any.
+    If no rule holds for all tokens, prefer a rule that holds for all tokens within bfloat16 rounding.
     """
     if gate.logits is None or gate.choices is None:
         return Explanation(gate)
@@ -273,12 +273,12 @@ def explained(gate: Gate) -> Explanation:
 
 
 def in_bfloat16(gate: Gate) -> Gate:
-    """A copy of the gate that is compared as if its logits were computed in bfloat16."""
+    """Return a copy of the gate whose logits are compared with the tolerance of bfloat16."""
     return replace(gate, dtypes={**gate.dtypes, "logits": "bfloat16"})
 
 
 def _explained(gate: Gate) -> Explanation:
-    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # all experts have equally many tokens, as in expert choice
+    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # all experts have equally many tokens
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or even]
     best = _best(fits)
     if best.holds < len(best.agrees):
@@ -294,7 +294,7 @@ def _explained(gate: Gate) -> Explanation:
         weights = max(forms, key=lambda form: (int(form.agrees.sum()), form.scale == 1))
         alike = [fit for fit in fits if fit.holds == best.holds and fit.rule.affinity == weights.rule.affinity]
         if alike and not best.rule.biased and not best.rule.by_expert:
-            best = alike[0]  # softmax and sigmoid choose the same: the weights distinguish them
+            best = alike[0]  # softmax and sigmoid make equal choices, so only the weights distinguish them
     others = sorted((fit for fit in fits if 20 * fit.holds > len(fit.agrees)), key=lambda fit: -fit.holds)
     return Explanation(gate, best, weights, tuple(fit for fit in others if fit.holds < best.holds)[:2])
 
@@ -304,7 +304,7 @@ def _best(fits: Sequence[Choice]) -> Choice:
 
 
 def router(explanation: Explanation) -> str:
-    """The matching router of this specification with options and ledger readings; "" if there is none or it is uncertain."""
+    """Return the matching router with options and ledger readings, or "" if no router matches or the match is uncertain."""
     choice, weights, gate = explanation.choice, explanation.weights, explanation.gate
     if choice is None or weights is None or not explanation.whole or explanation.coarse or weights.rule.biased:
         return ""
@@ -335,7 +335,7 @@ def router(explanation: Explanation) -> str:
 
 
 def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
-    """Describe the router that explains each gate, equal gates together. Returns the text and whether everything is explained."""
+    """Describe the router that explains each gate, and group gates with the same router. Returns the text and whether all is explained."""
     found = [explained(gate) for gate in gates]
     alike: dict[Any, list[Explanation]] = {}
     for one in found:
@@ -377,7 +377,7 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
 
 
 def _holds(fits: Sequence[Choice], what: str) -> str:
-    """Describe on how many tokens the rule holds and how many of these are ties."""
+    """Describe for how many tokens a rule holds and how many of them are ties."""
     near, exact = (sum(int(getattr(fit, kind).sum()) for fit in fits) for kind in ("near", "exact"))
     text = f"{sum(fit.holds for fit in fits)} of {plural(sum(len(fit.agrees) for fit in fits), what)}"
     if near:

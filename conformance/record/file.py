@@ -1,12 +1,12 @@
-"""A recording: each gate's logits, choices and weights in one safetensors file with a checksum in its metadata.
+"""Defines a recording: one safetensors file with the logits, choices and weights of each gate, and with a checksum in the metadata.
 
     <index>/logits   (tokens, experts)    float32, or float64
     <index>/choices  (tokens, choices)    int32, -1 for a choice not made; an expert occurs at most once per row
     <index>/weights  (tokens, choices)    of the choices; 0 for a choice not made
     <index>/bias     (experts,)           added to scores only for the choice
 
-The metadata entry `moespec_recording` is JSON: `format`, `version`, `moespec`, the checksum `tensors`, and for each
-gate, in order of first call, its `name`, the token counts of its `calls`, and the `dtypes` in which it computed.
+The metadata entry `moespec_recording` is JSON with `format`, `version`, `moespec` and the checksum `tensors`. For each gate, in order of
+the first call, it lists the `name`, the token counts of all `calls`, and the `dtypes` of the computation.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ MOST, LARGEST = 2**16, 2**28
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate's results in all its calls. Arrays that were not recorded are None.
+    """The results of all calls of one gate. Arrays that were not recorded are None.
 
-    logits: (tokens, experts); choices, weights: (tokens, choices); bias: (experts,). calls: tokens per call. dtypes:
-    the gate's dtype of each array, by name.
+    logits: (tokens, experts). choices, weights: (tokens, choices). bias: (experts,). calls: the number of tokens in
+    each call. dtypes: the original dtype of each array, by name.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Gate:
     bias: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values that no gate can have computed."""
+        """Raise ValueError for values that no gate can compute."""
         rows = sum(self.calls)
         if not self.name.isprintable() or not 0 < len(self.name) <= LONGEST:
             raise ValueError(f"{self.name[:LONGEST]!r}: expected a name of 1 to {LONGEST} printable characters")
@@ -92,25 +92,25 @@ class Gate:
 
     @property
     def experts(self) -> int:
-        """The number of experts: from the logits, else from the largest choice."""
+        """The number of experts, from the logits or else from the largest choice."""
         if self.logits is not None:
             return int(self.logits.shape[1])
         return 0 if self.choices is None else int(self.choices.max()) + 1
 
     @property
     def chosen(self) -> NDArray[Any]:
-        """The choices. Raises ContractError if none were recorded."""
+        """The choices. Raises ContractError if no choices were recorded."""
         return present(f"{self.name}: choices", self.choices)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """(tokens, experts): whether each token has each expert."""
+        """An array (tokens, experts) that marks the experts of each token."""
         mask = np.zeros((self.tokens, self.experts + 1), bool)
         np.put_along_axis(mask, self.chosen.astype(np.int64), True, axis=1)  # -1 selects the extra last column
         return mask[:, :-1]
 
     def rounding(self, *parts: str) -> float:
-        """The relative change that a few roundings in the coarsest dtype of these arrays cause."""
+        """Return the relative change caused by a few roundings, in the dtype with the lowest precision among these arrays."""
         return max(ROUNDING.get(self.dtypes.get(part, ""), 2.0**-19) for part in parts)
 
 
@@ -124,7 +124,7 @@ def write(path: Path, gates: Sequence[Gate]) -> None:
 
 
 def read(path: Path | str) -> list[Gate]:
-    """The gates of a recording. Raises FileError, naming the file, if the file is not a recording."""
+    """Read the gates of a recording. Raises FileError, which names the file, if the file is not a recording."""
     try:
         tensors, metadata = unsealed(read_file(Path(path)), half=True)
     except OSError as error:
@@ -159,7 +159,7 @@ def _gates(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """The checksum of names, shapes, dtypes and numbers."""
+    """Return the checksum of names, shapes, dtypes and numbers."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.shape} {array.dtype.str} ".encode() + array.tobytes())

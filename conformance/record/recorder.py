@@ -1,6 +1,6 @@
-"""Fill a recording: forward hooks on torch modules, and `tap` in code of any framework.
+"""Fills a recording, with forward hooks on torch modules or with `tap` in code of any framework.
 
-A gate module's output has no standard form, so it is recognised by dtypes and widths:
+The output of a gate module has no standard form, so dtypes and widths identify each array:
 
     logits                                     a linear layer
     (logits, weights, indices), in any order   transformers' Mixtral, Qwen2-MoE, OLMoE, DeepSeek-V3
@@ -8,7 +8,7 @@ A gate module's output has no standard form, so it is recognised by dtypes and w
     (one-hot, weights (..., 1), logits)        transformers' Switch
     dense weights (..., E), with zeros, and logits, or alone    transformers' Llama 4 and NLLB
 
-If widths are ambiguous (for example, if a token chooses all experts), recording raises an error and needs the user's `outputs` function.
+If widths are ambiguous (for example, if a token chooses all experts), recording raises an error. Then pass a function `outputs`.
 """
 
 import inspect
@@ -42,7 +42,7 @@ MOST = 12
 
 
 class Recorder:
-    """The calls of gates whose names match a pattern, in chronological order."""
+    """Stores the calls of gates whose names match a pattern, in chronological order."""
 
     active: "Recorder | None" = None
 
@@ -53,7 +53,7 @@ class Recorder:
         self.hooks: list[Any] = []
 
     def attach(self, model: Any) -> None:
-        """Hook the matching modules of a torch model. Raises ConfigError, listing gates, if none match."""
+        """Hook the matching modules of a torch model. Raises ConfigError, which lists the gates, if no module matches."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module):
             raise ConfigError(f"model={model!r:.80}: expected an instance of torch.nn.Module")
@@ -87,7 +87,7 @@ class Recorder:
         self.calls.setdefault(name, []).append(rows(given))
 
     def gates(self) -> list[Gate]:
-        """Everything recorded. Raises RunError if nothing was recorded, or for values that no gate computes."""
+        """Return all recorded gates. Raises RunError if nothing was recorded or if no gate can compute the recorded values."""
         if not self.calls:
             reason = f"none of {', '.join(self.names[:5])} was called" if self.names else "the model never called tap"
             raise RunError(f"nothing was recorded: {reason}")
@@ -98,7 +98,7 @@ class Recorder:
 
 
 def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Gate:
-    """A gate's calls concatenated. Different numbers of choices are padded with -1."""
+    """Concatenate a gate's calls. If calls have different numbers of choices, -1 fills the missing entries."""
     widths = [
         {part: a.shape[-1] if part in ("logits", "bias") else 0 for part, a in arrays.items()} for arrays, _ in calls
     ]
@@ -121,11 +121,11 @@ def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Ga
 
 
 def tap(name: str, *, layer: Any = None, **given: Any) -> None:
-    """Record a gate's results if a recording is active and its pattern matches; otherwise do nothing.
+    """Record a gate's results if a recording is active and the name matches the pattern. Otherwise, do nothing.
 
-    name: the gate's name. layer: number appended to the name; may be known only at run time, as in a scan over layers.
+    layer: a number appended to the name. It may be known only at run time, as in a scan over layers.
     given: `logits` (..., experts), `choices` (..., choices), `weights` of the choices or (..., experts), `bias`
-    (experts,), as NumPy, torch or JAX arrays. In a function compiled by JAX, `tap` is an ordered callback.
+    (experts,), as NumPy, torch or JAX arrays. In a function that JAX compiles, `tap` becomes an ordered callback.
     """
     recorder = Recorder.active
     if recorder is None:
@@ -147,11 +147,11 @@ def _noted(name: str, layer: Any, given: Mapping[str, Any]) -> None:
 def recording(
     path: Path | str, model: Any = None, module: str = "*", outputs: Adapter | None = None
 ) -> Iterator[Recorder]:
-    """Record everything that runs in this context and write it at the end. Writes nothing if the context raises.
+    """Record everything that runs in this context and write it at the end. If the context raises, no file is written.
 
-    path: the file. model: torch model whose matching modules are hooked. module: shell-style pattern for names of
-    modules and taps. outputs: a function for unrecognised outputs: `outputs(module, inputs, output) ->
-    {"logits": ..., "choices": ..., "weights": ..., "bias": ...}`.
+    model: the torch model whose matching modules are hooked. module: a shell-style pattern for names of modules and taps.
+    outputs: a function that converts outputs of unknown form:
+    `outputs(module, inputs, output) -> {"logits": ..., "choices": ..., "weights": ..., "bias": ...}`.
 
     Raises RunError if another recording is in progress, a module's output does not fit a gate, nothing was recorded, or
     the path cannot be written. Raises ConfigError if no module matches.
@@ -161,7 +161,7 @@ def recording(
         raise RunError("another recording is in progress")
     jax = sys.modules.get("jax")
     if jax is not None:
-        jax.clear_caches()  # functions compiled earlier have no taps
+        jax.clear_caches()  # functions that were compiled earlier contain no taps
     recorder = Recorder.active = Recorder(module, outputs)
     try:
         if model is not None:
@@ -178,9 +178,9 @@ def recording(
 
 
 def record(target: str, module: str | None, data: str | None, path: Path, outputs: str | None) -> list[Gate]:
-    """Run the model `package:model` on data, record it and return the recording; see the page on recordings.
+    """Run the model `package:model` on data and return a recording of its gates; see the page on recordings.
 
-    Raises ConfigError for a name that cannot be imported or matches nothing, and RunError if the model raises.
+    Raises ConfigError if a name cannot be imported or no gate matches. Raises RunError if the model raises.
     """
     adapter = own_function("outputs", outputs, load=True) if outputs else None
     model: Any = own_function("model", target, load=True)
@@ -204,7 +204,7 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
 
 
 def _takes_data(function: Any) -> bool:
-    """Whether a function has parameters without defaults."""
+    """Return whether a function has parameters without defaults."""
     try:
         inspect.signature(function).bind()
     except TypeError:
@@ -213,7 +213,7 @@ def _takes_data(function: Any) -> bool:
 
 
 def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    """Call a user's function and return its result. Raises RunError with the function's traceback lines if it raises."""
+    """Call a user's function and return the result. If the function raises, raise RunError with the traceback lines."""
     try:
         return function(*arguments, **more)
     except RunError:
@@ -224,7 +224,7 @@ def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any
 
 
 def _batches(data: str | None, torch: Any) -> Iterator[Any]:
-    """Yield the arguments of each call: a mapping by name, a tuple by position, or one array."""
+    """Yield the arguments of each call. A mapping passes arguments by name, a tuple by position; an array is one argument."""
     if data is None:
         raise ConfigError("data=None: the model needs data; set --data FILE.npz or package:function")
     if data.endswith(".npz"):
@@ -241,7 +241,7 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
 
 
 def _read_npz(path: str) -> dict[str, Any]:
-    """The arrays of an npz file. Converts dtype V2, NumPy's form of saved bfloat16, to float32. Reads no pickles."""
+    """Read the arrays of an npz file. NumPy saves bfloat16 as dtype V2, which becomes float32. Reads no pickles."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)
@@ -252,7 +252,7 @@ def _read_npz(path: str) -> dict[str, Any]:
 
 
 def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
-    """Any framework's tensor or array as a NumPy array, and its dtype's name. Floats that NumPy lacks become float32."""
+    """Return any framework's tensor as a NumPy array, and the original dtype. Unknown floating dtypes become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
     if getattr(array, "is_meta", False):
         raise ValueError("the array is on the meta device; load the model's weights first")
@@ -265,10 +265,10 @@ def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
 
 
 def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The arrays of one call in recording form, and their dtypes.
+    """Convert the arrays of one call to the form of a recording, and return them with their dtypes.
 
     given: logits (..., experts); choices (..., choices) integers, or (..., experts) booleans; weights of the choices or
-    (..., experts), whose nonzero entries define missing choices; bias (experts,). Raises ValueError.
+    (..., experts); bias (experts,). Without choices, nonzero weights define them. Raises ValueError.
     """
     found = {part: numpy_of(array) for part, array in given.items() if array is not None}
     dtypes = {part: dtype for part, (_, dtype) in found.items()}
@@ -297,7 +297,7 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
 
 
 def recognised(inputs: Any, output: Any) -> dict[str, Any]:
-    """The arrays of a module's output by name. Raises ValueError if these arrays are ambiguous."""
+    """Return the arrays of a module's output by name. Raises ValueError if the output is ambiguous."""
     flat = list(_arrays(output))
     shapes = f"returned {', '.join(f'{numpy_of(a)[1]} {tuple(a.shape)}' for a in flat) or 'no arrays'}"
     found = [(array, numpy_of(array)[0]) for array in flat if len(array.shape) > 1]
@@ -320,7 +320,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
         if own:
             result["weights"] = own[0]
     rest = [(a, n) for a, n in floats if n.shape[-1] == width and not any(a is each for each in result.values())]
-    if len(rest) > 1:  # the probabilities are dropped, since the logits give them
+    if len(rest) > 1:  # the probabilities are dropped, since the logits determine them
         rest = [(a, n) for a, n in rest if (n < 0).any() or (n > 1).any()]
         if len(rest) != 1:
             raise ValueError(f"{shapes}: cannot tell which array contains the logits")
@@ -334,7 +334,7 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
 
 
 def _arrays(value: Any) -> Iterator[Any]:
-    """Yield the arrays in tuples, lists, mappings and transformers' outputs."""
+    """Yield the arrays that tuples, lists, mappings and the outputs of transformers contain."""
     if hasattr(value, "shape"):
         yield value
     elif isinstance(value, Mapping):

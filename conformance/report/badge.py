@@ -1,4 +1,4 @@
-"""The badge: how many cases pass, as a self-contained SVG and as JSON for shields.io."""
+"""Renders the badge, which shows how many cases pass, as a self-contained SVG and as JSON for shields.io."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ WIDTH = 6.2
 
 
 def badge(reports: Sequence[Report]) -> str:
-    """The SVG's text: red if anything failed, grey if nothing passed, yellow if a case of the chosen rows was not run,
-    is not implemented or is waived, else green."""
+    """Return the text of the SVG. The badge is red if anything failed and grey if nothing passed. It is yellow if a
+    case of the chosen rows was not run, is not implemented or is waived, else green."""
     value, colour = _message(reports)
     left, right = (round(WIDTH * len(text)) + 12 for text in (LABEL, value))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">
@@ -32,13 +32,13 @@ def badge(reports: Sequence[Report]) -> str:
 
 
 def shields(reports: Sequence[Report]) -> str:
-    """The JSON of a shields.io endpoint badge, https://shields.io/badges/endpoint-badge, with the same text and colours."""
+    """Return the JSON of a shields.io endpoint badge (https://shields.io/badges/endpoint-badge), with equal text and colour."""
     message, colour = _message(reports)
     return json.dumps({"schemaVersion": 1, "label": LABEL, "message": message, "color": colour}) + "\n"
 
 
 def _message(reports: Sequence[Report]) -> tuple[str, str]:
-    """The badge's message and colour."""
+    """Return the message and colour of the badge."""
     (passed, cases, missing), failed = covered(reports), sum(report.counts[1] for report in reports)
     text = f"{passed} of {cases} cases passed" + (f", {failed} failed" if failed else "")
     part = missing or any(result.state == "waived" for report in reports for result in report.results)

@@ -1,4 +1,4 @@
-"""The matrix as text, by algorithm and kind of case for each dtype and mode, and failures grouped by cause."""
+"""Renders the matrix as text, by algorithm and kind of case for each dtype and mode, and failures grouped by cause."""
 
 import shlex
 from collections import Counter
@@ -36,9 +36,9 @@ LEGEND = (
 def table(
     results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGORITHMS), left_out: Collection[str] = ()
 ) -> str:
-    """The matrix as text: one block per dtype and mode, one row per chosen algorithm.
+    """Return the matrix as text, with one block per dtype and mode and one row per chosen algorithm.
 
-    left_out: ids of the chosen algorithms' cases that were not run. The mode `strided` runs, and counts, only some cases.
+    left_out: ids of the chosen algorithms' cases that were not run. The mode `strided` runs and counts only some cases.
     """
     blocks = []
     for dtype, mode in dict.fromkeys((result.dtype, result.mode) for result in results):
@@ -60,14 +60,14 @@ def table(
 
 
 def cell(results: Sequence[CaseResult]) -> str:
-    """The number of cases per outcome, in the legend's symbols: "23 -9" for 23 passed and 9 not implemented."""
+    """Return the number of cases per outcome, in the symbols of the legend: "23 -9" for 23 passed and 9 not implemented."""
     states = Counter(result.state for result in results)
     return " ".join(f"{sign}{states[state]}" for state, sign in {"pass": "", **SIGNS}.items() if states[state]) or "."
 
 
 @dataclass
 class Cause:
-    """A common cause of failures, as a sentence, and the failures."""
+    """A common cause of several failures, as a sentence, and the list of these failures."""
 
     text: str
     results: list[CaseResult] = field(default_factory=list)
@@ -79,19 +79,19 @@ class Cause:
 
     @property
     def in_words(self) -> bool:
-        """Whether the text states the cause and not only the location."""
+        """Whether the text states the cause, instead of only the location."""
         explained = self.first.explanation
         return self.first.state == "reordered" or (": " in explained and explained in self.text)
 
     @property
     def more(self) -> str:
-        """The number of further failures, in words, or ""."""
+        """The number of further failures in words, or "" if there are none."""
         count = len(self.results) - 1
         return f" and {count} more" if count else ""
 
 
 def causes(report: Report) -> list[Cause]:
-    """A report's failures grouped by cause: named causes first, then exceptions, then unexplained failures."""
+    """Group the failures of a report by cause: named causes first, then exceptions, then unexplained failures."""
     by_cause: dict[tuple[int, str, str], Cause] = {}
     for result in report.results:
         if result.state in FAILED:
@@ -105,7 +105,7 @@ VARIANT, ORDER, REPEAT, EXCEPTION, INVALID, UNKNOWN = range(6)
 
 
 def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
-    """A cause's rank and text."""
+    """Return the rank and the text of a cause."""
     first, matches = result.first, report.matches_of(result)
     if result.state == "reordered":
         return ORDER, f"{result.algorithm}: differs only in tie-breaking"
@@ -127,11 +127,11 @@ MOST, REASONS = 5, 3
 
 
 def failures(report: Report, *, everything: bool = False) -> str:
-    """Problems outside the cases, and known variants that match failures; then, for each failure, the case, where it
-    first differs, by how much, and the command that runs only this case.
+    """List the known variants that match failures, the problems outside the cases, and then each failure. A failure
+    states the case, the first difference, its size, and the command that runs only this case.
 
-    An exception raised by several cases is one entry with the lines of code that raised it. Lists a few failures per
-    algorithm, or all with `everything`.
+    If several cases raise the same exception, one entry states the lines of code that raised it. The list contains a
+    few failures per algorithm, or all with `everything`.
     """
     known = [f"{m.algorithm} [{m.dtype} {m.mode}] {m.text}" for m in report.matches]
     lines = [*known, *(f"FAIL {problem}" for problem in report.problems)]
@@ -155,7 +155,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
 
 
 def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
-    """The lines of one failure: the case, where it first differs, by how much, and the command that runs only this case."""
+    """Return the lines of one failure: the case, the first difference, its size, and the command that runs only this case."""
     first = result.first
     word = "ERROR" if result.state == "error" else "FAIL"
     return [
@@ -167,7 +167,7 @@ def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
 
 
 def command(report: Report, result: CaseResult) -> str:
-    """The command that runs or checks a single case."""
+    """Return the command that runs or checks a single case."""
     mode = (
         f" --mode {shlex.quote(result.mode)}"
         if (report.interface != "files" and result.mode != "eager") or report.interface == "target"
@@ -181,7 +181,7 @@ def command(report: Report, result: CaseResult) -> str:
 
 
 def skips(report: Report) -> list[str]:
-    """The reasons for skipped cases with counts: one line per dtype and mode."""
+    """Return the reasons for skipped cases with counts, one line per dtype and mode."""
     counts: dict[str, Counter[str]] = {}
     for result in report.results:
         if result.state not in ("pass", *FAILED):
@@ -199,7 +199,7 @@ def skips(report: Report) -> list[str]:
 
 
 def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, everything: bool = False) -> str:
-    """Everything printed for a report except the last line: the matrix, failures, skips and the legend."""
+    """Return the printed text of a report except the last line: the matrix, failures, skips and the legend."""
     parts = [] if report.seed is None else [f"{report.made}\n"]
     parts += [f"{note}\n" for note in report.notes]
     parts += [table(report.results, algorithms, report.left_out) + "\n"] if report.results else []
@@ -208,7 +208,7 @@ def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, ev
 
 
 def missed(reports: Sequence[Report]) -> str:
-    """The line that counts uncompared cases of the chosen rows and missing large layers, or ""."""
+    """Return the line that counts cases not compared and names missing large layers, or ""."""
     _, cases, missing = covered(reports)
     named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
     parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []
@@ -219,7 +219,7 @@ def missed(reports: Sequence[Report]) -> str:
 
 
 def total(reports: Sequence[Report]) -> str:
-    """The last line: results, coverage of the cases, and the algorithms whose backward pass an adapter did not check."""
+    """Return the last line: results, coverage of the cases, and algorithms whose backward pass an adapter did not check."""
     passed, failed, skipped = (sum(numbers) for numbers in zip((0, 0, 0), *(r.counts for r in reports), strict=True))
     unseen = sorted({name for r in reports for name in r.not_differentiated})
     of_cases = "{} of {} cases passed".format(*covered(reports)[:2])

@@ -1,6 +1,6 @@
-"""The matrix as one HTML file: a summary, a page per algorithm with every case, and the specification's text.
+"""Renders the matrix as one HTML file: a summary, a page per algorithm with every case, and the specification's text.
 
-The file loads nothing and runs no scripts: pages are sections, and the browser shows the section in the URL's fragment.
+The file loads nothing and runs no scripts. Pages are sections, and the URL's fragment selects the shown section.
 All content from reports is escaped.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["flags", "page"]
 
 
 class Column(NamedTuple):
-    """A column of the matrix: the target, mode, dtype and results by case."""
+    """A column of the matrix, with a target, a mode, a dtype and the results by case."""
 
     report: Report
     mode: str
@@ -36,20 +36,20 @@ class Column(NamedTuple):
     results: dict[str, CaseResult]
 
     def of(self, ids: Iterable[str]) -> list[CaseResult]:
-        """The available results of some cases."""
+        """Return the available results of some cases."""
         return [self.results[id] for id in ids if id in self.results]
 
     def worst(self, ids: Iterable[str]) -> str:
-        """The deciding state of some cases."""
+        """Return the worst state among some cases."""
         return min((result.state for result in self.of(ids)), key=list(STATES).index, default="none")
 
     def cell(self, ids: Iterable[str]) -> str:
-        """The number of cases per outcome."""
+        """Return the number of cases per outcome as text."""
         return cell(self.of(ids)) if self.of(ids) else "·"
 
 
 class Algorithm(NamedTuple):
-    """The content of one row: its cases, their ids in total and by matrix column, and where it is specified."""
+    """The content of one row: the cases, all case ids, the case ids by matrix column, and the modules that specify it."""
 
     name: str
     row: Any
@@ -60,13 +60,13 @@ class Algorithm(NamedTuple):
 
 
 def flags() -> Mapping[str, Mapping[str, Any]]:
-    """The meaning of each case flag."""
+    """Return the meaning of each case flag."""
     meanings: dict[str, dict[str, Any]] = json.loads((VECTORS.parent / "flags.json").read_text())
     return meanings
 
 
 def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of the HTML file. flags: meanings of the flags."""
+    """Return the text of the HTML file. flags: the meaning of each case flag."""
     columns = _columns(reports)
     algorithms = [_algorithm(name, [case for case in cases if case.algorithm == name]) for name in ALGORITHMS]
     tested = [each for each in algorithms if any(r.state != "not implemented" for c in columns for r in c.of(each.ids))]
@@ -100,7 +100,7 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
 
 
 def _columns(reports: Sequence[Report]) -> list[Column]:
-    """One column for each target, mode and dtype with results; the dtypes of a target and mode are adjacent."""
+    """Return one column for each target, mode and dtype with results. The dtypes of a target and mode are adjacent."""
     columns: dict[tuple[str, str, str, str], Column] = {}
     for report in reports:
         for result in report.results:
@@ -111,7 +111,7 @@ def _columns(reports: Sequence[Report]) -> list[Column]:
 
 
 def _groups(columns: Sequence[Column]) -> list[list[Column]]:
-    """Columns grouped by target and mode: neighbours that differ only in dtype."""
+    """Group adjacent columns that have the same target and mode and differ only in dtype."""
     groups: dict[tuple[str, str, str], list[Column]] = {}
     for column in columns:
         groups.setdefault((column.report.interface, column.report.title, column.mode), []).append(column)
@@ -124,7 +124,7 @@ def _algorithm(name: str, cases: list[Case]) -> Algorithm:
 
 
 def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
-    """The reasons for skipping a case, with the affected dtypes."""
+    """Return the reasons for skipping a case, with the affected dtypes."""
     reasons: dict[str, list[str]] = {}
     for column in columns:
         if column.results[id].state not in ("pass", *FAILED):
@@ -133,7 +133,7 @@ def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
 
 
 def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str, list[dict[str, Any]]]:
-    """The failures by case."""
+    """Render the failures by case."""
     failures: dict[str, list[dict[str, Any]]] = {}
     for column in columns:
         for result in column.results.values():
@@ -143,7 +143,7 @@ def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str,
 
 
 def _failure(report: Report, case: Case, result: CaseResult) -> dict[str, Any]:
-    """The content for a failed case: where it is specified, how to reproduce it, and what else failed."""
+    """Render a failed case: the modules that specify it, the command that reproduces it, and other failures."""
     stage = result.first.stage.partition("/")[0]
     if stage == "gradient" and case.gradients is not None:
         stage = case.gradients.stage
@@ -159,7 +159,7 @@ def _failure(report: Report, case: Case, result: CaseResult) -> dict[str, Any]:
 
 
 def _modules(case: Case, stages: Iterable[Stage]) -> list[str]:
-    """The specification's modules that define the names called by stages."""
+    """Return the specification's modules that define the names called by stages."""
     known = {stage.name: stage for stage in case.stages}
     paths = [path for stage in stages for path in call.names(stage, known, call.golden(case))]
     return sorted({_module(name) for path in paths for name in function(path).needs or (path,)} - {""})
@@ -175,7 +175,7 @@ def _module(path: str) -> str:
 
 
 def _modules_of(algorithm: str, cases: Iterable[Case]) -> list[str]:
-    """The modules that specify an algorithm."""
+    """Return the modules that specify an algorithm."""
     if algorithm in spec.ROUTERS:
         return [f"routers.{algorithm}"]
     own = {_module(name) for name in ALGORITHMS[algorithm].functions} - {""}

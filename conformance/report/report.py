@@ -1,7 +1,7 @@
-"""`report.json`: all results of a run or of checked files. The matrix, the page and the badge are rendered from it.
+"""`report.json`: all results of a run or of checked files. This file is the source of the matrix, the page and the badge.
 
 A report may come from a third party, so reading accepts only what `run --report` and `check --report` write. `report_schema.json` defines
-the format; this module checks what the schema cannot express. Treat texts of a report as unescaped.
+the format; this module checks what the schema cannot express. Texts in a report are not escaped.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?"
 
 
 class ReportError(Exception):
-    """A file is not a report of this suite. The message names the file."""
+    """Raised if a file is not a report of this suite. The message names the file."""
 
 
 def write(report: Report, path: Path) -> None:
@@ -65,20 +65,20 @@ COUNTS = ("passed", "failed", "skipped", "cases_passed", "cases_in_all")
 
 
 def _counts(report: Report) -> dict[str, int]:
-    """The counts in the last line."""
+    """The counts that the last line states."""
     return dict(zip(COUNTS, (*report.counts, *covered([report])[:2]), strict=True))
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """The sha256 of a report without the digest. The digest detects accidental changes but is not a signature."""
+    """Return the SHA-256 of a report without the digest. The digest detects accidental changes but is not a signature."""
     said = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
-    """The reports of several files; no two may cover the same target, case, dtype and mode.
+    """Read the reports of several files. Two reports must not cover the same target, case, dtype and mode.
 
-    Raises ReportError for the first overlap.
+    Raises ReportError, which names the first overlap.
     """
     owner: dict[tuple[str, ...], Path] = {}
     for path, report in reports.items():
@@ -91,9 +91,9 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
 
 
 def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
-    """The report at `path`, which must be of the vectors with digest `suite` and cases `cases`.
+    """Read the report at `path`. It must be about the vectors with the digest `suite` and the cases `cases`.
 
-    Raises ReportError, naming the file and the first deviation from the output of `write`.
+    Raises ReportError, which names the file and the first deviation from the output of `write`.
     """
     try:
         content = parse(read_file(path).decode())
@@ -106,7 +106,7 @@ def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
 
 
 def _printable(content: Any) -> Any:
-    """The content with printable, encodable texts: control characters other than line ends are replaced."""
+    """Return the content with printable, encodable texts. Control characters other than line ends are replaced."""
     if isinstance(content, str):
         return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", content)
     if isinstance(content, list):
@@ -151,7 +151,7 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
 
 
 def _record(kind: type[Any], entry: Mapping[str, Any]) -> Any:
-    """A record from an entry's matching fields; other fields are ignored."""
+    """Return a record from the matching fields of an entry. Other fields are ignored."""
     return kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
 
 
