@@ -71,7 +71,7 @@ def training_flops(
 
 
 def _embedding(config: Tower) -> float:
-    """Counts the stem (convolutions, each with norm and GELU) and the patch embedding. A look-up of words counts 0."""
+    """Counts the stem (convolutions, each with norm and GELU) and the patch embedding. The look-up of word embeddings counts 0."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]
@@ -109,7 +109,7 @@ def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> i
 
 
 def _blocks(config: Tower, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
-    """All blocks. The part "norms" counts two norms and two residual additions per block."""
+    """Counts the operations of all blocks. The part "norms" counts two norms and two residual additions per block."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in layers:
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)

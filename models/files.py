@@ -61,7 +61,7 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def read_file(path: Path, most: float = math.inf) -> bytes:
-    """The content of a regular file of at most `most` bytes that fits into the machine's memory. Raises OSError, which names the file."""
+    """Reads a regular file of at most `most` bytes that fits into the machine's memory. Raises OSError, which names the file."""
     with open(path, "rb", opener=regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
             raise OSError(errno.EFBIG, f"{size:,} bytes exceed the limit", str(path))

@@ -414,7 +414,7 @@ def layer_norm(B: Backend, p: Params, x: Array, *, epsilon: float = 1e-6) -> Arr
 
 
 def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], Array] = lambda hidden: hidden) -> Array:
-    """`drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
+    """Computes `drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
     return B.linear(drop(B.gelu(B.linear(x, p["w1"], p["b1"]), form=gelu)), p["w2"], p["b2"])
 
 

@@ -33,7 +33,7 @@ class Model:
         return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"
 
     def init(self, seed: int = 0) -> Params:
-        """Initial parameters (NumPy float32); see `init` in the model's module."""
+        """Returns initial parameters (NumPy float32); see `init` in the model's module."""
         return cast(Params, families.family(self.config).init(self.config, seed))
 
     def forward(

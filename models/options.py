@@ -46,7 +46,7 @@ MOE = Only("moe", unless="none")
 
 
 def _value(section: Any, name: str) -> Any:
-    """A field of a section. Returns the value of the field or, if it is None, the default that None stands for."""
+    """Returns the value of a section's field or, if it is None, the default that None stands for."""
     value = getattr(section, name)
     return section.default_of(name) if value is None and hasattr(section, "default_of") else value
 
@@ -62,7 +62,7 @@ def option(
     single: bool = False,
     rare: bool = False,
 ) -> Any:
-    """A field of a dataclass: its default, or a factory, and the conditions under which it applies.
+    """Declares a dataclass field as an option, with its default (or a factory) and the conditions under which it has an effect.
 
     On a command line, `flags` replace the option's name, or the option is `positional`; with `single`, each use of the
     flag adds one value. Help does not list a `rare` option.

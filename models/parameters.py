@@ -61,7 +61,7 @@ def count(layout: Params) -> int:
 
 
 def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays.
+    """Returns the initial parameters, a nested dict of NumPy float32 arrays.
 
     Each parameter has a separate random stream, derived from the seed and the parameter's name, so adding a block does
     not change the others. lazily: return `Drawn` instead of arrays. Raises ConfigError for a negative seed.
@@ -109,17 +109,17 @@ def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tu
 
 
 def constant(value: float) -> Draw:
-    """Every entry is `value`."""
+    """Sets every entry to `value`."""
     return lambda generator, shape: np.full(shape, value, np.float32)
 
 
 def normal(std: float) -> Draw:
-    """Normal with mean 0."""
+    """Draws from a normal with mean 0."""
     return lambda generator, shape: np.float32(std) * generator.standard_normal(shape, np.float32)
 
 
 def glorot_uniform(inputs: int, outputs: int) -> Draw:
-    """Uniform with variance `2 / (inputs + outputs)`."""
+    """Draws from a uniform with variance `2 / (inputs + outputs)`."""
     limit = np.float32(math.sqrt(6 / (inputs + outputs)))
     return lambda generator, shape: limit * (2 * generator.random(shape, np.float32) - 1)
 

@@ -66,7 +66,7 @@ def layout(config: IdConfig) -> Params:
 
 
 def of_images(B: Backend, config: IdConfig, params: Params, images: Array) -> Array:
-    """The ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are the parameters of the model."""
+    """Returns the ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are the parameters of the model."""
     return made_of(B, config, images, params["ids"]["codebook"] if uses_codes(config) else None)
 
 

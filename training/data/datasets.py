@@ -1,4 +1,4 @@
-"""Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files."""
+"""Loads data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files."""
 
 from dataclasses import replace
 from functools import partial
@@ -186,6 +186,6 @@ def _resized(dataset: Dataset, size: int | None) -> Dataset:
 
 
 def _read(part: Split, size: int, maximum: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Images `(images, size, size, channels)`. Bicubic resizing can produce values above white; they are clipped to white."""
+    """Returns images `(images, size, size, channels)`. Bicubic resizing can produce values above white; they are clipped to white."""
     squares = np.stack([middle(part.picture(int(index)), size, 0) for index in indices])
     return np.minimum(squares, np.uint8(maximum)).reshape(*squares.shape[:3], -1)

@@ -44,7 +44,7 @@ def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0
 
 
 def training_indices(split: Split, balance: float, batch: int, seed: int, step: int) -> NDArray[np.int64]:
-    """`batch_indices` with classes balanced."""
+    """Returns `batch_indices` with balanced classes."""
     places = batch_indices(len(split), batch, seed, step)
     if not balance:
         return places

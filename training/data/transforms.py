@@ -161,7 +161,7 @@ def inception_box(width: int, height: int, random: np.random.Generator, *, area:
     """Draws the Inception crop, which covers a fraction of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
 
     The aspect ratio is uniform. For the drawn ratio, the height in pixels is uniform between the heights that give the smallest and the
-    largest fraction. After 100 ratios without a fitting crop the whole picture is used. As in the source code, the last position on each
+    largest fraction. After 100 ratios without a fitting crop, the whole picture is used. As in the source code, the last position on each
     axis is used only if it is the only one.
 
     Source: tensorflow/tensorflow, core/kernels/image/sample_distorted_bounding_box_op.cc, GenerateRandomCrop, with the
@@ -225,8 +225,8 @@ def jitter(
 ) -> Image.Image:
     """Changes brightness, contrast, saturation and hue in random order.
 
-    A factor uniform in `[max(0, 1 - x), 1 + x]` scales each of the first three; the hue is rotated by a fraction of the circle uniform in
-    `[-hue, hue]`. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
+    Each of the first three is scaled by a random factor in `[max(0, 1 - x), 1 + x]`; the hue is rotated by a random fraction of the circle
+    in `[-hue, hue]`. Both are uniform. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
     """
     strengths = (brightness, contrast, saturation)
     factors = [float(random.uniform(max(0.0, 1 - strength), 1 + strength)) for strength in strengths]

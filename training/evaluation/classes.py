@@ -23,8 +23,8 @@ def always(dataset: Dataset) -> tuple[str, float]:
 
 
 def by_class(labels: Numbers, read: Numbers) -> dict[str, float]:
-    """ "balanced_accuracy", the mean recall over the classes that have images, and "largest_class", the fraction of images in the most
-    frequent class."""
+    """Returns "balanced_accuracy", the mean recall over classes with images, and "largest_class", the fraction of images in the largest
+    class."""
     images, right = np.bincount(labels), np.bincount(labels, weights=labels == read)
     balanced = np.mean(right[images > 0] / images[images > 0])
     return {"balanced_accuracy": float(balanced), "largest_class": float(images.max() / images.sum())}

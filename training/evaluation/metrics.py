@@ -19,7 +19,7 @@ SHOWN = ("coverage", "dropped", "entropy", "dispatch_max", "combine_max", *EXPER
 
 
 def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """`forward(params, images) -> (logits, metrics and statistics of the MoE layers)`, without noise."""
+    """Returns `forward(params, images) -> (logits, metrics and statistics of the MoE layers)`, without noise."""
     module = family(model)
 
     def forward(params: Any, images: Any) -> tuple[Any, dict[str, Any]]:

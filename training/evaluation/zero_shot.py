@@ -89,7 +89,7 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
 
 
 def retrieval(images: Labelled, texts: Labelled) -> dict[str, dict[str, float]]:
-    """`{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`, fractions.
+    """Returns the fractions `{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`.
 
     images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. Only the first image with a
     label counts. Raises ConfigError for a label without an image or without a text.
