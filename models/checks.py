@@ -39,7 +39,7 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """Raises ConfigError for a value outside its `Range`. section: for errors; "" for a command. Replaces user-defined objects by names."""
+    """Raises ConfigError for a value outside its `Range`. section: "" for a command. Replaces user-defined objects by names."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):
@@ -122,7 +122,7 @@ def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: It
 
 
 def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
-    """Raises RunError if `path` is a source, or an existing file inside one. New files may be written in the folder of a run."""
+    """Raises RunError if `path` is a source, or an existing file inside one. A file in the folder of a run is allowed."""
     whole = path.resolve()
     for source in (each.resolve() for each in sources if "\0" not in str(each)):
         within = source in whole.parents and whole.exists() and not (source / "config.toml").is_file()

@@ -2,7 +2,7 @@
 
 A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf, roots, moves and
 sorts count 0. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to count in the same
-way: with normalised queries and keys, our counts match their figures to the last printed digit. Counts of MoE layers are for evaluation and
+way. With normalised queries and keys, our counts match their figures to the last printed digit. Counts of MoE layers are for evaluation and
 include every slot of every expert, filled or empty. If each expert has a slot for every token, only the slots that tokens choose count (for
 DSelect-k, those that sharp selectors choose). Counts of routers include the logits, the combination and the iterations of Sinkhorn, but
 neither the search for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`) nor the positions of tokens in their experts.

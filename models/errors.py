@@ -30,7 +30,7 @@ class BusyError(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """`signal` stopped a run, after the run saved its last step."""
+    """The signal `signal` stopped a run, which first saved its last step."""
 
     def __init__(self, message: str, signal: signal.Signals) -> None:
         super().__init__(message)

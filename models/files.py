@@ -93,7 +93,7 @@ def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[Sp
 
 
 def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:
-    """Returns the content of a file from `signed`. Raises ValueError for a damaged, OSError for an unreadable file."""
+    """Returns the content of a file from `signed`. Raises ValueError for a damaged file, OSError for an unreadable one."""
     return unsigned(read_file(path, RECORD), always=always)
 
 

@@ -22,8 +22,8 @@ SHAPE = (32, 32, 3)
 
 
 class Kind(NamedTuple):
-    """train, test: files of each split; each file of `train` has `images` images. labels: for each label byte, the number of its values;
-    the last byte is the class. names: the file with the class names."""
+    """train, test: the files of each split; each file of `train` contains `images` images. labels: for each label byte, the number of its
+    values; the last byte is the class. names: the file with the class names."""
 
     train: tuple[str, ...]
     images: int

@@ -7,7 +7,7 @@ Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/discr
 after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are used unchanged, whereas
 `prompt_engineering.py` of big_vision converts them to lower case without punctuation.
 
-Retrieval: finds the captions of an image among all texts, and the image of a caption among all images.
+Retrieval finds the captions of an image among all texts, and the image of a caption among all images.
 
     s_ij        cosine of the features of image i and text j
     recall@k    how often a correct item is among the k with the largest s; the lower index wins ties
