@@ -1,4 +1,4 @@
-"""Models, written once for all backends: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
+"""Models, each written once for all backends: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
 
 `create` binds a model to the selected backend (`moespec.backends`). `moespec.training.load("runs/x")` returns a model
 with its trained weights. The module of a model (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions,
@@ -17,7 +17,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name != "Model":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from moespec.models.model import Model  # this loads all families
+        from moespec.models.model import Model  # this import loads all model families
 
         return Model
 
@@ -26,10 +26,10 @@ __all__ = ["Model", "create", "list_models"]
 
 
 def create(name: str, *, router: RouterName | Router[Any] | None = None, **overrides: Any) -> "Model":
-    """The model `name`, with fields of its config replaced, on the selected backend.
+    """Returns the model `name` on the selected backend, with fields of its config replaced.
 
-    Names are in `list_models()`; `vit_<size><patch>` and `mixer_<size><patch>` accept any other patch size. A ViT is
-    dense unless `moe` selects MoE blocks. One of the fields is `router`, a name or a custom `Router`.
+    `list_models()` lists the names; `vit_<size><patch>` and `mixer_<size><patch>` accept any other patch size. A ViT is
+    dense unless `moe` selects MoE blocks. The field `router` is the name of a router or a custom `Router`.
 
     Raises ConfigError for an unknown name, an unknown field, or MoE fields without `moe`.
     """
@@ -46,7 +46,7 @@ def create(name: str, *, router: RouterName | Router[Any] | None = None, **overr
 
 
 def list_models() -> list[str]:
-    """The names that `create` accepts, with only the usual patch sizes."""
+    """Returns the names that `create` accepts, listing only the usual patch sizes."""
     from moespec.models import families
 
     return families.names()

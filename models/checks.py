@@ -1,4 +1,4 @@
-"""Checks of user settings: the sections of a configuration, and output files."""
+"""Checks the settings of a user: the sections of a configuration, and the paths of output files."""
 
 import difflib
 import importlib.util
@@ -39,7 +39,7 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """Raises ConfigError for a value outside its field's `Range`. section: "" for a command. Replaces user-defined objects by names."""
+    """Raises ConfigError for a value outside its `Range`. section: "" for a command. Replaces user-defined objects by names."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):
@@ -73,7 +73,7 @@ def check_installed(argument: str, package: str, extra: str) -> None:
 
 
 def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Calls a user's function and returns its result. If the function raises an exception, raises ConfigError, prefixed with `what`."""
+    """Calls a user's function and returns its result. If the function raises, raises a ConfigError that begins with `what`."""
     try:
         return function(*given, **named)
     except (Exception, SystemExit) as error:
@@ -81,7 +81,7 @@ def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def described(hint: Any, none: str | None = None) -> str:
-    """A description of the values that a field of this type accepts. `none` describes None; without `none`, None is omitted.
+    """Describes the values that a field of this type accepts. `none` is the description of None; if it is empty, None is omitted.
 
     >>> described(float | None), described(tuple[int, ...]), described(bool | None, "'none'")
     ('a number', 'integers', "True or False or 'none'")
@@ -101,7 +101,7 @@ def described(hint: Any, none: str | None = None) -> str:
 def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: Iterable[Path] = ()) -> None:
     """Raises RunError, which names the option `name`, unless a file can be written at `path` without replacing a needed file.
 
-    endings: the allowed file name endings; default: any. sources: files and folders that are read. Files of runs must not be replaced.
+    endings: the allowed file name endings; default: any. sources: files and folders that are read. Nothing may replace the files of a run.
     """
     if "\0" in str(path) or not path.parent.is_dir():
         raise RunError(f"{name}={str(path)!r}: the folder {str(path.parent)!r} does not exist")
@@ -122,7 +122,7 @@ def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: It
 
 
 def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
-    """Raises RunError if `path` is a source, or an existing file inside one. In a run's folder, other files may be written."""
+    """Raises RunError if `path` is a source, or an existing file inside one. A file in the folder of a run is allowed."""
     whole = path.resolve()
     for source in (each.resolve() for each in sources if "\0" not in str(each)):
         within = source in whole.parents and whole.exists() and not (source / "config.toml").is_file()

@@ -1,10 +1,10 @@
 """The cost of a model, computed from its configuration: floating-point operations of a forward pass for one image, and of training.
 
-A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf and roots count 0,
-and so do moves and sorts. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to
-have used it: with normalised queries and keys, the counts match their figures to the last printed digit. MoE layers are counted as at
-evaluation, with every slot of every expert, filled or not. If an expert has room for every token, only the choices of tokens count (for
-DSelect-k, the choices of sharp selectors). Counts of routers include the logits, the combination and the iterations of Sinkhorn, but
+A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf, roots, moves and
+sorts count 0. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to count in the same
+way. With normalised queries and keys, our counts match their figures to the last printed digit. Counts of MoE layers are for evaluation and
+include every slot of every expert, filled or empty. If each expert has a slot for every token, only the slots that tokens choose count (for
+DSelect-k, those that sharp selectors choose). Counts of routers include the logits, the combination and the iterations of Sinkhorn, but
 neither the search for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`) nor the positions of tokens in their experts.
 """
 
@@ -33,11 +33,11 @@ NORM, SOFTMAX = 7, 4
 def flops(
     config: Tower, images: int | None = None, *, train: bool = False, every_slot: bool = False
 ) -> dict[str, float]:
-    """Operations for one image, or text, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
+    """Returns the operations for one image or text, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
 
-    images: the batch size, which determines the groups of a model that routes a whole batch; default: the smallest
-    batch that fills a group. train: count the forward pass of training, where an expert may have a different capacity.
-    every_slot: count a layer whose experts are split over devices, which also compute empty slots.
+    images: the batch size, for models that route a whole batch as one group; default: the smallest batch that fills a group. train: count
+    the forward pass of training, in which the experts may have another capacity. every_slot: also count empty slots, which experts compute
+    if they are split over devices.
 
     Raises ShapeError if the images do not fill the groups.
     """
@@ -56,22 +56,22 @@ def flops(
 def training_flops(
     config: Tower, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
 ) -> float:
-    """Operations of training on `images` images, counting repetitions, in batches of `batch`.
+    """Returns the operations of training on `images` images (an image counts each time that it is used), in batches of `batch`.
 
         passes * operations per image of a forward pass in training * images
 
-    passes is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` has the passes of each objective.
+    `passes` is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` lists it for each objective.
 
-    A backward pass has two matrix products for each one in the forward pass. Optimiser and augmentation do not count.
-    The exaFLOP of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of this, to 0.4 % in each of the eight
-    rows: 3 times the multiply-adds, although the GFLOP per image in the same table are twice the multiply-adds.
+    A backward pass has two matrix products for each one in the forward pass. The optimiser and augmentation do not count.
+    The eight exaFLOP figures of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of ours, to 0.4 %: they count a multiply-add
+    once, although the GFLOP per image in the same table count it twice.
     """
     forward = sum(flops(config, batch, train=True, every_slot=every_slot).values())
     return passes * images * forward
 
 
 def _embedding(config: Tower) -> float:
-    """The patch embedding, after the convolutions of a stem, each followed by norm and GELU. Looking up words takes no operations."""
+    """Counts the stem (convolutions, each with norm and GELU) and the patch embedding. The look-up of word embeddings counts 0."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]
@@ -93,12 +93,12 @@ def _head(config: Tower) -> dict[str, float]:
 
 
 def slots(layer: MoeLayer, *, train: bool = False) -> int:
-    """The slots of a routing group in all experts, at evaluation or in training. An expert without a capacity has a slot for each token."""
+    """Returns the number of slots of all experts for one routing group. An expert without a capacity has a slot for each token."""
     return layer.settings.experts * layer.settings.capacity(train=train)
 
 
 def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> int:
-    """Rows that the experts compute for a routing group: its slots or, unless `every_slot`, only the choices of its tokens."""
+    """Returns the number of rows that the experts compute for a routing group."""
     settings: Any = layer.settings
     there = slots(layer, train=train)
     if every_slot or settings.experts_choose or layer.router == "soft_moe":
@@ -109,7 +109,7 @@ def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> i
 
 
 def _blocks(config: Tower, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
-    """All blocks. "norms" includes two norms and two additions to the residual per block."""
+    """Counts the operations of all blocks. The part "norms" counts two norms and two residual additions per block."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in layers:
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
@@ -173,7 +173,7 @@ def _sparse_block(
 
 
 def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Rescales tokens first, then channels; skips a map that does not change the size."""
+    """Counts the rescaling of tokens and then of channels; a map that keeps the size is skipped."""
     (S, D), (tokens, width) = before, after
     first = tokens * D * (2 * S + 1) if tokens != S else 0
     return first + (tokens * width * (2 * D + 1) if width != D else 0)
@@ -203,7 +203,7 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
 
 
 def _columns(layer: MoeLayer) -> int:
-    """Columns of the kernel that computes the scores of a token."""
+    """Returns the number of columns of the kernel that computes the scores of a token."""
     settings: Any = layer.settings
     if layer.router == "hash":
         return 0

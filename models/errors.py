@@ -1,6 +1,6 @@
-"""The errors of data, checkpoints and runs. They concern files rather than arguments, and each names the file.
+"""The errors of data, checkpoints and runs. Each error names the file that caused it.
 
-`Interrupted` is not an error: it ends a run that a signal stopped.
+`Interrupted` is no error: it reports that a signal stopped a run.
 """
 
 import signal
@@ -22,7 +22,7 @@ class CheckpointError(SpecError):
 
 
 class RunError(SpecError):
-    """The folder of a run cannot be used as requested: it holds another run, or no run."""
+    """The folder cannot be used as requested because it holds another run, or no run."""
 
 
 class BusyError(RunError):
@@ -30,7 +30,7 @@ class BusyError(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """`signal` stopped a run, after the run saved its last step."""
+    """The signal `signal` stopped a run, which first saved its last step."""
 
     def __init__(self, message: str, signal: signal.Signals) -> None:
         super().__init__(message)

@@ -28,17 +28,17 @@ _BY_SIZE: dict[str, ModuleType] = {size: module for module in (*_BY_CONFIG.value
 
 
 def family(config: Tower) -> ModuleType:
-    """The module of the model, or text tower, that `config` describes."""
+    """Returns the module of the model or text tower that `config` describes."""
     return text if isinstance(config, text.TextConfig) else _BY_CONFIG[type(config)]
 
 
 def fewest_images(config: Tower) -> int:
-    """The smallest batch of images or texts that fills the groups of the model's routers."""
+    """Returns the smallest batch size, in images or texts, that fills the groups of the model's routers."""
     return getattr(config, "fewest_images", 1)
 
 
 def draws(config: Tower, inputs: int) -> bool:
-    """True if the model draws random numbers in training on `inputs` images: gating noise, dropout or stochastic depth."""
+    """Returns True if the model draws random numbers in training on `inputs` images, for gating noise, dropout or stochastic depth."""
     return bool(family(config).moe_noise(config, inputs)) or takes_draws(config)
 
 
@@ -48,7 +48,7 @@ def kinds() -> dict[str, type[Config]]:
 
 
 def of_name(name: str) -> ModuleType:
-    """The module whose table has the size in `name`, the name of a model or text tower. Raises ConfigError for an unknown size."""
+    """Returns the module that defines the size in `name`, the name of a model or text tower. Raises ConfigError for an unknown size."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         sizes = f"expected a size ({', '.join(_BY_SIZE)}) and a patch size, as in vit_s16"
@@ -57,10 +57,10 @@ def of_name(name: str) -> ModuleType:
 
 
 def names() -> list[str]:
-    """The usual names of all families."""
+    """Returns the usual model names of all families."""
     return [name for module in _BY_CONFIG.values() for name in module.NAMES]
 
 
 def patterns() -> dict[str, str]:
-    """Patterns of other valid names, with their meaning."""
+    """Returns the patterns of other valid names, with their meaning."""
     return dict.fromkeys(("vit_<size><patch>", "mixer_<size><patch>"), "any other patch size")

@@ -1,6 +1,6 @@
-"""Writes files so that a crash leaves either the old or the new content, never a part, and reads third-party files.
+"""Writes files so that a crash leaves the complete old or the complete new content, and reads third-party files.
 
-System errors, such as a full disk, name the file.
+The messages of system errors, such as a full disk, name the file.
 """
 
 import errno
@@ -30,12 +30,12 @@ RECORD = 2**26
 
 
 def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
-    """JSON with a checksum of its content under the key "sha256"; on one line if `indent` is None."""
+    """Returns JSON with a checksum of its content under the key "sha256", on one line if `indent` is None."""
     return json.dumps({**record, "sha256": _digest(record)}, indent=indent).encode()
 
 
 def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
-    """The content that `signed` wrote. Raises ValueError if the content was changed or, with `always`, has no checksum."""
+    """Returns the content of JSON from `signed`. Raises ValueError if the checksum is wrong or, with `always`, is missing."""
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("sha256", None) if isinstance(record, dict) else "of an object"
@@ -52,7 +52,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:
-    """An `opener` for files of unknown kind. Raises OSError, which names the file, for a device or a pipe, which would block."""
+    """An `opener` for files of unknown kind. Raises OSError, which names the file, for a device or a pipe, since reading it would block."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects folders
         return descriptor
@@ -61,7 +61,7 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def read_file(path: Path, most: float = math.inf) -> bytes:
-    """The content of a regular file of at most `most` bytes that fits into the machine's memory. Raises OSError, which names the file."""
+    """Reads a regular file of at most `most` bytes that fits into the machine's memory. Raises OSError, which names the file."""
     with open(path, "rb", opener=regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
             raise OSError(errno.EFBIG, f"{size:,} bytes exceed the limit", str(path))
@@ -69,7 +69,7 @@ def read_file(path: Path, most: float = math.inf) -> bytes:
 
 
 def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
-    """The content of a file. Raises `kind` if the file cannot be read."""
+    """Returns the content of a file. Raises the error `kind` if the file cannot be read."""
     try:
         return read_file(path)
     except OSError as error:
@@ -77,12 +77,12 @@ def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
 
 
 def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
-    """The JSON value in a file, an object unless `expected` is a different type. Raises `kind` for any other content."""
+    """Returns the JSON value in a file; `expected` is its type, by default an object. Raises the error `kind` for any other content."""
     return parsed(content_of(path, kind), str(path), expected, kind)
 
 
 def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
-    """The value of a JSON text, which must have the type `expected`. Raises `kind`, prefixed with `name`, for any other content."""
+    """Returns the value of a JSON text, which must have the type `expected`. Raises a `kind` that begins with `name` for other content."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -93,7 +93,7 @@ def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[Sp
 
 
 def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:
-    """The content of a file that `signed` wrote, see `unsigned`. Raises ValueError for a damaged, OSError for an unreadable file."""
+    """Returns the content of a file from `signed`. Raises ValueError for a damaged file, OSError for an unreadable one."""
     return unsigned(read_file(path, RECORD), always=always)
 
 
@@ -104,13 +104,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         write_synced(temporary, content)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # a partial file, as after a full disk, is useless
+        temporary.unlink(missing_ok=True)  # a partly written file, as after a full disk, is useless
         raise
     sync_directory(path.parent)
 
 
 def unfinished(path: Path) -> Path:
-    """The temporary name of a file during writing. It is random, so no process can use it or place a link there."""
+    """Returns the temporary name of a file during writing. It is random, so no process can use it or place a link there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
@@ -132,7 +132,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the entries of a folder are on the disk. POSIX only; other systems have no such call."""
+    """Waits until the entries of a folder are on the disk. Does nothing on systems other than POSIX, which have no such call."""
     if os.name != "posix":
         return
     with named_errors(path):
@@ -145,7 +145,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Adds the file name to an OSError without one, as from writing and flushing."""
+    """Adds the file name to an OSError that lacks one, such as an error from writing or flushing."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Shared parts of the models: configuration checks, the placement of MoE blocks, and the layers around a router.
+"""Parts that the models share: configuration checks, the placement of MoE blocks, and the layers around a router.
 
 Letters of the shape comments: N images, S tokens of one image, D width, G groups, T tokens (or channels) of one group,
 E experts.
@@ -107,9 +107,9 @@ class CommonConfig(BlocksConfig):
 
 @dataclass(frozen=True)
 class Family(Generic[Config]):
-    """The functions of a model family, built from its configuration class, its sizes, and these functions:
+    """Builds the functions of a model family from its configuration class, its sizes, and these functions:
 
-    layout: every parameter of a model, with its name, shape and initial values. moe_layers: as in the module. features:
+    layout: returns every parameter of a model, with its name, shape and initial values. moe_layers: returns the MoE layers. features:
         computes the input of the head from a forward pass, the parameters and the inputs.
     """
 
@@ -120,9 +120,9 @@ class Family(Generic[Config]):
     features: Callable[["Forward", Params, Array], Array]
 
     def named(self, name: str, **overrides: Any) -> Config:
-        """The configuration of the model `name`: a size from the table, with `overrides` applied.
+        """Returns the configuration of the model `name`: a size from the table, with `overrides` applied.
 
-        A size without a patch size gets the patch size from the name, as in vit_s16. Raises ConfigError for any other
+        If the size has no patch size, the name gives it, as in vit_s16. Raises ConfigError for any other
         name, and for an override that is not a field.
         """
         size = name.rstrip(DIGITS)
@@ -143,15 +143,15 @@ class Family(Generic[Config]):
         return self.kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
 
     def parameter_shapes(self, config: Config) -> Params:
-        """The nested dict of parameters with shapes instead of arrays. No parameter is allocated."""
+        """Returns the nested dict of parameters with shapes instead of arrays. No parameter is allocated."""
         return parameters.shapes(self.layout(config))
 
     def parameter_count(self, config: Config) -> int:
-        """The number of parameters, from their shapes, without constants, which are not trained."""
+        """Returns the number of trained parameters, from their shapes; constants do not count."""
         return parameters.count(self.layout(config))
 
     def init(self, config: Config, seed: int = 0, *, lazily: bool = False) -> Params:
-        """Initial parameters: a nested dict of NumPy float32 arrays, the same bits for every backend.
+        """Returns the initial parameters, a nested dict of NumPy float32 arrays with the same bits for every backend.
 
         Each parameter has a separate random stream, derived from the seed and its name, so adding a block does not
         change the others. The head kernel is 0. Raises ConfigError for a negative seed.
@@ -173,9 +173,9 @@ class Family(Generic[Config]):
         """Runs the model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
 
         `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is one array
-        per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, is the source of
-        dropout and stochastic depth, which only training has. `train` is passed to the routers. `recompute`: a block
-        keeps only its input for the backward pass, and routings are None.
+        per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, determines dropout and
+        stochastic depth, which only training applies. `train` is passed to the routers. With `recompute`, a block keeps only its input for
+        the backward pass, and routings are None.
 
         Raises ShapeError and ConfigError as `Forward` does.
         """
@@ -184,9 +184,9 @@ class Family(Generic[Config]):
         return run.output(params, self.features(run, params, inputs))
 
     def moe_noise(self, config: Config, images: int) -> list[Noise]:
-        """The noise of each MoE layer in training, in order, for a batch of `images`, in shapes `(G, ...)`.
+        """Returns the noise that each MoE layer needs in training on `images` images, in order, with shapes `(G, ...)`.
 
-        Empty if the routers take no noise.
+        The list is empty if the routers take no noise.
         """
         each = [
             (layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in self.moe_layers(config, images)
@@ -198,7 +198,7 @@ PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or bloc
 
 
 def placed(moe: str, depth: int) -> tuple[int, ...]:
-    """The MoE blocks among `depth` blocks, in order (zero-based).
+    """Returns the indices (from 0) of the MoE blocks among `depth` blocks, in order.
 
     moe: see `transformer.TransformerConfig`. Raises ConfigError for a placement that does not exist.
     """
@@ -230,8 +230,8 @@ def _listed(moe: str, depth: int) -> tuple[int, ...]:
 
 
 class Experts(NamedTuple):
-    """The experts of a layer, for any router: their hidden width, the field `expert_activation` of a model, and whether
-    they have biases. shared: hidden width of the expert that serves every token, 0 for none.
+    """The experts of a layer, for any router: their hidden width, their activation, and whether they have biases. shared: hidden width of
+    the expert that serves every token, 0 for none.
     """
 
     hidden: int
@@ -241,7 +241,7 @@ class Experts(NamedTuple):
 
     @property
     def gated(self) -> bool:
-        """True if experts have `w3`."""
+        """True if experts have the matrix `w3`."""
         return self.activation != "gelu"
 
     @property
@@ -253,10 +253,10 @@ class Experts(NamedTuple):
 class MoeLayer(NamedTuple):
     """One MoE layer of a model, for a batch of a given size.
 
-    name: the number of its block, plus the items that it mixes if a block has two layers ("3", "3_tokens"). router: its name.
-    settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of
-    routed items, "patches" (in a grid, optionally after a class token) or, without a position in the image, "channels" or
-    "tokens". experts: the form of the experts. path: the path of its parameters, as in "blocks/3/moe".
+    name: the number of its block ("3"), with the mixed items if a block has two layers ("3_tokens"). router: its name.
+    settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of routed items: "patches"
+    (in a grid, optionally after a class token), or "channels" or "tokens", which have no position in the image. experts: the form of the
+    experts. path: the path of the layer's parameters, such as "blocks/3/moe".
     """
 
     name: str
@@ -269,7 +269,7 @@ class MoeLayer(NamedTuple):
 
 
 def split(items: int, group: int, what: str, field: str, *, inputs: str = "images") -> int:
-    """The number of groups of `group` items. Raises ShapeError unless `group` divides `items`."""
+    """Returns the number of groups of `group` items. Raises ShapeError unless `group` divides `items`."""
     if items % group:
         raise ShapeError(f"{inputs}: {items} {what} cannot be split into groups of {field}={group}")
     return items // group
@@ -283,9 +283,8 @@ class Output(NamedTuple):
     """The result of a model.
 
     logits: `(N, classes)`, or None without a head. features: `(N, D)`, the input of the head. losses: weighted
-    auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order; for a layer that
-    mixes experts inside their MLP, its first routing. With recomputed blocks, routings are None. statistics: for
-    routers that keep a state, the input of its update, by the path of the layer.
+    auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order; for MultiHash, the routing of its
+    first hash. With recomputed blocks, routings are None. statistics: by path of the layer, the input that updates the state of a router.
     """
 
     logits: Array
@@ -297,9 +296,9 @@ class Output(NamedTuple):
 
 
 class Forward:
-    """The forward pass of all families: checks, random draws, the blocks in order, and the head.
+    """The forward pass of all families: it checks inputs, draws random numbers, and applies the blocks in order and the head.
 
-    compute: casts arrays to the dtype of the blocks. drop: applies dropout and stochastic depth to an array.
+    compute: casts arrays to the dtype of the blocks. drop: applies dropout or stochastic depth to an array.
 
     Raises ShapeError if images, or the ids of texts, have the wrong shape or do not fill the groups of the routers.
     Raises ConfigError if the number of noise arrays differs from the number of MoE layers whose routers take noise, or
@@ -359,9 +358,9 @@ class Forward:
         return regrouped(y, items.shape), output
 
     def blocks(self, block: Block, params: Params, x: Array) -> Array:
-        """The tokens after all blocks, in float32 if the blocks compute in bfloat16.
+        """Returns the tokens after all blocks, in float32 if the blocks compute in bfloat16.
 
-        If blocks are recomputed, the outputs of their routers have None instead of a routing.
+        If blocks are recomputed, their router outputs contain None instead of a routing.
         """
         for number in range(self.config.depth):
             one, p = partial(block, number), params["blocks"][str(number)]
@@ -378,7 +377,7 @@ class Forward:
         return y, [(output.losses, output.metrics, output.statistics) for output in outputs]
 
     def output(self, params: Params, features: Array) -> Output:
-        """The output of the head, if there is one, for `features` `(N, D)`, with the losses and metrics of the routers."""
+        """Returns the output of the head, if there is one, for `features` `(N, D)`, with the losses and metrics of the routers."""
         logits = features @ params["head"]["kernel"] + params["head"]["bias"] if self.config.classes else None
         losses: dict[str, Array] = {}
         for output in self._outputs:
@@ -397,7 +396,7 @@ class Forward:
 
 
 def compute_dtype(B: Backend, dtype: str) -> Callable[[Any], Any]:
-    """A function that casts an array, or every array of a nested dict, to the dtype of the blocks."""
+    """Returns a function that casts an array, or every array of a nested dict, to the dtype of the blocks."""
     if dtype == "float32":
         return lambda tree: tree
 
@@ -415,23 +414,23 @@ def layer_norm(B: Backend, p: Params, x: Array, *, epsilon: float = 1e-6) -> Arr
 
 
 def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], Array] = lambda hidden: hidden) -> Array:
-    """`drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
+    """Computes `drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
     return B.linear(drop(B.gelu(B.linear(x, p["w1"], p["b1"]), form=gelu)), p["w2"], p["b2"])
 
 
 def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:
-    """The return value of a loss function: the total, the metrics and, if there are any, the statistics."""
+    """Returns the results of a loss function: the total, the metrics and, if there are any, the statistics."""
     return (total, metrics, statistics) if statistics else (total, metrics)
 
 
 def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
-    """The argument `renew` of `make_step` for a model with these layers; empty if no router keeps a state."""
+    """Returns the argument `renew` of `make_step` for a model with these layers; empty if no router keeps a state."""
     stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
     return {"renew": partial(renewed, B, stateful)} if stateful else {}
 
 
 def renewed(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
-    """The router states of a model after a step, as nested dicts, from the summed statistics of its `Output`."""
+    """Computes the router states of a model after a step, as nested dicts, from the summed statistics of its `Output`."""
     new: Params = {}
     for layer in layers:
         if layer.path in statistics:

@@ -1,4 +1,4 @@
-"""Checks, before allocation, that arrays fit into memory and that process limits leave room."""
+"""Checks, before allocation, that arrays fit into memory and into the limits of the process."""
 
 import math
 import os
@@ -14,9 +14,9 @@ NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
 
 
 def check_memory(arguments: str, numbers: int) -> None:
-    """Raises ConfigError, prefixed with `arguments`, if `numbers` float32 numbers exceed the memory of the machine.
+    """Raises a ConfigError that begins with `arguments` if `numbers` float32 numbers exceed the memory of the machine.
 
-    Larger arrays would fail, at the latest when the system kills the process. Smaller arrays may still fail.
+    Such arrays would fail, at the latest when the system kills the process. Smaller arrays may still fail.
     """
     size, memory = 4 * numbers, of_machine()
     if size > memory:
@@ -24,14 +24,14 @@ def check_memory(arguments: str, numbers: int) -> None:
 
 
 def check_unpacked(members: Iterable[ZipInfo]) -> None:
-    """Raises ValueError if these members of an archive, according to its directory, exceed the memory of the machine."""
+    """Raises ValueError if these archive members, with the sizes in its directory, exceed the memory of the machine."""
     size, memory = sum(member.file_size for member in members), of_machine()
     if size > memory:
         raise ValueError(f"its arrays need {size:,} bytes, but this machine has {memory:,} bytes of memory")
 
 
 def check_limits(backend: str = "", *, workers: int = 0) -> None:
-    """Raises ConfigError if a limit of this process leaves no room for a backend, or for processes that prepare batches."""
+    """Raises ConfigError if a limit of this process prevents a backend or the processes that prepare batches from starting."""
     if os.name != "posix":
         return
     import resource
@@ -48,12 +48,12 @@ def check_limits(backend: str = "", *, workers: int = 0) -> None:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def of_machine() -> float:
-    """Bytes of memory; infinity if the system does not report it."""
+    """Returns the memory in bytes; infinity if the system does not report it."""
     if os.name != "posix":
         return math.inf
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

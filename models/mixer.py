@@ -6,7 +6,7 @@
 
 Letters of the shape comments: N images, S patches of one image, D width (channels of a patch).
 
-Source: Tolstikhin et al. 2021 (arXiv 2105.01601), for the block, also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and
+Source: Tolstikhin et al. 2021 (arXiv 2105.01601); for the block, also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and
 (9). Initial values follow the public code: kernels LeCun normal, biases 0.
 """
 
@@ -72,12 +72,12 @@ NAMES: tuple[str, ...] = ("mixer_tiny", "mixer_s16", "mixer_b16", "mixer_l16")
 
 
 def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
-    """An empty list: a Mixer has no MoE layer."""
+    """Returns an empty list, since a Mixer has no MoE layer."""
     return []
 
 
 def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) -> Params:
-    """The parameters of a model. of_block: the parameters of block n, if blocks differ."""
+    """Returns the parameters of a model. of_block: returns the parameters of block n, if blocks differ."""
     head = parameters.head(config.width, config.classes, config.head_bias)
     return {
         "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
@@ -88,7 +88,7 @@ def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) ->
 
 
 def block_layout(config: Any) -> Params:
-    """The parameters of a block in a model of this size."""
+    """Returns the parameters of one block."""
     return {
         "norm1": parameters.norm(config.width),
         "token_mlp": dense_mlp(config.sequence, config.token_hidden),
@@ -98,12 +98,12 @@ def block_layout(config: Any) -> Params:
 
 
 def dense_mlp(width: int, hidden: int) -> Params:
-    """An MLP with kernels LeCun normal and biases 0."""
+    """Returns an MLP whose kernels are LeCun normal and whose biases are 0."""
     return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
 
 
 def features(run: layers.Forward, params: Params, images: Array, of_block: layers.Block | None = None) -> Array:
-    """The mean of the output of the blocks over patches, `(N, D)`. of_block: replaces `block`."""
+    """Computes the mean of the blocks' output over patches, `(N, D)`. of_block: replaces `block`."""
     B, embedding = run.B, run.compute(params["embedding"])
     x = B.patch_embed(run.compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
     x = run.blocks(of_block or (lambda number, p, x: (block(run, p, x, number), [])), params, x)

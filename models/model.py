@@ -16,9 +16,8 @@ __all__ = ["Model", "chosen_backend"]
 class Model:
     """A model bound to a backend: `init` returns its NumPy parameters, `forward` runs on arrays of the backend.
 
-    name: the name passed to `create`. config: its configuration. backend: the module that computes it. classes: class
-    names in the order of the logits, and images: how to preprocess an image (`mean`, `std`, `resize`, `background`), if
-    the loaded weights include them.
+    name: the name passed to `create`. config: its configuration. backend: the module that computes it. If the loaded weights include them,
+    classes: the class names in the order of the logits; images: how to preprocess an image (`mean`, `std`, `resize`, `background`).
     """
 
     name: str
@@ -28,13 +27,13 @@ class Model:
     images: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __repr__(self) -> str:
-        """One line that omits the fields of the config."""
+        """Describes the model in one line, without the fields of its config."""
         config, size = self.config, f"{self.parameter_count:,} parameters"
         router = f", router {getattr(config, 'router', '')}" if getattr(config, "moe", "none") != "none" else ""
         return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"
 
     def init(self, seed: int = 0) -> Params:
-        """Initial parameters (NumPy float32); see `init` in the model's module."""
+        """Returns initial parameters (NumPy float32); see `init` in the model's module."""
         return cast(Params, families.family(self.config).init(self.config, seed))
 
     def forward(
@@ -46,12 +45,12 @@ class Model:
 
     @property
     def parameter_count(self) -> int:
-        """The number of parameters (nothing is allocated)."""
+        """Counts the parameters without allocating them."""
         return cast(int, families.family(self.config).parameter_count(self.config))
 
 
 def chosen_backend() -> Backend:
-    """The backend that `moespec.backends` selects."""
-    from moespec import backends  # reading its name selects a backend
+    """Returns the backend that `moespec.backends` selects."""
+    from moespec import backends  # reading this attribute selects a backend
 
     return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))

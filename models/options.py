@@ -1,4 +1,4 @@
-"""An option is a dataclass field: its type defines the valid values, the text below it is the help, and `option` defines when it applies.
+"""An option is a dataclass field. Its type defines the valid values, the text below it is the help, and `option` says when it applies.
 
 Configuration, command line, help and errors all read options from here.
 """
@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """The condition for an option to have an effect: another option equals `value`, differs from `unless` (or its items), or is set."""
+    """A condition under which an option has an effect: another option equals `value`, differs from `unless` (or its items), or is set."""
 
     name: str
     """another option of the same section, or of any section by its full name, such as training.loss"""
@@ -28,7 +28,7 @@ class Only:
     """the reason why there is no effect (default: the value of the other option)"""
 
     def reason(self, section: Any, config: Any, prefix: str) -> str:
-        """The reason why the option's section (with `prefix`), or else its configuration, does not meet the condition; "" if it does."""
+        """Returns why the option's section (with `prefix`), or else its configuration, does not meet the condition; "" if it does."""
         local = hasattr(section, self.name)
         found: Any = section if local else config
         for part in self.name.split("."):
@@ -46,7 +46,7 @@ MOE = Only("moe", unless="none")
 
 
 def _value(section: Any, name: str) -> Any:
-    """A field of a section. If the field is None and None stands for a default, returns this default."""
+    """Returns the value of a section's field or, if it is None, the default that None stands for."""
     value = getattr(section, name)
     return section.default_of(name) if value is None and hasattr(section, "default_of") else value
 
@@ -62,10 +62,10 @@ def option(
     single: bool = False,
     rare: bool = False,
 ) -> Any:
-    """A field of a dataclass: its default, or a factory, and the conditions under which it applies.
+    """Declares a dataclass field as an option, with its default (or a factory) and the conditions under which it has an effect.
 
     On a command line, `flags` replace the option's name, or the option is `positional`; with `single`, each use of the
-    flag adds one value. Help omits an option that is `rare`.
+    flag adds one value. Help does not list a `rare` option.
     """
     about = {
         "only": (only,) if isinstance(only, Only) else tuple(only),
@@ -79,12 +79,12 @@ def option(
 
 
 def marks(kind: Any, name: str) -> Any:
-    """The arguments of `option` by name, for a field that has them; empty for any other field."""
+    """Returns the arguments that `option` got for this field, by name; empty for a field without `option`."""
     return next((each.metadata for each in fields(kind) if each.name == name), {})
 
 
 def no_effect(config: Any, name: str) -> str:
-    """The reason why an option (dotted name), or its section, has no effect in a configuration; "" if it has one."""
+    """Returns why an option (dotted name), or its section, has no effect in a configuration; "" if it has an effect."""
     section, prefix = config, ""
     for part in name.split("."):
         conditions: tuple[Only, ...] = marks(type(section), part).get("only", ())
@@ -99,14 +99,14 @@ def no_effect(config: Any, name: str) -> str:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module by name, as AST. `inspect.getsource` of each class would read the module again."""
+    """Returns the classes of a module by name, as AST. `inspect.getsource` of each class would read the module again."""
     statements = ast.parse(inspect.getsource(sys.modules[module])).body
     return {statement.name: statement for statement in statements if isinstance(statement, ast.ClassDef)}
 
 
 @cache
 def help_texts(kind: type) -> dict[str, str]:
-    """The help text of each option by name: the text below the field, in the class or its bases, or in the options of routers."""
+    """Returns the help text of each option by name: the text below the field, in the class, its bases or the options of routers."""
     texts: dict[str, str] = dict(TEXTS) if issubclass(kind, RouterOptions) else {}
     for part in reversed(kind.__mro__[:-1]):
         body = _classes(part.__module__).get(part.__name__)

@@ -1,6 +1,6 @@
 """The parameters of a model as a layout: a nested dict in which each parameter has its shape and its initial values.
 
-The layout is the only definition; shapes, counts and initial arrays are derived from it. A Linear has a `kernel`
+Shapes, counts and initial arrays all come from the layout. A Linear has a `kernel`
 (inputs first) and a `bias`; an MLP has `w1, b1, w2, b2`; experts have the parameters of one expert's MLP, stacked on a leading axis E.
 """
 
@@ -31,7 +31,7 @@ class Parameter(NamedTuple):
 
 
 def shapes(layout: Params) -> Params:
-    """The layout with shapes instead of parameters."""
+    """Returns the layout with shapes instead of parameters."""
     return _map(layout, lambda path, parameter: parameter.shape)
 
 
@@ -47,24 +47,24 @@ class Shaped(NamedTuple):
 
 
 def paths(shapes: Params) -> list[tuple[str, ...]]:
-    """The keys from the root to each parameter, for a nested dict of shapes."""
+    """Returns, for a nested dict of shapes, the keys from the root to each parameter."""
     result: list[tuple[str, ...]] = []
     _map(shapes, lambda path, shape: result.append(path))
     return result
 
 
 def count(layout: Params) -> int:
-    """The number of parameters, from their shapes, without constants, which are not trained."""
+    """Returns the number of trained parameters, from their shapes; constants do not count."""
     counts: list[int] = []
     _map(layout, lambda path, p: counts.append(0 if is_fixed(path) else math.prod(p.shape)))
     return sum(counts)
 
 
 def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
-    """Initial parameters: a nested dict of NumPy float32 arrays.
+    """Returns the initial parameters, a nested dict of NumPy float32 arrays.
 
     Each parameter has a separate random stream, derived from the seed and the parameter's name, so adding a block does
-    not change the others. lazily: `Drawn` instead of arrays. Raises ConfigError for a negative seed.
+    not change the others. lazily: return `Drawn` instead of arrays. Raises ConfigError for a negative seed.
     """
     if seed < 0:
         raise ConfigError(f"seed={seed!r}: expected an integer >= 0")
@@ -77,7 +77,7 @@ def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
 
 
 class Drawn:
-    """Initial values that are drawn when slices are requested, and cached until another parameter is drawn."""
+    """Initial values of a parameter, drawn when a slice is first requested and cached until another parameter is drawn."""
 
     dtype = np.dtype(np.float32)
 
@@ -109,28 +109,28 @@ def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tu
 
 
 def constant(value: float) -> Draw:
-    """Every entry is `value`."""
+    """Sets every entry to `value`."""
     return lambda generator, shape: np.full(shape, value, np.float32)
 
 
 def normal(std: float) -> Draw:
-    """Normal with mean 0."""
+    """Draws from a normal with mean 0."""
     return lambda generator, shape: np.float32(std) * generator.standard_normal(shape, np.float32)
 
 
 def glorot_uniform(inputs: int, outputs: int) -> Draw:
-    """Uniform with variance `2 / (inputs + outputs)`."""
+    """Draws from a uniform with variance `2 / (inputs + outputs)`."""
     limit = np.float32(math.sqrt(6 / (inputs + outputs)))
     return lambda generator, shape: limit * (2 * generator.random(shape, np.float32) - 1)
 
 
 def lecun_normal(inputs: int) -> Draw:
-    """Normal with variance `1 / inputs`, truncated at two standard deviations."""
+    """Draws from a normal with variance `1 / inputs`, truncated at two standard deviations."""
     return lambda generator, shape: draws.lecun_normal(generator, shape, inputs)
 
 
 def _stacked(draw: Draw, expert_init: str) -> Draw:
-    """`draw` for E experts; "shared" draws one expert and copies it."""
+    """Applies `draw` to each of E experts; "shared" draws one expert and copies it."""
     if expert_init == "independent":
         return draw
     return lambda generator, shape: np.broadcast_to(draw(generator, shape[1:]), shape).copy()
@@ -142,7 +142,7 @@ def norm(dim: int) -> Params:
 
 
 def embedding(patch: int, channels: int, width: int) -> Params:
-    """The linear map of a patch, LeCun normal."""
+    """Returns the linear map of a patch, LeCun normal."""
     return {
         "kernel": Parameter((patch, patch, channels, width), lecun_normal(patch * patch * channels)),
         "bias": Parameter((width,), constant(0.0)),
@@ -150,15 +150,15 @@ def embedding(patch: int, channels: int, width: int) -> Params:
 
 
 def head(width: int, classes: int, bias: float) -> Params:
-    """The head: zeros, except its bias."""
+    """Returns the head: its kernel is 0, its bias is not."""
     return {"kernel": Parameter((width, classes), constant(0.0)), "bias": Parameter((classes,), constant(bias))}
 
 
 def mlp(
     width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw, *, gated: bool = False, biased: bool = True
 ) -> Params:
-    """Two linear maps, `width -> hidden -> width`, and if gated also `w3`, with the shape of `w1`;
-    `kernel(inputs, outputs)` returns the draw of a map."""
+    """Returns two linear maps, `width -> hidden -> width`, and if gated also `w3`, with the shape of `w1`; `kernel(inputs, outputs)` draws
+    a map."""
     sizes = {"1": (width, hidden), "2": (hidden, width), **({"3": (width, hidden)} if gated else {})}
     layout: Params = {}
     for number, shape in sizes.items():
@@ -168,9 +168,9 @@ def mlp(
 
 
 def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:
-    """The router's parameters and state, from the specification, and `settings.experts` copies of the MLP `dense`."""
+    """Returns the router's parameters and state, from the specification, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
-    # Only the router knows its parameters. Drawing them once is cheap (a kernel of E columns), unlike experts.
+    # Only the router knows the names of its parameters. Drawing them here is cheap (a kernel of E columns), unlike drawing experts.
     params = initial_params(route, np.random.default_rng(0), settings)
     names = {name: np.shape(value) for name, value in params.items()}
 

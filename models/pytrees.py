@@ -1,4 +1,4 @@
-"""Converts nested dicts to flat dicts and back, by the paths of leaves, such as `head/kernel`."""
+"""Converts nested dicts to flat dicts, whose keys are the paths of leaves, such as `head/kernel`, and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["flatten", "nested"]
 
 
 def flatten(tree: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
-    """The leaves by path: `{"a": {"b": 1}}` -> `{"a/b": 1}`."""
+    """Returns the leaves by path: `{"a": {"b": 1}}` -> `{"a/b": 1}`."""
     return {separator.join(map(str, path)): leaf for path, leaf in leaves(tree)}
 
 

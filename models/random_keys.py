@@ -1,9 +1,9 @@
 """The random numbers of a training step, drawn where the model runs: router noise, dropout, stochastic depth.
 
 Each is a function of the seed, the step, its use in the model (`stream`), the image and token in the batch, and the
-expert or the entry of a token: see `moespec.spec.threefry`. A random number depends neither on how a batch is split
-nor, up to rounding, on the backend. For a batch of N images, the functions take an array `(N, 4)` of integers from
-`of_step`: for each image, the low and high word of the seed, the step, and the image's index in the batch.
+expert or the entry of a token: see `moespec.spec.threefry`. A random number does not depend on how a batch is split or, up to rounding, on
+the backend. For a batch of N images, the functions take an array `(N, 4)` of integers from `of_step`: for each image, the low and high word
+of the seed, the step, and the image's index in the batch.
 """
 
 import math
@@ -30,7 +30,7 @@ USES = 2**20
 
 
 def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
-    """The integers from which the random numbers of one step are computed, `(images, 4)`."""
+    """Returns the integers `(images, 4)` from which the random numbers of one step are computed."""
     words = np.array([seed % 2**32, seed >> 32, step, 0], np.int64)
     rows = np.tile(words, (images, 1))
     rows[:, 3] = np.arange(images)
@@ -38,9 +38,9 @@ def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
 
 
 def gating_noise(B: Backend, wanted: list[Noise], random: Array, images: Array) -> list[Array] | None:
-    """The noise of each MoE layer, for images with the integers `random` (N, 4); None if the routers take no noise.
+    """Returns the noise of each MoE layer, for images with the integers `random` (N, 4); None if the routers take no noise.
 
-    wanted: the result of a model's `moe_noise`, with shapes `(G, T)` or `(G, T, entries)`.
+    wanted: the result of the model's `moe_noise`, with shapes `(G, T)` or `(G, T, entries)`.
     """
     return [_noise(B, noise, random, images, GATING * USES + layer) for layer, noise in enumerate(wanted)] or None
 
@@ -56,7 +56,7 @@ def _noise(B: Backend, noise: Noise, random: Array, images: Array, stream: int) 
 
 
 def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, columns: int) -> Array:
-    """(rows, columns), in float64 if `like` is float64, else in float32. Each image has a part of the rows."""
+    """Draws an array (rows, columns), in float64 if `like` is float64, else in float32. Each image fills an equal part of the rows."""
     images = random.shape[0]
     if rows % images:
         raise ShapeError(f"random: {rows} rows cannot be split into {images} images")
@@ -69,7 +69,7 @@ def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, col
 class Draws:
     """Dropout and stochastic depth of one forward pass, for a model with two residual branches per block.
 
-    random: `(N, 4)`, see above; None drops nothing. branches: the draws of stochastic depth, `(N, 2 depth)`, if used.
+    random: `(N, 4)` integers from `of_step`; None drops nothing. branches: the draws of stochastic depth, `(N, 2 depth)`, if used.
     dropout, stochastic_depth: their rates. depth: number of blocks.
     """
 
@@ -81,7 +81,7 @@ class Draws:
     depth: int = 1
 
     def units(self, x: Array, number: int) -> Array:
-        """Dropout of single entries of `x` `(N, ..., entries)`. number: index of the place in the model."""
+        """Applies dropout to single entries of `x` `(N, ..., entries)`. number: index of the call in the model."""
         if self.random is None or not self.dropout:
             return x
         rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
@@ -89,7 +89,7 @@ class Draws:
         return self.B.dropout(x, drawn.reshape(x.shape), rate=self.dropout)
 
     def branch(self, x: Array, number: int) -> Array:
-        """Stochastic depth of the residual branch `x` `(N, ...)`. number: index of the branch, two per block."""
+        """Applies stochastic depth to the residual branch `x` `(N, ...)`. number: index of the branch, two per block."""
         rate = branch_rate(self.stochastic_depth, block=number // 2, depth=self.depth)
         if self.branches is None or not rate:
             return x
@@ -100,12 +100,12 @@ class Draws:
 def draws_of(
     B: Backend, config: Any, random: Array | None, images: Array, *, train: bool, like: Array | None = None
 ) -> Draws:
-    """The dropout and stochastic depth of a model with the fields `depth`, `stochastic_depth` and optionally `dropout`.
+    """Returns the dropout and stochastic depth of a model with the fields `depth`, `stochastic_depth` and optionally `dropout`.
     At evaluation, nothing is dropped.
 
     like: an array in the dtype of the parameters, if `images` are ids of texts.
 
-    Raises ConfigError if a model that drops has no `random` in training, and ShapeError or DtypeError unless `random` is `(N, 4)` integers.
+    Raises ConfigError if dropout in training lacks `random`, and ShapeError or DtypeError unless `random` is `(N, 4)` integers.
     """
     if not train or not takes_draws(config):
         return Draws(B, depth=config.depth)
@@ -125,5 +125,5 @@ def draws_of(
 
 
 def takes_draws(config: Any) -> bool:
-    """True if a model drops anything in training."""
+    """Returns True if a model uses dropout or stochastic depth in training."""
     return bool(getattr(config, "dropout", 0.0) or getattr(config, "stochastic_depth", 0.0))

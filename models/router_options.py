@@ -1,6 +1,6 @@
-"""The router options in a model: all options except those that the model determines.
+"""The router options that a user can set in a model: all except those that the model determines.
 
-Each router has exactly the options of its class `Options` (`moespec.spec.routers`).
+The class `Options` of a router (`moespec.spec.routers`) defines all of its options.
 """
 
 import re
@@ -23,7 +23,7 @@ PREFIX = "router_options."
 
 
 class Decided(NamedTuple):
-    """The names of the router options that a model determines, and defaults that differ from the router's."""
+    """The names of the router options that a model determines, and the model's own defaults for other options."""
 
     names: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -42,14 +42,14 @@ def named(prefix: str, names: Collection[str]) -> Iterator[None]:
 
 
 def named_routers(value: Any) -> Any:
-    """A field `router` or `block`, with each `Router` object replaced by its name."""
+    """Returns the value of the field `router` or `block`, with each `Router` object replaced by its name."""
     if isinstance(value, Mapping):
         return {key: named_routers(each) for key, each in value.items()}
     return router_name(value) if isinstance(value, Router) else value
 
 
 def options_of(router: str) -> dict[str, Any]:
-    """The types of all options of a router, by name."""
+    """Returns the types of all options of a router, by name."""
     kind: Any = ROUTERS[router].Options
     return option_types(kind)
 
@@ -64,7 +64,7 @@ def check_options(router: str, options: Mapping[str, Any], decided: Collection[s
 
 
 def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterOptions:
-    """The options of `router`: the values that the model `decided`, for options that the router has, and the user's `options`.
+    """Returns the options of `router`: those of the values `decided` by the model that the router has, and the user's `options`.
 
     Raises ConfigError for an unknown router, a router that needs an input that the model does not provide, an option
     that the router does not have, or invalid values.
@@ -82,7 +82,7 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
 
 @dataclass(frozen=True)
 class RouterSection:
-    """The section `model.router_options` of a run's configuration. Each router has a subclass; models without a router use this class.
+    """The section `model.router_options` of a run's configuration. Each router has a subclass; a model without a router uses this class.
 
     Raises ConfigError for an invalid value of an option.
     """
@@ -98,13 +98,13 @@ class RouterSection:
                 check_options(self.owner, vars(self), self.decided)
 
     def changed(self) -> dict[str, Any]:
-        """The options that differ from the defaults."""
+        """Returns the options that differ from the defaults."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
 
 @cache
 def section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
-    """The section class for a router with options of class `kind` in a model, without the options that the model determines.
+    """Returns the section class for a router whose options have the class `kind`, without the options that the model determines.
 
     Raises ConfigError for an option without a default.
     """

@@ -1,4 +1,4 @@
-"""Sparse-MLP: an MLP-Mixer whose last blocks mix tokens and channels by mixtures of experts, written once for every backend.
+"""Sparse-MLP, an MLP-Mixer whose last blocks mix tokens and channels with mixtures of experts, written once for every backend.
 
     x    = patches(images) @ kernel + bias
     x    = mixer_block(x)                                                         for each dense block
@@ -11,8 +11,8 @@ The token-mixing MoE routes N C' channels, each S' wide. The channel-mixing MoE 
 wide. Letters of the shape comments: N images, S patches of one image, C channels of a patch, S' and C' their numbers in
 a sparse block.
 
-Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, the ambiguity ledger of
-`moespec.spec.algorithms.sparse_mlp` records the readings used here. Initial values are as in the MLP-Mixer.
+Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, this module follows the readings in the ambiguity ledger of
+`moespec.spec.algorithms.sparse_mlp`. Initial values are as in the MLP-Mixer.
 """
 
 import math
@@ -57,9 +57,8 @@ ROUTERS = get_args(Mode)
 class SparseMlpConfig(layers.CommonConfig):
     """The configuration of one Sparse-MLP. Raises ConfigError for an invalid value.
 
-    Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. In stochastic depth,
-    an image that skips a branch is still routed (SL-8). Rescale sub-layers have no residual connection around them and
-    are never skipped.
+    Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. Stochastic depth still routes an image
+    whose branch it skips (SL-8). Rescale sub-layers have no residual connection, and stochastic depth never skips them.
     """
 
     token_hidden: Count
@@ -104,7 +103,7 @@ class SparseMlpConfig(layers.CommonConfig):
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r} exceeds experts={self.experts!r}")
         moe_blocks(self)
-        # Created here for the smallest groups, because options are not checked when a model is compiled.
+        # The options are created here for the smallest groups, because compiling a model does not check them.
         object.__setattr__(self, "_options", _settings(self))
 
     @property
@@ -115,7 +114,7 @@ class SparseMlpConfig(layers.CommonConfig):
 
     @property
     def whole_batch(self) -> bool:
-        """True if an MoE layer routes all images of a batch together, so that images depend on each other."""
+        """True if an MoE layer routes all images of a batch together, so that their outputs depend on each other."""
         return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
 
@@ -148,12 +147,12 @@ NAMES = tuple(SIZES)
 
 
 def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
-    """The sparse blocks, in order (zero-based). Raises ConfigError for a placement that does not exist."""
+    """Returns the indices (from 0) of the sparse blocks, in order. Raises ConfigError for a placement that does not exist."""
     return layers.placed(config.moe, config.depth)
 
 
 def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
-    """The MoE layers in order, one or two per sparse block, for a batch of `images`.
+    """Returns the MoE layers in order, one or two per sparse block, for `images` images.
 
     Raises ShapeError if the images do not fill the groups.
     """
@@ -178,7 +177,7 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
-    """The options of the token-mixing and of the channel-mixing MoE, for their smallest possible groups."""
+    """Returns the options of the token-mixing and of the channel-mixing MoE, for their smallest possible groups."""
     options = {**dict(DECIDED.defaults), **config.router_options}
     has = options_of(config.channel_router)
     of_layers = {
@@ -204,7 +203,7 @@ def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
 
 
 def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOptions:
-    """The options of the MoE that mixes "tokens" or "channels", for groups of `items`."""
+    """Returns the options of the MoE that mixes "tokens" or "channels", for groups of `items` items."""
     of_layers: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
     return of_layers[mixing].of_tokens(items)
 
@@ -235,7 +234,7 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
 
 
 def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) -> Params:
-    """The maps of tokens and of channels; omits a map that does not change the number of tokens or channels."""
+    """Returns the maps that change the number of tokens and of channels; omits a map if its number does not change."""
     layout = {}
     for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
         if inputs != outputs:

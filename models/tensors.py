@@ -1,7 +1,7 @@
-"""The tensors of a safetensors file, each with its dtype. Errors name the invalid tensor.
+"""Reads and writes the tensors of safetensors files, each with its dtype. Errors name the invalid tensor.
 
-The metadata of files from moespec has the version that wrote them, `moespec.version`, and a checksum of everything
-else, `moespec.sha256`. A checksum is verified if present; third-party files and files from version 0.1 have none.
+The metadata of files from moespec contain the version that wrote them, `moespec.version`, and a checksum of everything else,
+`moespec.sha256`. A reader verifies the checksum if there is one; third-party files and files from version 0.1 have none.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ class Found(NamedTuple):
 
 
 def reason(error: Exception) -> str:
-    """The message of safetensors, without its description of the operation."""
+    """Returns the error text of safetensors, without its description of the operation."""
     return re.sub(r"^Error while deserializing( header)?: ", "", str(error))
 
 
 def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
-    """The tensors of a safetensors file with this content. half: float16 is an allowed dtype.
+    """Returns the tensors of a safetensors file with this content. half: accept float16.
 
     Raises ValueError for damaged content, and for a dtype or a shape that NumPy does not support.
     """
@@ -59,13 +59,13 @@ def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
             raise ValueError(f"{name!r} has dtype {dtype}, expected one of {', '.join(['BF16', *STORED])}")
         try:
             tensors[name] = Found(dtype, array.reshape(shape))
-        except (ValueError, OverflowError) as error:  # too many axes, or 0 numbers along an axis of 2^63
+        except (ValueError, OverflowError) as error:  # too many axes, or an axis of 2^63 in an empty array
             raise ValueError(f"{name!r} has an impossible shape: {error}") from error
     return tensors
 
 
 def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of a safetensors file with its version and checksum in the metadata. The same arrays give the same bytes."""
+    """Returns the content of a safetensors file, with version and checksum in the metadata. Equal arrays give equal bytes."""
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     content = safetensors.numpy.save(contiguous, {"moespec.version": json.dumps(version()), **(metadata or {})})
     header, rest = _parts(content)
@@ -78,7 +78,7 @@ def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | Non
 
 
 def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file, see `decoded`. Also raises ValueError for a wrong checksum."""
+    """Returns the tensors and the metadata of a safetensors file; see `decoded`. Also raises ValueError for a wrong checksum."""
     tensors = decoded(content, half=half)
     header, rest = _parts(content)
     metadata: dict[str, str] = header.get(METADATA, {})
@@ -88,13 +88,13 @@ def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], d
 
 
 def _parts(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The header and the numbers of a safetensors file."""
+    """Splits a safetensors file into its header and its numbers."""
     size = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:size]), memoryview(content)[size:]
 
 
 def _digest(header: Mapping[str, Any], rest: memoryview) -> str:
-    """The digest of everything except the checksum."""
+    """Returns the digest of everything except the checksum."""
     about = {name: text for name, text in header.get(METADATA, {}).items() if name != CHECKSUM}
     digest = hashlib.sha256(json.dumps({**header, METADATA: about}, sort_keys=True).encode())
     digest.update(rest)

@@ -1,12 +1,12 @@
-"""A text transformer with mixture-of-experts layers, the text tower that accompanies an image model, written once for every backend.
+"""A text transformer with mixture-of-experts layers (the text tower beside an image model), written once for every backend.
 
     x    = table[ids] + positions
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (`transformer`)
     z    = pool(norm(x)) @ kernel + bias
 
-There is no head: a contrastive loss normalises z. A MoE block routes groups of `group_texts` texts: `(N, S, D)` is
+There is no head; a contrastive loss normalises z. A MoE block routes groups of `group_texts` texts: `(N, S, D)` is
 reshaped to `(G, T, D)` with T = group_texts * S. Routers that use token ids get the ids of the text. All texts have S
-tokens. A short text is padded with its end token, which is attended to, pooled and routed.
+tokens. A short text is padded with end tokens. The model attends to these tokens, pools them and routes them.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
@@ -14,8 +14,8 @@ tokens. A short text is padded with its end token, which is attended to, pooled 
 | vmoe, with MoE blocks | bidirectional | last, first, gap, max or map | end tokens |
 | CLIP | causal | the first end token | zeros, which earlier tokens do not see |
 
-With `causal` and pool="last", the pooled token sees every token of the text as in CLIP, and also the end tokens that
-fill it. The initial values are vmoe's; big_vision draws positions with a standard deviation of 1 / sqrt(D).
+With `causal` and pool="last", the pooled token attends to every token of the text, as in CLIP, and also to the end tokens that pad it. The
+initial values follow vmoe; big_vision draws positions with a standard deviation of 1 / sqrt(D).
 
 Sources: google-research/big_vision, `models/proj/image_text/text_transformer.py`, `pp/ops_text.py` (eos="sticky"); google-research/vmoe,
 `projects/contrastive/models.py`, `projects/soft_moe/configs/pretrain_laion.py`; openai/CLIP, `clip/model.py` (encode_text,
@@ -103,7 +103,7 @@ NAMES: tuple[str, ...] = tuple(SIZES)
 
 
 def moe_layers(config: TextConfig, texts: int) -> list[MoeLayer]:
-    """The MoE layers, in block order, for a batch of `texts`. Raises ShapeError if the texts do not fill the groups."""
+    """Returns the MoE layers, in block order, for `texts` texts. Raises ShapeError if the texts do not fill the groups."""
     if not moe_blocks(config):
         return []
     groups = layers.split(texts, config.group_texts, "texts", "group_texts", inputs="ids")
@@ -111,7 +111,7 @@ def moe_layers(config: TextConfig, texts: int) -> list[MoeLayer]:
 
 
 def _layout(config: TextConfig) -> Params:
-    """Every parameter of the model, with its name, shape and initial values: see `transformer.blocks_layout` for the blocks.
+    """Returns every parameter of the model, with its name, shape and initial values; see `transformer.blocks_layout` for the blocks.
 
     The table is normal(1 / sqrt(D)), positions are normal(0.02), the projection is LeCun normal.
     """
@@ -133,7 +133,7 @@ def _layout(config: TextConfig) -> Params:
 
 
 def _features(run: layers.Forward, params: Params, ids: Array) -> Array:
-    """`(N, projection)`, or `(N, D)` without one, in float32, not normalised."""
+    """Returns the text features `(N, projection)`, or `(N, D)` without a projection, in float32 and not normalised."""
     B, config = run.B, run.config
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = B.embedding(ids, params["embedding"]["table"]) + params["positions"]  # (N, S, D)

@@ -89,14 +89,14 @@ class TransformerConfig(layers.BlocksConfig):
         if moe_blocks(self):
             if self.experts < 1:
                 raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
-            # Created here, because options are not checked when a model is compiled.
+            # The options are created here, because compiling a model does not check them.
             object.__setattr__(self, "_options", self._check_routing())
         else:
             check_options(self.router, self.router_options, DECIDED.names)
         object.__setattr__(self, "_own", {number: self._with_own(number, own) for number, own in self.block.items()})
 
     def _with_own(self, number: str, own: Mapping[str, Any]) -> Self:
-        """The model's configuration with the fields of one block."""
+        """Returns the model's configuration with the fields of one block."""
         blocks = [str(block) for block in moe_blocks(self)]
         if number not in blocks:
             expected = ", ".join(map(repr, blocks)) or "but there are none"
@@ -120,7 +120,7 @@ class TransformerConfig(layers.BlocksConfig):
         return Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
 
     def _check_routing(self) -> RouterOptions:
-        """The checked options of the routers of the MoE blocks."""
+        """Returns the checked router options of the MoE blocks."""
         images, rest = divmod(self.group_size, self.sequence)
         if rest and "images" in options_of(self.router):
             raise ConfigError(
@@ -148,23 +148,23 @@ class TransformerConfig(layers.BlocksConfig):
 
     @property
     def id_count(self) -> int:
-        """The number of different token ids, for routers that take them."""
+        """The number of different token ids, for routers that use them."""
         raise NotImplementedError
 
 
 def moe_blocks(config: TransformerConfig) -> tuple[int, ...]:
-    """The blocks that are MoE, in order (zero-based). Raises ConfigError for a placement that does not exist."""
+    """Returns the indices (from 0) of the MoE blocks, in order. Raises ConfigError for a placement that does not exist."""
     return layers.placed(config.moe, config.depth)
 
 
 def of_block(config: Config, block: int) -> Config:
-    """The configuration with the router and experts of a MoE block."""
+    """Returns the configuration with the router and experts of one MoE block."""
     own: dict[str, Config] = config._own  # type: ignore[attr-defined]
     return own.get(str(block), config)
 
 
 def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLayer]:
-    """The MoE layers, in block order, with `groups` groups each. items: see `MoeLayer`."""
+    """Returns the MoE layers, in block order, with `groups` groups each. items: see `MoeLayer`."""
     return [
         MoeLayer(str(block), own.router, router_config(own), groups, items, own.form, f"blocks/{block}/moe")
         for block in moe_blocks(config)
@@ -173,27 +173,27 @@ def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLa
 
 
 def router_config(config: TransformerConfig) -> RouterOptions:
-    """The router options of MoE blocks that set none (see `of_block`). The model must have MoE blocks."""
+    """Returns the router options of those MoE blocks that set none of their own (see `of_block`). The model must have MoE blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 
 
 def id_blocks(config: TransformerConfig) -> list[int]:
-    """The blocks whose routers take token ids."""
+    """Returns the indices of the blocks whose routers use token ids."""
     return [block for block in moe_blocks(config) if ROUTERS[of_block(config, block).router].requires == "ids"]
 
 
 def takes_ids(config: TransformerConfig) -> bool:
-    """True if the model has routers that take token ids."""
+    """Returns True if a router of the model uses token ids."""
     return bool(id_blocks(config))
 
 
 def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_scale: float = 0.0) -> Params:
-    """The parameters of all blocks.
+    """Returns the parameters of all blocks.
 
-    Attention kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`. Kernels of
-    attention and MLP are Glorot uniform, slots LeCun normal (truncated at two standard deviations), MLP biases normal(1e-6).
-    layer_scale: initial factor of the outputs that attention and MLP add to a token; 0 for no factor.
+    Attention kernels are `(D, heads, D/heads)`, and `out` is `(heads, D/heads, D)`; `moespec.models.parameters` defines the other
+    parameters. Kernels of attention and MLP are Glorot uniform, slots LeCun normal (truncated at two standard deviations), MLP biases
+    normal(1e-6). layer_scale: initial value of the learned factor on the outputs of attention and MLP; 0 for no factor.
     """
     D, moe = config.width, moe_blocks(config)
     return {
@@ -209,7 +209,7 @@ def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_sca
 
 
 def pool_layout(config: TransformerConfig) -> Params:
-    """The parameters of the attention pooling."""
+    """Returns the parameters of the attention pooling."""
     return {
         "probe": Parameter((1, 1, config.width), glorot_uniform(1, config.width)),
         "attention": _attention_layout(config, bias=True),
@@ -246,7 +246,7 @@ def _moe_layout(config: TransformerConfig) -> Params:
 
 
 def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:
-    """The tokens `x` `(N, S, D)` after all blocks. causal: a token attends only to itself and earlier tokens.
+    """Returns the tokens `x` `(N, S, D)` after all blocks. causal: a token attends only to itself and earlier tokens.
 
     ids: the ids of the tokens, `(N, S)`, for routers that need them.
     """
@@ -273,7 +273,7 @@ def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None =
 
 
 def pooled(B: Backend, config: TransformerConfig, p: Params, x: Array) -> Array:
-    """Attention pooling of the tokens `x` `(N, S, D)` by a learned probe: `(N, D)`."""
+    """Pools the tokens `x` `(N, S, D)` to `(N, D)` by the attention of a learned probe."""
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     queries = B.broadcast_to(p["probe"], (x.shape[0], 1, x.shape[2]))
     y = _attention(B, p["attention"], x, queries, norm)  # (N, 1, D)
@@ -281,7 +281,7 @@ def pooled(B: Backend, config: TransformerConfig, p: Params, x: Array) -> Array:
 
 
 def _attention(B: Backend, p: Params, x: Array, queries: Array | None, norm: Norm, *, causal: bool = False) -> Array:
-    """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x`."""
+    """Computes multi-head attention over `x` `(N, S, D)`; the queries are `queries` `(N, Q, D)` or else `x`."""
     inputs = {"query": x if queries is None else queries, "key": x, "value": x}
     query, key, value = (B.linear(y, p[name]["kernel"], p[name].get("bias")) for name, y in inputs.items())
     if "query_norm" in p:

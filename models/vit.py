@@ -4,14 +4,14 @@
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (pre-norm)
     out  = head(pool(norm(x)))
 
-A MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `(G, T, D)` with T = group_images * S, in
-row-major order, or with T = group_tokens where that is not 0. Letters of the shape comments: N images, S tokens of one
-image, D width, H hidden, G groups, T tokens of one group, E experts.
+A MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `(G, T, D)` with T = group_images * S, in row-major order, or
+with T = group_tokens if that is not 0. Letters of the shape comments: N images, S tokens of one image, D width, H hidden, G groups, T
+tokens of one group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al. 2024
 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Xiao et al. 2021 (arXiv 2106.14881, stem;
-they use batch normalisation and ReLU); Darcet et al. 2023 (arXiv 2309.16588, registers); timm (`VisionTransformer`) for
-how its model options combine.
+they use batch normalisation and ReLU); Darcet et al. 2023 (arXiv 2309.16588, registers); timm (`VisionTransformer`, how the model options
+combine).
 """
 
 from dataclasses import dataclass, replace
@@ -137,7 +137,7 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
 
     @property
     def sequence(self) -> int:
-        """The number S of tokens of one image: the class token and the registers, if any, then the patches."""
+        """The number S of tokens of one image: the class token and the registers, if any, and the patches."""
         return (self.image_size // self.patch_size) ** 2 + self.prefix
 
     @property
@@ -170,7 +170,7 @@ NAMES: tuple[str, ...] = (
 
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
-    """The MoE layers, in block order, for a batch of `images`. Raises ShapeError if the images do not fill the groups."""
+    """Returns the MoE layers, in block order, for `images` images. Raises ShapeError if the images do not fill the groups."""
     if not moe_blocks(config):
         return []
     if config.group_tokens:
@@ -181,13 +181,13 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
 
 
 def stem_features(config: VitConfig) -> list[int]:
-    """The channels of an image, and of the output of each convolution in the stem, up to the width of a token."""
+    """Returns the numbers of channels: first of an image, then of the output of each convolution in the stem."""
     halvings = reversed(range(config.stem))
     return [config.channels, *(config.width >> left for left in halvings for _ in range(config.stem_depth))]
 
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
-    """The model with groups of `images` images. Its routers keep their parameters."""
+    """Returns the model with groups of `images` images. The parameters of its routers do not change."""
     other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
         object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence, images))
@@ -197,7 +197,7 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
 
 
 def _layout(config: VitConfig) -> Params:
-    """Every parameter of the model, with its name, shape and initial values.
+    """Returns every parameter of the model, with its name, shape and initial values.
 
     See `transformer.blocks_layout` for the blocks. The patch embedding is LeCun normal (truncated at two standard
     deviations), positions are normal(0.02).
@@ -271,7 +271,7 @@ def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Arra
 
 
 def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
-    """Fixed positions of the patches `(1, patches, D)`: sines and cosines of column and row, P = D/4 frequencies each.
+    """Returns fixed positions of the patches `(1, patches, D)`: sines and cosines of column and row, with P = D/4 frequencies each.
 
     `[sin u w_i, cos u w_i, sin v w_i, cos v w_i]`, i = 0..P-1, with `w_i = 10000^(-i/(P-1))` and (u, v) = (column, row)
     for "sincos2d" (the vmoe and big_vision code), `w_i = 10000^(-i/P)` and (u, v) = (row, column) for "sincos2d_moco"
@@ -289,7 +289,7 @@ def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
 
 
 def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -> Array:
-    """The features of an image, `(N, D)`, from the output of the last block, with the last normalisation."""
+    """Returns the features of each image, `(N, D)`, from the normalised output of the last block."""
     if config.pool == "gap_norm":
         return norm(params["norm"], B.mean(x[:, config.prefix :], 1))
     x = norm(params["norm"], x)

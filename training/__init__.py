@@ -1,4 +1,4 @@
-"""The application: it trains and evaluates vision models built from the core, and reports on them.
+"""The application: it trains and evaluates vision models, and writes reports about them.
 
 `moespec --help` lists its commands. From Python, `run = train("digits", run="runs/x")` does what `moespec train` does, `Run("runs/x")`
 opens a run, and `load("runs/x")` returns a model with its trained weights. Install it with `pip install 'moespec[train]'`. Within moespec,
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Imports a public name on its first use, so that modules without optional packages work when these are missing."""
+        """Imports a public name on first use, since some modules do not need all packages of the extra."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

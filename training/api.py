@@ -1,4 +1,4 @@
-"""The application from Python: `train` does what `moespec train` does and returns the `Run`.
+"""Runs the application from Python: `train` does what `moespec train` does and returns the `Run`.
 
 The text of an exception is the line that the command would print. Ctrl-C, or interrupting the kernel of a notebook, saves the current step
 and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
@@ -48,7 +48,7 @@ class Run:
         return f"<Run {str(self.path)!r}: {', '.join(facts)}>"
 
     def log(self, kind: str = "train") -> list[dict[str, Any]]:
-        """The lines of one kind in metrics.jsonl: "train", "evaluation" or "evaluation/NAME". Each record has the key "step"."""
+        """Returns the lines of one kind in metrics.jsonl: "train", "evaluation" or "evaluation/NAME". Each line contains its "step"."""
         return read_log(self.path, kind)
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Run:
         return predict_command(_updated(PredictArguments(run=self.path, folder=Path(folder)), options))
 
     def report(self) -> Path:
-        """The path of report.html. `train` writes it at the end; for an unfinished run, this call writes it."""
+        """Returns the path of report.html. `train` writes the report at the end; for an unfinished run, this call writes it."""
         path = self.path / "report.html"
         if not (path.is_file() and RunDirectory(self.path).finished(self.config)):
             loaded = load_run(self.path)
@@ -81,8 +81,8 @@ def train(
 
     config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: digits or, with `resume`, the run's configuration.
     tables: values that override fields of `config`, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass your own objects
-    directly or by name (docs/own-objects.md). run, resume, override: as in the command. A finished run is not trained again.
-    hooks: functions, each called with an `AfterStep` after each step.
+    directly or by name (docs/own-objects.md). run, resume, override: see `moespec train`. A finished run is not trained again. hooks:
+    functions, each called with an `AfterStep` after each step.
 
     Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted on Ctrl-C or a signal.
     """
@@ -102,13 +102,13 @@ def train(
 
 
 def _updated(given: Section, options: dict[str, Any]) -> Section:
-    """Returns a command's arguments with some options changed. Imports the modules that `trust` names, as on the command line."""
+    """Returns the arguments of a command with these options. Imports the modules that `trust` names, as the command line does."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)
 
 
 def _named(option: str, value: Any) -> Any:
-    """The value of an option, with a third-party object replaced by its name."""
+    """Returns the value of an option, with an object of the user replaced by its name."""
     value = value.item() if isinstance(value, np.generic) else value
     plain = value is None or isinstance(value, str | int | float | list | tuple | PathLike)
     return value if plain else own_name(option, value)

@@ -1,4 +1,4 @@
-"""Decides when compilation pays off.
+"""Decides when compilation saves time.
 
 JAX compiles everything it runs, and works best on complete functions. torch.compile needs 20 seconds or more on a CPU before the first step
 of even a small model; a short run on a CPU never recovers that time.
@@ -17,11 +17,11 @@ TORCH_CPU_CALLS = 2000
 
 
 def pays(B: Backend, calls: int, wish: str = "auto") -> bool:
-    """Whether to compile a function that runs `calls` times; `wish` is "always", "never" (torch only) or "auto"."""
+    """Returns whether to compile a function that runs `calls` times; `wish` is "always", "never" (torch only) or "auto"."""
     if B.name != "torch":
         return True
     if wish == "auto":
-        torch: Any = B  # only torch has a device to choose
+        torch: Any = B  # only torch lets the user choose a device
         return calls >= TORCH_CPU_CALLS or torch.default_device().type != "cpu"
     return wish == "always"
 

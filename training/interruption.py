@@ -17,13 +17,13 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Interruption:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process. A second signal ends the process. In a
-    notebook it ends only the call, since the process holds the user's variables.
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process. A second signal ends the process; in a
+    notebook, it ends only the call, to keep the user's variables.
 
-    Python calls a signal handler only between two bytecode instructions, and a compiler may spend minutes within one. So a thread
-    reads the signals, from the descriptor to which the interpreter writes their numbers on arrival.
+    Python calls a signal handler only between two bytecode instructions, and a compiler may spend minutes within one. So a thread reads the
+    signals from the descriptor to which the interpreter writes their numbers when they arrive.
 
-    Signals that the process ignores, as under nohup, stay ignored. Outside the main thread, where Python cannot set handlers,
+    If the process ignores a signal, as under nohup, the signal stays ignored. Outside the main thread, where Python cannot set handlers,
     the context does nothing.
     """
 
@@ -53,12 +53,12 @@ class Interruption:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(self._descriptor)
-            os.close(self._writer)  # this ends the thread, which reads from the other end
+            os.close(self._writer)  # closing this end of the pipe ends the thread, which reads from the other end
             self._thread.join()
             os.close(self._reader)
 
     def agreed(self, B: Backend, here: bool) -> signal.Signals | None:
-        """The signal that stops all processes after this step; they agree on it if `here` is true. A single process does not wait."""
+        """Returns the signal that stops all processes after this step, or None. Several processes agree on it only if `here`."""
         if B.processes == 1:
             return self.signal
         if not here:

@@ -1,4 +1,4 @@
-"""The public name of `moespec.training.weights.pretrained`: complete models as torch modules for the Hugging Face hub."""
+"""Exports the public names of `moespec.training.weights.pretrained`: complete models as torch modules for the Hugging Face hub."""
 
 from moespec.training.weights.pretrained import PretrainedModel
 

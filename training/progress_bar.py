@@ -1,4 +1,4 @@
-"""Shows progress as a bar in a terminal, a single updating line in a notebook, and a line every ten seconds elsewhere, as in a log file."""
+"""Shows progress: a bar in a terminal, one updating line in a notebook, and otherwise, as in a log file, a line every ten seconds."""
 
 import math
 import os
@@ -19,7 +19,7 @@ LINE = "{desc}: {n_fmt}/{total_fmt}, {elapsed} so far, {remaining} left, {rate_f
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Returns whether this process is the kernel of a notebook."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -30,7 +30,7 @@ class Bar(tqdm):  # type: ignore[misc]
     Shows nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
     """
 
-    line: ClassVar[tuple[int, Any]] = (-1, None)  # in a notebook: the number of the current cell, and its output
+    line: ClassVar[tuple[int, Any]] = (-1, None)  # the number of the current notebook cell, and its output
 
     def __init__(self, items: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> None:
         self._notebook, self._stays = in_notebook(), options.get("leave", True)
@@ -44,7 +44,7 @@ class Bar(tqdm):  # type: ignore[misc]
         super().__init__(items, mininterval=pause, disable=off, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
-        """Shows the bar, or writes a line if the last one is old enough."""
+        """Shows the bar, or writes a line if the last line is old enough."""
         if self._notebook:
             return self._show(str(self) if msg is None or self._stays else msg)
         if not self._plain:
@@ -56,7 +56,7 @@ class Bar(tqdm):  # type: ignore[misc]
         return None
 
     def clear(self, nolock: bool = False) -> None:
-        """Clears the bar for other text. Lines stay."""
+        """Clears the bar so that other text can be printed. Lines stay."""
         if not self._plain:
             super().clear(nolock)
 

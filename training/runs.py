@@ -1,4 +1,4 @@
-"""Loads runs: their configuration, their data, and the parameters of a checkpoint."""
+"""Loads runs: the configuration, the data, and the parameters of a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,12 +38,12 @@ def load_run(run: Path, backend: str | None = None, step: int | str | None = Non
 
 
 def label(config: Config) -> str:
-    """The name of a run in output: for a ViT its router, for any other model its name."""
+    """Returns the name of a run in output: the router of a ViT, or the name of any other model."""
     return str(config.model.router).replace(":", ".") if isinstance(config.model, VitSection) else config.model.name
 
 
 def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
-    """Lists the unreadable pictures, if any, among the `count` pictures of a folder. Raises DataError if no picture is readable."""
+    """Returns lines about unreadable pictures, if any, among `count` pictures. Raises DataError if no picture is readable."""
     if len(wrong) == count:
         raise DataError(f"{path}: none of {count} images can be read: {wrong[0]}" if path.is_dir() else wrong[0])
     return [f"skipped {len(wrong)} of {count} images, which cannot be read:", *wrong] if wrong else []

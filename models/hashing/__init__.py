@@ -1,1 +1,1 @@
-"""Model code specific to hash layers: token ids and MultiHash."""
+"""The model code that only hash layers need: token ids and MultiHash."""

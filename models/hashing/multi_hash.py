@@ -1,4 +1,4 @@
-"""MultiHash: a hash layer with several hashes. It mixes experts inside their MLP, so it is not a routing."""
+"""MultiHash: a hash layer with several hashes. It mixes the experts of a token inside their MLP, so a routing cannot describe it."""
 
 import math
 from typing import Any, TypeGuard
@@ -16,7 +16,7 @@ Array = Any
 
 
 def chosen(settings: RouterOptions) -> TypeGuard[Options]:
-    """True if the options of a router select MultiHash."""
+    """Returns True if the options of a router select MultiHash."""
     return isinstance(settings, Options) and settings.hashes > 1
 
 
@@ -41,7 +41,7 @@ def layer(
 ) -> tuple[Array, RouterOutput]:
     """Applies the layer to `tokens` `(G, T, D)` with `ids` `(G, T)`.
 
-    It reports the routing of its first hash, and the mean of the metrics over all hashes.
+    Returns, besides the outputs, the routing of the first hash and the mean of the metrics over all hashes.
     """
     tables = B.cast(params["tables"], "int32")
     routings = [B.hash_routing(ids, tables[m], experts=settings.experts, like=tokens) for m in range(settings.hashes)]

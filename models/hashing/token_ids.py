@@ -1,4 +1,4 @@
-"""Token ids of images, for routers that need them (hash layers): the identity of each token, before any layer has run.
+"""Computes the token ids of images for routers that need them (hash layers), before any layer runs.
 
 | kind | id of a patch | number |
 |---|---|---|
@@ -8,7 +8,7 @@
 | `bigram` | the codes of the patch before and of the patch | V V |
 | `position_code` | its place and its code | S V |
 
-V codes, S patches. The class token and registers, which come first, have separate ids, after the ids of the patches."""
+V codes, S patches. The class token and registers are the first tokens; their ids follow the ids of the patches."""
 
 from typing import Any, Literal, Protocol, get_args
 
@@ -40,23 +40,23 @@ class IdConfig(Protocol):
 
 
 def uses_codes(config: IdConfig) -> bool:
-    """True if the ids need a codebook."""
+    """Returns True if the ids need a codebook."""
     return config.token_ids != "position"
 
 
 def count(config: IdConfig) -> int:
-    """The number of different ids of the model's images."""
+    """Returns the number of different token ids in the model."""
     patches = (config.image_size // config.patch_size) ** 2
     return _of_patches(config.token_ids, patches, config.codes) + config.prefix
 
 
 def pixels(config: IdConfig) -> int:
-    """The number of values in a patch, which is also the size of a codeword."""
+    """Returns the number of values in a patch, which is also the size of a codeword."""
     return config.patch_size**2 * config.channels
 
 
 def layout(config: IdConfig) -> Params:
-    """The codebook `ids/codebook` `(V, P)`, if the ids need one: a constant among the parameters.
+    """Returns the codebook `ids/codebook` `(V, P)`, a constant among the parameters, if the ids need one.
 
     Its initial codewords are random; `moespec.training.loop.hash_tables` computes codewords from a data set.
     """
@@ -66,12 +66,12 @@ def layout(config: IdConfig) -> Params:
 
 
 def of_images(B: Backend, config: IdConfig, params: Params, images: Array) -> Array:
-    """The ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are the parameters of the model."""
+    """Returns the ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are the parameters of the model."""
     return made_of(B, config, images, params["ids"]["codebook"] if uses_codes(config) else None)
 
 
 def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None) -> Array:
-    """The ids of all tokens, `(N, S)` int32, for a codebook `(V, P)`, which is None if the ids need none."""
+    """Returns the ids of all tokens, `(N, S)` int32; `codebook` is `(V, P)`, or None if the ids need none."""
     patches = patches_of(B, images, config.patch_size)
     if codebook is None:
         ids, codes = B.position_ids(patches), 0
@@ -89,7 +89,7 @@ def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None)
 
 
 def patches_of(B: Backend, images: Array, size: int) -> Array:
-    """The pixels of each patch in a row: `(N, H, W, Ch)` to `(N, patches, size * size * Ch)`."""
+    """Returns the pixels of each patch as a row: converts `(N, H, W, Ch)` to `(N, patches, size * size * Ch)`."""
     n, height, width, channels = images.shape
     # Splits and joins one axis at a time, as JAX arrays with explicit mesh axes require.
     rows = images.reshape((n, height // size, size, width, channels))

@@ -10,7 +10,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["conformance"]:
         from moespec.conformance.__main__ import keep_apart
 
-        keep_apart(words[1:])  # before anything else is imported
+        keep_apart(words[1:])  # this must run before any other import
     from moespec import cli
 
     return cli.main(arguments)

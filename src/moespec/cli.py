@@ -1,8 +1,8 @@
 """The command `moespec`: its commands and exit statuses.
 
-A command imports its module when it runs. A user error (`SpecError`, an unreadable file, too little memory) prints one
+The module of a command is imported only when the command runs. A user error (`SpecError`, an unreadable file, too little memory) prints one
 line to standard error and exits with status 2. A run that a signal stops exits with 128 plus the number of the signal,
-130 for Ctrl-C. A command whose output is cut off (`moespec ledger | head`) exits with 141.
+130 for Ctrl-C. A command whose output is no longer read (`moespec ledger | head`) exits with 141.
 """
 
 import os
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(name, rest)
         print(end="", flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest, also at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the remaining output, also at exit
         status = 128 + signal.SIGPIPE
     except (SpecError, OSError) as error:
         status = _failed(printable(str(error)))
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int | None:
-    """Runs a command. Raises SpecError for an unknown command, or one whose packages are not installed."""
+    """Runs a command. Raises SpecError for an unknown command, or for a command whose packages are not installed."""
     if name in ("-h", "--help"):
         print(_usage())
         return 0

@@ -1,4 +1,4 @@
-"""Output streams that never end a command: they escape characters that they cannot show and drop text that they cannot write."""
+"""Output streams that escape characters that they cannot show and drop text that they cannot write."""
 
 import io
 import os
@@ -26,14 +26,14 @@ class Output(io.FileIO):
 
 
 def open_streams() -> Output:
-    """Installs such streams in this process, even if its streams are closed, as in a service. Returns standard output.
+    """Replaces the output streams of this process, even if they are closed, as in a service. Returns standard output.
 
     Warnings become one line that begins with `moespec:`.
     """
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # otherwise, the next opened file would get this number
+        except OSError:  # otherwise, the next opened file would get this descriptor
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     outputs = Output(1, "w", closefd=False), Output(2, "w", closefd=False)
     for name, output in zip(("stdout", "stderr"), outputs, strict=True):

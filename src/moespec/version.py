@@ -1,4 +1,4 @@
-"""The version of moespec that is running. Files record it, but no reader rejects a file because of it."""
+"""The version of moespec that is running. Files record this version, but no reader rejects a file because of it."""
 
 from importlib import metadata
 
@@ -8,7 +8,7 @@ UNKNOWN = "unknown"
 
 
 def version(package: str = "moespec") -> str:
-    """The version of an installed package, or `UNKNOWN` for any other, such as an uninstalled source tree."""
+    """Returns the version of an installed package, or `UNKNOWN` for a package that is not installed, such as a source tree."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Augmentation of batches: shifts, flips, mixup and cutmix, each a function of the seed and the step."""
+"""Augments batches with shifts, flips, mixup and cutmix, each a function of the seed and the step."""
 
 import math
 
@@ -22,7 +22,7 @@ def crop_and_flip(
     batch: int | None = None,
     places: NDArray[np.int64] | slice = ALL,
 ) -> NDArray[np.uint8]:
-    """Images `(N, H, W, Ch)` shifted by up to `padding` pixels along each axis; with `flip`, each is mirrored with probability 1/2.
+    """Shifts images `(N, H, W, Ch)` by up to `padding` pixels along each axis; with `flip`, mirrors each with probability 1/2.
 
     A shift is a crop of `H x W` at a random position of the image after zero-padding by `padding`. places: the positions of these
     images in a `batch`, `(N,)`; by default, 0 to N - 1.
@@ -43,7 +43,7 @@ def crop_and_flip(
 
 
 def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
-    """The weight with which each example is mixed with its neighbour in the (shuffled) batch, see `mixed`.
+    """Draws the weight with which each example is mixed with its neighbour in the (shuffled) batch; see `mixed`.
 
     One weight for the batch, from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the reflection
     only decides which of the two comes first).
@@ -55,11 +55,10 @@ def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
 def cutmix(
     images: NDArray[np.uint8], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Each image with a rectangle pasted from its neighbour in the (shuffled) batch; targets are mixed by the rectangle's area.
+    """Pastes a rectangle of its neighbour in the (shuffled) batch into each image, and mixes the targets by the rectangle's area.
 
-    One rectangle for the batch. It covers the fraction `1 - weight` of the image, with weight from Beta(alpha, alpha), and has the
-    image's aspect ratio. Its centre is uniform. The part outside the image is cut off, and the weight becomes
-    `1 - area / (H W)`.
+    All images get the same rectangle. It covers the fraction `1 - weight` of the image, with weight from Beta(alpha, alpha), and has the
+    image's aspect ratio. Its centre is uniform. The part outside the image is cut off, and the weight becomes `1 - area / (H W)`.
 
     Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
     """
@@ -76,12 +75,12 @@ def cutmix(
 
 
 def by_turns(*, seed: int, step: int) -> bool:
-    """Whether a batch gets cutmix rather than mixup if both are on: half of the batches do, as in timm (data/mixup.py, switch_prob)."""
+    """Returns whether a batch gets cutmix (or else mixup); half of the batches do, as in timm (data/mixup.py, switch_prob)."""
     return bool(generator(seed, CUTMIX, step, part=1).random() < 0.5)
 
 
 def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) -> NDArray[np.float32]:
-    """Labels `(N,)` as one-hot rows `(N, classes)`, with the fraction `smoothing` of each one spread evenly over all classes.
+    """Converts labels `(N,)` to one-hot rows `(N, classes)`, and spreads the fraction `smoothing` of each row evenly over all classes.
 
     `(1 - smoothing) onehot + smoothing / classes` (Szegedy et al. 2016, arXiv 1512.00567, section 7).
     """
@@ -90,5 +89,5 @@ def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) 
 
 
 def mixed(rows: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
-    """`weight x_i + (1 - weight) x_(i-1)` along the first axis."""
+    """Computes `weight x_i + (1 - weight) x_(i-1)` along the first axis."""
     return weight * rows + (np.float32(1) - weight) * np.roll(rows, 1, axis=0)

@@ -1,4 +1,4 @@
-"""Checks and stores captions of images, which are third-party texts and may number millions."""
+"""Checks and stores captions of images: third-party texts, possibly millions."""
 
 import re
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 def caption(value: object, name: str) -> str:
     """Returns a one-line caption from text or UTF-8 bytes. Errors call it `name`.
 
-    Control characters and runs of white space become a space. Invalid UTF-8 becomes U+FFFD. Raises DataError for a value that is not text,
-    an empty text, or one longer than `LONGEST` characters.
+    A control character or a run of white space becomes one space. Invalid UTF-8 becomes U+FFFD. Raises DataError for a value that is not
+    text, an empty text, or one longer than `LONGEST` characters.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8-sig", errors="replace")
@@ -40,7 +40,7 @@ def caption(value: object, name: str) -> str:
 
 
 def listed(value: object, name: str) -> list[str]:
-    """The captions of an image, given as one caption or a list. Raises DataError as `caption` does."""
+    """Returns the captions of an image, from one caption or a list. Raises DataError as `caption` does."""
     return [caption(each, name) for each in (value if isinstance(value, list) else [value])]
 
 

@@ -31,9 +31,9 @@ LOOKED_AT, HEAD = 4096, 2**14
 class Split:
     """One split of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
-    `whole(index)` is the picture that an image was cropped from, by default the image. pictures: the files that it reads, if any.
-    captions: one for each image of a data set of pairs. The labels of pairs number the pictures, not classes. ids: the captions' tokens,
-    `(images, length)`. features: the images' features from a locked tower, `(images, width)`.
+    `whole(index)` returns the picture from which an image was cropped, by default the image itself. pictures: the files that `read` opens,
+    if any. captions: one for each image of a data set of pairs. In a data set of pairs, a label is the number of a picture, not a class.
+    ids: the captions' tokens, `(images, length)`. features: the images' features from a locked tower, `(images, width)`.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
@@ -45,20 +45,20 @@ class Split:
     pictures: Pictures | None = None
 
     def picture(self, index: int) -> Image.Image:
-        """An uncropped picture, of mode L or RGB."""
+        """Returns an uncropped picture, of mode L or RGB."""
         return as_picture(self.read(np.array([index]))[0]) if self.whole is None else self.whole(index)
 
     def name(self, index: int) -> str:
-        """The name of an image: its file, or its number."""
+        """Returns the name of an image: its file name, or its number."""
         return f"image {index}" if self.pictures is None else self.pictures.name(index)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def stamp(self, part: str) -> dict[str, Any]:
-        """The number of images and digests that identify them, independent of the folder and time of their files.
+        """Returns the number of images and digests that identify them, which do not depend on the folder and time of their files.
 
-        The digest of the contents covers at most `LOOKED_AT` images, evenly spaced: pixels of arrays, or the first `HEAD` bytes of files.
+        The digest of the contents covers at most `LOOKED_AT` evenly spaced images: the pixels of arrays, the first `HEAD` bytes of files.
         """
         names, texts, contents = (hashlib.sha256() for _ in range(3))
         texts.update(self.labels.astype("<i8").tobytes())
@@ -75,7 +75,7 @@ class Split:
         return {f"{name} of the {part} images": value for name, value in entries.items()}
 
     def _pixels(self, index: int) -> bytes:
-        """The pixels before any resizing."""
+        """Returns the pixels before any resizing."""
         return (self.read(np.array([index])) if self.whole is None else np.asarray(self.whole(index))).tobytes()
 
 
@@ -83,8 +83,8 @@ class Split:
 class Dataset:
     """A training and a validation split, the class names, the shape of an image and the value of white.
 
-    mean, std: channel values (white is 1) become `(value - mean) / std`; one number, or one per channel.
-    notes: printed when training begins. held_out: whether the validation split was held out of the training images.
+    mean, std: one number, or one per channel; a channel value (white is 1) becomes `(value - mean) / std`.
+    notes: lines printed when training begins. held_out: whether the validation split was held out of the training images.
     """
 
     name: str
@@ -100,28 +100,28 @@ class Dataset:
 
     @cached_property
     def stamp(self) -> dict[str, Any]:
-        """Digests of both splits, see `Split.stamp`."""
+        """The digests of both splits; see `Split.stamp`."""
         return self.train.stamp("training") | self.validation.stamp("validation")
 
     def with_splits(self, change: Callable[[str, Split], Split]) -> "Dataset":
-        """The data set with its splits replaced by `change("train", split)` and `change("validation", split)`."""
+        """Returns the data set with its splits replaced by `change("train", split)` and `change("validation", split)`."""
         return replace(self, train=change("train", self.train), validation=change("validation", self.validation))
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Factor and offset of the model's input, `factor x - offset`: one number for all channels, or one per channel."""
+        """The factor and the offset of the model's input `factor x - offset`: one number for all channels, or one per channel."""
         std = np.asarray(self.std)
         return tuple((1 / (self.maximum * std)).tolist()), tuple((np.asarray(self.mean) / std).tolist())
 
     def normalize(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The model's input from pixels 0..maximum, float32."""
+        """Converts pixels 0..maximum to the model's input, float32."""
         factor, offset = (np.asarray(values, np.float32) for values in self.scale)
         return np.multiply(images, factor, dtype=np.float32) - offset
 
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
-    """A split of in-memory images `(images, height, width, channels)`. Raises ConfigError unless each has an integer label."""
-    with np.errstate(invalid="ignore"):  # NaN and infinity convert to unequal numbers
+    """Returns a split of images `(images, height, width, channels)`. Raises ConfigError unless each has an integer label."""
+    with np.errstate(invalid="ignore"):  # NaN and infinity change when converted to integers
         whole = labels.astype(np.int64)
     if len(images) != len(labels) or (whole != labels).any():
         raise ConfigError(f"labels={shown(labels)}: expected {len(images)} integers, one for each image")
@@ -129,12 +129,12 @@ def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> 
 
 
 def as_picture(image: NDArray[np.uint8]) -> Image.Image:
-    """An image `(height, width, 1 or 3)` as a picture of mode L or RGB."""
+    """Converts an image `(height, width, 1 or 3)` to a picture of mode L or RGB."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:
-    """Marks the examples to hold out for validation: the fraction `share` of each class, evenly spaced (0.2: 4, 9, 14, ...)."""
+    """Marks the examples to hold out for validation: the fraction `share` of each class, evenly spaced (for 0.2, numbers 4, 9, 14, ...)."""
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -145,12 +145,12 @@ def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_
 
 
 def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any]) -> tuple[str, ...]:
-    """The names of the classes from 0 to the largest label of the training and validation splits.
+    """Returns the names of the classes from 0 to the largest label in the training and validation splits.
 
     Raises DataError if a class has no training image.
     """
     largest = max(int(part.max()) for part in (labels, held_labels))
-    if largest >= len(labels):  # checked before allocating anything of that size
+    if largest >= len(labels):  # checked before an array of that size is allocated
         raise DataError(f"{source}: expected labels below {len(labels)}, the number of training images, got {largest}")
     empty = np.flatnonzero(np.bincount(labels.astype(np.int64), minlength=largest + 1) == 0)
     if len(empty):
@@ -159,7 +159,7 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
 
 
 def read_names(path: Path, called: str) -> tuple[str, ...]:
-    """The class names in a text file, one per line. Raises a DataError that begins with `called` for an unreadable file."""
+    """Reads class names from a text file, one per line. Raises a DataError that begins with `called` for an unreadable file."""
     try:
         return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an impossible file name

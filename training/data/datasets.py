@@ -1,4 +1,4 @@
-"""Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files."""
+"""Loads data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files."""
 
 from dataclasses import replace
 from functools import partial
@@ -51,15 +51,14 @@ DIGITS = Path(__file__).parent / "digits.npz"
 
 
 def load(name: str, path: str = "", *, image_size: int | None = None, **fields: Any) -> Dataset:
-    """The data set `name`, read from `path`, with the given fields of `DataConfig`; see `load_configured`."""
+    """Reads the data set `name` from `path`, with the given fields of `DataConfig`; see `load_configured`."""
     return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
 
 
 def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
-    """The data set `own` of `config` with another data set's images, prepared in the same way, as its validation split.
-
-    They are the other data set's validation split, or all of its images if it has none. Classes are matched by name and may be a
-    subset. Raises ConfigError if both data sets are the same, DataError for classes or images that do not fit `own`.
+    """Returns the data set `own` of `config` with another data set's images, prepared in the same way, as its validation split. These are
+    the other data set's validation split or, without one, all of its images. Classes are matched by name and may be a subset. Raises
+    ConfigError if both data sets are the same, and DataError for classes or images that do not fit `own`.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
@@ -82,12 +81,12 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
 def load_configured(
     config: DataConfig, *, image_size: int | None = None, whole: bool = False, first: First | None = None
 ) -> Dataset:
-    """The data set of a configuration.
+    """Reads the data set of a configuration.
 
     image_size: side in pixels to which images are resized, and cropped if they are not square; None leaves arrays unchanged.
-    whole: without a validation split, use all data for both splits. first: see `load_pictures`.
+    whole: if there is no validation split, use all images for both splits. first: see `load_pictures`.
 
-    Raises ConfigError for a field or size that does not fit the images, DataError for unusable files.
+    Raises ConfigError for a field or size that does not fit the images, and DataError for unusable files.
     """
     name, share = config.name, config.validation_share
     if name not in DATASETS and not is_own(name):
@@ -138,7 +137,7 @@ def load_configured(
 
 
 def _own(config: DataConfig, image_size: int | None) -> Dataset:
-    """The data set that the user's function returns for this configuration. Raises ConfigError if training cannot use this data set."""
+    """Returns the data set that the user's function returns for this configuration. Raises ConfigError if training cannot use it."""
     what = f"data.name={config.name!r}"
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):
@@ -157,7 +156,7 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
 
 
 def check_share(config: DataConfig, dataset: Dataset) -> None:
-    """Raises ConfigError if the configuration sets a held-out share but the data have a validation split."""
+    """Raises ConfigError if the configuration sets a held-out fraction but the data have a validation split."""
     share = config.validation_share
     if share != DataConfig().validation_share and not dataset.held_out:
         raise ConfigError(
@@ -166,7 +165,7 @@ def check_share(config: DataConfig, dataset: Dataset) -> None:
 
 
 def _resized(dataset: Dataset, size: int | None) -> Dataset:
-    """The data set with images `(size, size, channels)`: the shorter side is resized (bicubic), then the middle square is cropped.
+    """Returns the data set with images `(size, size, channels)`: the shorter side is resized (bicubic), then the middle square is cropped.
 
     Images are resized when read. Random crops are taken from the original image.
     """
@@ -187,6 +186,6 @@ def _resized(dataset: Dataset, size: int | None) -> Dataset:
 
 
 def _read(part: Split, size: int, maximum: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Images `(images, size, size, channels)`. Bicubic resizing can exceed white; such values are clipped to white."""
+    """Returns images `(images, size, size, channels)`. Bicubic resizing can produce values above white; they are clipped to white."""
     squares = np.stack([middle(part.picture(int(index)), size, 0) for index in indices])
     return np.minimum(squares, np.uint8(maximum)).reshape(*squares.shape[:3], -1)

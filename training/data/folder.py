@@ -1,11 +1,11 @@
-"""A data set from a folder of images: one folder per class, or a table of labels, directly or under `train/` and `val/`.
+"""Reads a data set from a folder of images with one folder per class or a table of labels, directly or under `train/` and `val/`.
 
 photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
 photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
-All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. A table has the same
-name as the folder beside it, or is `labels.csv` in the folder. It has a header and one row per image: the first column of `IMAGE` that is
-present gives its name relative to the folder, with or without extension, and the first column of `LABEL` its class.
+All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. The table has the same
+name as the folder and lies beside it, or is `labels.csv` in the folder. It has a header and one row per image: the first column in `IMAGE`
+that is present contains the image's name relative to the folder, with or without extension, and the first column in `LABEL` its class.
 """
 
 import csv
@@ -29,7 +29,7 @@ LABEL = ("label", "class", "class_name", "target", "category")
 
 
 def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The class names and the images under `folder`, ordered by class and file name.
+    """Returns the class names and the images under `folder`, ordered by class and file name.
 
     Without `train/` and `val/` there is one split. Raises DataError for a missing folder, a folder without classes or images, and
     a table row without a matching image.
@@ -53,7 +53,7 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
 
 
 def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
-    """All images below a folder, ordered by name, or a single image file; and notes on other files.
+    """Returns all images below a folder, ordered by name, or a single image file, and notes on other files.
 
     Raises DataError for a missing path or a folder without images.
     """
@@ -81,7 +81,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
         raise DataError(f"{folder}: expected class folders or a label table ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
-        seen = {identity(folder / name) for name in ("", *classes)}  # a link to another class is then skipped
+        seen = {identity(folder / name) for name in ("", *classes)}  # skips a link from one class to another
         for label in classes:
             found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """The label table of a folder: beside a folder without subfolders, or in one with at most one. Raises DataError for two tables."""
+    """Returns the label table of a folder: beside it (without subfolders) or in it (at most one). Raises DataError for two tables."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:
@@ -102,7 +102,7 @@ def _table(folder: Path) -> Path | None:
 
 
 def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
-    """Reads the label of each image that has a row; returns them ordered by name."""
+    """Returns the label of each image that has a row in the table, ordered by name."""
     pictures: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         for key in {name, os.path.splitext(name)[0]}:

@@ -1,4 +1,4 @@
-"""Lists the files of a data set that are read, and counts all others."""
+"""Lists the files of a data set that are read, and counts all other files."""
 
 import os
 from collections.abc import Collection, Container
@@ -14,7 +14,7 @@ HELD = ("val", "validation", "valid")
 
 
 class LeftOut:
-    """Files that are not read: for each kind the count and the name of the first."""
+    """Files that are not read: for each kind, their number and the name of the first file."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[int, str]] = {}
@@ -25,18 +25,18 @@ class LeftOut:
         self._kinds[kind] = number + count, first
 
     def notes(self, source: object) -> tuple[str, ...]:
-        """A line for the user that begins with `source`; nothing if all files are read."""
+        """Returns a line for the user that begins with `source`, or nothing if all files are read."""
         kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
         return (f"{source}: ignored: {kinds}",) if kinds else ()
 
 
 def hidden(name: str) -> bool:
-    """Whether a name, or a folder in it, begins with a dot or is a macOS system folder."""
+    """Returns whether a name, or a folder in it, begins with a dot or is a macOS system folder."""
     return any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts)
 
 
 def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
-    """The names in `folder / start`, sorted and relative to `folder`, and whether each is a folder. Raises DataError."""
+    """Returns the sorted names in `folder / start`, relative to `folder`, each with True for a folder. Raises DataError."""
     try:
         with os.scandir(folder / start) as found:
             return sorted((f"{start}{entry.name}", entry.is_dir()) for entry in found)
@@ -45,7 +45,7 @@ def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
 
 
 def directories(folder: Path) -> list[str]:
-    """The names of the visible subfolders of a folder, sorted."""
+    """Returns the sorted names of the visible subfolders of a folder."""
     return [name for name, is_folder in entries(folder) if is_folder and not hidden(name)]
 
 
@@ -57,7 +57,7 @@ def beside(folder: Path, known: Container[str | None], left: LeftOut, kind: str)
 
 
 def identity(folder: Path) -> tuple[int, int]:
-    """An identity that different paths to the same folder share."""
+    """Returns an identity that all paths to the same folder share."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino
 
@@ -71,10 +71,10 @@ def find_files(
     known: Container[str] = (),
     seen: set[tuple[int, int]] | None = None,
 ) -> list[str]:
-    """The files below `folder / start`, at any depth, with one of the endings: names relative to `folder`, sorted.
+    """Returns the sorted names, relative to `folder`, of the files below `folder / start`, at any depth, with one of the endings.
 
-    Links are followed. Each folder is read once; folders in `seen` are skipped, and folders that are read are added to it. All other
-    files are counted in `left`, except the names in `known`.
+    Links are followed. Each folder is read once: folders in `seen` are skipped, and folders that are read are added to `seen`. All other
+    files, except those in `known`, are counted in `left`.
     """
     names: list[str] = []
     seen = set() if seen is None else seen
@@ -100,7 +100,7 @@ def find_files(
 
 
 def validation_name(names: Collection[str], source: object) -> str | None:
-    """The name from `HELD` that occurs among the names, if any. Raises DataError if several such names occur."""
+    """Returns the name from `HELD` that occurs in `names`, if any. Raises DataError if several names from `HELD` occur."""
     found = [name for name in HELD if name in names]
     if len(found) > 1:
         raise DataError(f"{source}: found several validation splits, {' and '.join(map(repr, found))}; expected one")
@@ -108,12 +108,12 @@ def validation_name(names: Collection[str], source: object) -> str | None:
 
 
 def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
-    """A file named by third-party data. Raises a DataError that begins with `where` unless the file is below the folder.
+    """Returns the path of the file `name`. Raises a DataError that begins with `where` unless the file is below the folder.
 
-    links: whether it may be a link that leads out of the folder, as in the Hugging Face cache.
+    links: accept a link to a file outside the folder, as in the Hugging Face cache.
     """
     root = folder.resolve()
-    with suppress(OSError, ValueError, RuntimeError):  # impossible file names, and circular links
+    with suppress(OSError, ValueError, RuntimeError):  # the name may be impossible, or a circular link
         path = Path(os.path.normpath(root / name))
         if path.is_relative_to(root) and path.is_file() and (links or (root / name).resolve().is_relative_to(root)):
             return path

@@ -1,7 +1,7 @@
-"""A data set of the Hugging Face library `datasets`, from local files: parquet, an image folder, or `save_to_disk`.
+"""Reads a data set of the Hugging Face library `datasets` from local files: parquet, an image folder, or `save_to_disk`.
 
 Nothing is downloaded. Only parquet files, images and their metadata are read; READMEs, scripts and archives are not. The column of type
-Image holds the images. The labels are in the column of type ClassLabel, or in an integer column called "label". Others are not decoded.
+Image holds the images. The labels are in the column of type ClassLabel, or in an integer column called "label". Other columns are ignored.
 """
 
 import io
@@ -34,7 +34,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 @dataclass(frozen=True)
 class Rows:
-    """The pictures in a column of a table whose files are memory-mapped."""
+    """The pictures in a column of a table; the files of the table are memory-mapped."""
 
     table: Any
     column: str
@@ -60,10 +60,10 @@ class Rows:
 
 
 def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The class names and the images of the splits that the library finds in a folder.
+    """Returns the class names and the images of the splits that the library finds in a folder.
 
-    captions: read captions instead of labels, see `pairs.find_pairs`. Raises ConfigError if `datasets` is not installed,
-    DataError for a missing or unusable folder.
+    captions: read captions instead of labels, see `pairs.find_pairs`. Raises ConfigError if `datasets` is not installed, and DataError for
+    a missing or unusable folder.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -97,7 +97,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Keeps the Hugging Face libraries off the network, even if already imported; by default they report each load."""
+    """Keeps the Hugging Face libraries off the network, even if already imported; by default, they report each load over it."""
     from huggingface_hub import constants
 
     config = datasets.config
@@ -110,7 +110,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _saved(datasets: Any, folder: Path) -> Any:
-    """The data that `save_to_disk` wrote, or None. Raises DataError if this data names a file outside the folder."""
+    """Returns the data that `save_to_disk` wrote, or None. Raises DataError if they name a file outside the folder."""
     parts, whole = [folder], folder / "dataset_dict.json"
     if whole.is_file():
         parts = [folder / name for name in json.loads(read_file(whole, RECORD))["splits"]]
@@ -124,13 +124,13 @@ def _saved(datasets: Any, folder: Path) -> Any:
 
 
 def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
-    """The tables of parquet files or pictures; each split is passed to the library file by file."""
+    """Returns the tables of parquet files or pictures; the library gets the files of each split one by one."""
     from datasets.data_files import DataFilesDict, DataFilesList, get_data_patterns
 
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
         raise DataError(f"{wrong[0]}: rename this file; the datasets library reads '::' as a path inside a file")
-    tests: dict[str, Callable[[Path], bool]] = {  # keys: the library's builders
+    tests: dict[str, Callable[[Path], bool]] = {  # the keys are names of the library's builders
         "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
         "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
     }
@@ -145,7 +145,7 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
 
 
 def _plain(table: Any, column: str) -> Any:
-    """The undecoded values of a column, whatever its type."""
+    """Returns the undecoded values of a column of any type."""
     return table.select_columns([column]).with_format("arrow")[:][column].to_pylist()
 
 
@@ -161,7 +161,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
 
 
 def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
-    """The images as the bytes of their files. Raises DataError if the image column or a column in `others`, for `what`, is missing."""
+    """Returns the images as the bytes of their files. Raises DataError if the image column or a column in `others` is missing."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "images (type Image)"

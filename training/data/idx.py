@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST and its relatives: four files in a folder, plain or gzip-compressed.
+"""Reads IDX files, the format of MNIST and its relatives: four files in a folder, plain or gzip-compressed.
 
 An IDX file is: two zero bytes, a byte for the type (8: unsigned byte), a byte for the number of axes, the length of
 each axis as a big-endian 32-bit integer, then the values in row-major order (LeCun, Cortes and Burges, "The MNIST
@@ -27,9 +27,9 @@ DEFLATE = 1032
 
 
 def load_idx(folder: Path) -> Dataset:
-    """The data set in `folder`: the `train-` files for training and the `t10k-` files for validation.
+    """Reads the data set in `folder`: the `train-` files for training and the `t10k-` files for validation.
 
-    Raises DataError, naming the file, if a file is missing, truncated, of another type, or does not match its partner.
+    Raises DataError, naming the file, if a file is missing, truncated or of another type, or if images and labels differ in number.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -42,14 +42,14 @@ def load_idx(folder: Path) -> Dataset:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes. Raises DataError, naming the file and the defect."""
+    """Returns the array in an IDX file of unsigned bytes. Raises DataError, naming the file and the defect."""
     try:
         with open(path, "rb", opener=regular) as raw:
             compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file: Any = gzip.GzipFile(fileobj=raw) if compressed else raw
             shape = _shape(path, file.read(4), file)
-            # Limits the read to the file's possible size, since the header may be wrong.
+            # Reads no more than the file can contain, since the header may be wrong.
             size = min(math.prod(shape), DEFLATE * path.stat().st_size)
             content = file.read(size)
             more = file.read(1)
@@ -62,7 +62,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _shape(path: Path, start: bytes, file: Any) -> tuple[int, ...]:
-    """The lengths of the axes, which follow the four bytes of `start`."""
+    """Reads the lengths of the axes, which follow the four bytes `start`."""
     if len(start) < 4 or start[:2] != b"\0\0":
         raise DataError(f"{path}: not an IDX file (it starts with {start.hex() or 'nothing'})")
     kind, rank = start[2:]

@@ -1,10 +1,10 @@
-"""Batches: chooses the images of a step and processes them, first on the host, then, after a transfer as uint8, on the device.
+"""Makes batches: chooses the images of a step, processes them on the host, transfers them as uint8 and processes them on the device.
 
 Each epoch has its own permutation of the training images, which depends only on seed and epoch. Batches are consecutive slices of
 the concatenated epochs, so no image is dropped at the end of an epoch, and step `n` starts at position `n * batch`.
 
 With `data.balance`, an epoch has the same number of images but different numbers of each class. The images of a class are drawn in
-successive permutations, so any two are drawn equally often, plus or minus one.
+successive permutations, so the numbers of draws of two images differ by at most one.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ VIEW = 2**48
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
-    """The indices of the images of step `step` (from 0), `(batch,)`. Each value of `part` has its own permutations."""
+    """Returns the indices of the images of step `step` (from 0), `(batch,)`. Each value of `part` has its own permutations."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
         _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]
@@ -44,7 +44,7 @@ def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0
 
 
 def training_indices(split: Split, balance: float, batch: int, seed: int, step: int) -> NDArray[np.int64]:
-    """`batch_indices` with classes balanced."""
+    """Returns `batch_indices` with balanced classes."""
     places = batch_indices(len(split), batch, seed, step)
     if not balance:
         return places
@@ -54,7 +54,7 @@ def training_indices(split: Split, balance: float, batch: int, seed: int, step: 
 
 
 def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
-    """The epoch after `step` steps, and the number of its images seen so far."""
+    """Returns the epoch after `step` steps, and the number of images of this epoch seen so far."""
     epoch, offset = divmod(step * batch, examples)
     return {"epoch": epoch, "offset": offset}
 
@@ -62,15 +62,15 @@ def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
 def training_batch(
     dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None, view: int = 0
 ) -> dict[str, Any]:
-    """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
+    """Returns the augmented images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)` of step `step`.
 
-    In this order: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Targets are
-    mixed here; mixup of images happens on the device, with the weight "mixup" (`prepared`). Without classes there are no targets.
+    The order is: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. This function mixes the
+    targets; `prepared` mixes the images on the device, with the weight "mixup". Without classes there are no targets.
 
     rows: returns only these rows of the batch, with the image before each as "neighbours" for mixup. view: the number of the view.
     """
     mixes = bool(config.mixup or config.cutmix)
-    # The first of `rows` is preceded by its neighbour, which is dropped after mixing.
+    # The neighbour of the first of `rows` is placed before it and dropped after mixing.
     places = np.arange(batch) if rows is None else np.arange(rows.start - mixes, rows.stop) % batch
     indices = training_indices(dataset.train, config.balance, batch, seed, step)[places]
     positions = step * batch + places + view * VIEW
@@ -94,7 +94,7 @@ def training_batch(
 def views_of_step(
     dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """Several views of a step's images by name, each `{"images"}` of a `training_batch` with its own augmentation."""
+    """Returns several views of a step's images by name, each `{"images"}` of a `training_batch` with its own augmentation."""
     return {
         name: {"images": training_batch(dataset, config, batch, seed, step, rows=rows, view=view)["images"]}
         for view, (name, config) in enumerate(views.items())
@@ -117,7 +117,7 @@ def pairs_of_step(
 def evaluation_batch(
     dataset: Dataset, split: Split, *, batch: int, index: int, rows: range | None = None
 ) -> dict[str, Any]:
-    """Batch `index` of a split in order, "images" (uint8) and "targets"; only the first "count" are valid.
+    """Returns batch `index` of a split in order: "images" (uint8) and "targets", of which only the first "count" are valid.
 
     The last batch is padded with images from the start of the split. rows: returns only these rows of the batch.
     """
@@ -135,7 +135,7 @@ def _epoch_order(examples: int, seed: int, epoch: int, part: int) -> NDArray[np.
 
 @lru_cache(maxsize=2)
 def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The images of an epoch, class by class. A class of n images contributes at least one image, and otherwise
+    """Returns the images of an epoch, class by class. A class of n images contributes at least one image, and otherwise
 
     n^(1 - balance), scaled to the sum of all n and rounded by largest remainders
     """
@@ -152,11 +152,11 @@ def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np
 def prepared(
     B: Backend, dataset: Dataset, pixels: Array, weight: Array | None = None, neighbours: Array | None = None
 ) -> Array:
-    """Turns pixels `(N, H, W, Ch)`, uint8 arrays of `B`, into the model's input: mixes them, given a `weight`, and normalises them.
+    """Converts pixels `(N, H, W, Ch)`, uint8 arrays of `B`, to the model's input: mixes them, given a `weight`, and normalises them.
 
     factor (weight x_i + (1 - weight) x_(i-1)) - offset         with the scale of the data set
 
-    neighbours: the images x_(i-1), if `pixels` is only a part of the batch.
+    neighbours: the images x_(i-1), needed if `pixels` is only a part of the batch.
     """
     images: Array = _function(B.name, dataset.scale)(pixels, weight, neighbours)
     return images
@@ -173,5 +173,5 @@ def _function(backend: str, scale: Scale) -> Callable[[Array, Array | None, Arra
             x = weight * x + (1 - weight) * before
         return factor * x - offset
 
-    # For torch the four operations are cheap, and compiling them takes seconds.
+    # torch runs the four operations fast without compilation, which would take seconds.
     return run if backend == "torch" else B.compile(run)

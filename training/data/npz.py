@@ -1,4 +1,4 @@
-"""A data set from a NumPy `.npz` file of plain arrays."""
+"""Reads a data set from a NumPy `.npz` file of plain arrays."""
 
 import math
 import zipfile
@@ -20,11 +20,11 @@ __all__ = ["load_npz", "read_arrays"]
 
 
 def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
-    """A data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)` or `(N, 1)`.
+    """Reads a data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)` or `(N, 1)`.
 
-    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels` (or another name of `HELD`), or `images` and
-    `labels`, which `held_out` splits; with a share of 1 both splits hold all images. Optional: `maximum` (the value of white,
-    default 255). Nothing is unpickled. Raises DataError naming the file.
+    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels` (or another name of `HELD`), or `images` and `labels`,
+    which `held_out` splits; if it is 1, both splits contain all images. The array `maximum` is optional (the value of white, default 255).
+    Nothing is unpickled. Raises DataError naming the file.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -52,7 +52,7 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
 
 
 def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
-    """The arrays of one or two splits, the name of the validation split, and a note on other arrays."""
+    """Returns the arrays of one or two splits, the name of the validation split, and a note on other arrays."""
     left, held = LeftOut(), "validation"
 
     def choose(names: Collection[str]) -> Collection[str]:
@@ -73,9 +73,9 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
 def read_arrays(
     path: Path, choose: Callable[[Collection[str]], Collection[str]] = lambda names: names
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an npz file, or only those whose names `choose` returns. Never unpickles.
+    """Returns the arrays of an npz file, or only those whose names `choose` returns. Never unpickles.
 
-    Raises OSError for a file that cannot be opened, and ValueError, naming the array, for a damaged one.
+    Raises OSError for a file that cannot be opened, and ValueError, naming the array, for a damaged array.
     """
     arrays, place = {}, ""
     with open(path, "rb", opener=regular) as file:
@@ -103,14 +103,14 @@ def read_arrays(
 
 
 def _size(content: BinaryIO) -> int:
-    """The size of an array in bytes, from its header."""
+    """Returns the size of an array in bytes, from its header."""
     headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     shape, _, dtype = headers[npy.read_magic(content)](content)
     return math.prod(shape) * dtype.itemsize
 
 
 def _maximum(path: Path, arrays: dict[str, NDArray[Any]]) -> int:
-    """The value of white: an integer from 1 to 255, in a one-element array."""
+    """Returns the value of white: an integer from 1 to 255, stored in a one-element array."""
     maximum = arrays.get("maximum", np.array(255))
     if maximum.size != 1 or maximum.dtype.kind not in "iuf" or not 1 <= maximum.item() <= 255 or maximum.item() % 1:
         shown = maximum.item() if maximum.size == 1 else f"an array of shape {maximum.shape}"

@@ -104,7 +104,7 @@ class DataConfig:
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
-    """The comma-separated numbers in a text. Raises ConfigError; the error calls the text `name`."""
+    """Returns the comma-separated numbers in a text. Raises a ConfigError that calls the text `name` for any other text."""
     try:
         values = tuple(float(word) for word in text.split(","))
     except ValueError:

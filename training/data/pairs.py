@@ -1,4 +1,4 @@
-"""A data set of images with captions, from one of four kinds of sources.
+"""Reads a data set of images with captions from one of four kinds of sources.
 
 | `path` | images | captions |
 |---|---|---|
@@ -7,10 +7,9 @@
 | a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
-Image paths are relative to the table's folder and must stay below it. An image may have several captions: a list in JSON and in
-`datasets`, or several rows of a table. Each caption makes a pair, whose label is the number of its image. Column names come from
-Hugging Face's image folders (`file_name`, `text`) and from mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`,
-`title`).
+Image paths are relative to the table's folder and must stay below it. An image may have several captions: as a list (JSON and `datasets`),
+or as several rows of a table. Each caption makes a pair; its label is the number of its image. Column names come from Hugging Face's
+image folders (`file_name`, `text`) and from mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`, `title`).
 """
 
 import csv
@@ -39,9 +38,9 @@ TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": ""}
 
 
 def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
-    """An empty tuple of classes, and the pairs of the training split and, if present, the validation split, ordered by name or row.
+    """Returns an empty tuple of classes, and the pairs of the training split and, if present, the validation split, ordered by name or row.
 
-    Raises DataError for a path that is missing or has no pairs, and, naming it, for a missing image or caption.
+    Raises DataError if the path is missing or contains no pairs, or if an image or caption, which it names, is missing.
     """
     if path.suffix.lower() in TABLES and path.is_file():
         return (), _of_table(path), None
@@ -113,7 +112,7 @@ def _of_table(path: Path) -> Part:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a table, numbered from 1, without its header."""
+    """Yields the rows of a table, numbered from 1, without its header."""
     delimiter, number = TABLES[path.suffix.lower()], 0
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -125,7 +124,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """The lines that are not blank. A line cut at the limit is not a valid JSON object."""
+    """Yields the lines that are not blank. A line cut at the limit is no valid JSON object."""
     while line := file.readline(16 * LONGEST):
         if line.strip():
             yield line

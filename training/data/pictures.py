@@ -1,4 +1,4 @@
-"""Reads picture files, in eight bits, as a viewer shows them: upright and on a white page.
+"""Reads picture files in eight bits, as a viewer shows them: upright and on a white page.
 
 | in the file | result |
 |---|---|
@@ -43,16 +43,16 @@ MOST = 2**28
 """Number of bytes of a file that are searched for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """TIFF tags."""
-# These warnings do not name the file. The second is about large images; Pillow raises an error for images of twice that size.
+# These warnings do not name the file. The second one warns of large images; Pillow raises an error for images of twice that size.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
 
 class Files(Protocol):
-    """Image files by number. It is pickled for worker processes.
+    """Image files by number. Worker processes get a pickled copy.
 
-    name: the file's name in errors. open: the object that Pillow opens. known: name and size of a file, the same on any machine; empty
-    if that would require reading the file.
+    name: the file's name in errors. open: the object that Pillow opens. known: the name and size of a file, equal on all machines; empty if
+    finding them requires reading the file.
     """
 
     def __len__(self) -> int: ...
@@ -63,7 +63,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class Folder:
-    """Files below a folder, by names relative to it."""
+    """Files below a folder, each with a name relative to it."""
 
     root: Path
     names: Sequence[str]
@@ -83,9 +83,9 @@ class Folder:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Some of the pictures of `files`, `chosen` by number, as images `(size, size, channels)`.
+    """The pictures of `files` with the numbers `chosen`, as images `(size, size, channels)`.
 
-    resize: length of the shorter side in pixels before the middle square of `size` is cropped; 0 for `size`.
+    resize: length of the shorter side, in pixels, before the middle square of `size` is cropped; 0 means `size`.
     background: colour behind transparency. advice: end of the error message for a damaged file.
     """
 
@@ -101,15 +101,15 @@ class Pictures:
         return len(self.chosen)
 
     def name(self, index: int) -> str:
-        """The file name of a picture."""
+        """Returns the file name of a picture."""
         return self.files.name(int(self.chosen[index]))
 
     def picture(self, index: int) -> Image.Image:
-        """An uncropped picture, of mode RGB, or L if there is one channel. Raises DataError naming a damaged file."""
+        """Returns an uncropped picture, of mode RGB, or L if there is one channel. Raises DataError naming a damaged file."""
         return self._look(index, lambda file: _shown(file, self.channels, self.background))
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The middle squares of pictures. Raises DataError naming a damaged file."""
+        """Returns the middle squares of pictures. Raises DataError naming a damaged file."""
 
         def square(file: Image.Image) -> NDArray[np.uint8]:
             return middle(_shown(file, self.channels, self.background), self.size, self.resize)
@@ -120,13 +120,13 @@ class Pictures:
         return images
 
     def head(self, index: int, length: int) -> bytes:
-        """The first bytes of a file, unchanged."""
+        """Returns the first bytes of a file."""
         source = self.files.open(int(self.chosen[index]))
         with open(source, "rb", opener=regular) if isinstance(source, Path) else source as file:
             return file.read(length)
 
     def transparent(self, index: int) -> bool:
-        """Whether the header allows transparency. Raises DataError, naming the file, if the header is not a picture's."""
+        """Returns whether the header allows transparency. Raises DataError, naming the file, if the file has no picture header."""
         return self._look(index, _transparent)
 
     def _look(self, index: int, look: Callable[[Image.Image], Seen]) -> Seen:
@@ -137,7 +137,7 @@ class Pictures:
 def read_image(
     path: Path, size: int, *, channels: int = 3, resize: int = 0, background: str = "white"
 ) -> NDArray[np.uint8]:
-    """The middle square of a picture, resized to `(size, size, channels)` uint8, grey or RGB. Raises DataError naming the file."""
+    """Returns the middle square of a picture, resized to `(size, size, channels)` uint8, grey or RGB. Raises DataError naming the file."""
     if channels not in (1, 3):
         raise DataError(f"{path}: images are grey or RGB, but the model takes {channels} channels")
     files = Folder(path.parent, (path.name,))
@@ -146,7 +146,7 @@ def read_image(
 
 
 def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
-    """Scales the picture's shorter side to `resize` pixels (0: `size`) and returns the middle square of `size` pixels."""
+    """Scales the shorter side of a picture to `resize` pixels (0 means `size`) and returns the middle square of `size` pixels."""
     whole = resize or size
     square = ImageOps.fit(image, (whole, whole), method=Image.Resampling.BICUBIC)
     edge = (whole - size) // 2
@@ -167,7 +167,7 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
     except DataError as error:
         raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # decoders raise many exception types for damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # its text contains a memory address
+        unknown = isinstance(error, UnidentifiedImageError)  # the error text contains a memory address
         text = f"expected {', '.join(FORMATS)}; grey TIFF needs 8, 12 or 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
@@ -182,7 +182,7 @@ def _opened(file: BinaryIO, look: Callable[[Image.Image], Seen]) -> Seen:
 
 
 def _bare(content: bytes) -> bytes | None:
-    """A PNG file without colour profile, texts and other chunks whose damage does not matter; None for other files."""
+    """Returns a PNG file without the chunks that do not change its pixels, such as texts; returns None for other files."""
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
         return None
     kept, place = bytearray(content[:8]), 8
@@ -196,7 +196,7 @@ def _bare(content: bytes) -> bytes | None:
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
-    """The picture as a viewer shows it, of mode RGB, or L if there is one channel. This decodes it."""
+    """Returns the picture as a viewer shows it, of mode RGB, or L if there is one channel. This decodes it."""
     file.load()
     with suppress(Exception):  # if the EXIF block is damaged, the orientation is ignored
         ImageOps.exif_transpose(file, in_place=True)
@@ -209,7 +209,7 @@ def _transparent(image: Image.Image) -> bool:
 
 
 def _in_eight_bits(image: Image.Image, background: str) -> Image.Image:
-    """The picture with 8 bits per channel, on the background where it is transparent."""
+    """Returns the picture with 8 bits per channel; the background shows where it is transparent."""
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         clear = values == image.info.get("transparency", -1)

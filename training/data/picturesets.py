@@ -1,7 +1,7 @@
-"""Data sets of pictures of any size, from any source.
+"""Builds data sets from pictures of any size and source.
 
 Every picture's header is read at the start. Pictures are decoded when a batch needs them: the shorter side is resized, then the middle
-square or a random part is cropped. They have three channels.
+square or a random part is cropped. All images have three channels.
 """
 
 import functools
@@ -35,7 +35,7 @@ First = Callable[[Dataset], None]
 
 @dataclass(frozen=True)
 class Part:
-    """The files of a split of a data set and their labels; with captions, a label is the number of the pair's picture."""
+    """The files of one split and their labels; with captions, a label is the number of the pair's picture."""
 
     files: Files
     labels: NDArray[np.int64]
@@ -53,17 +53,17 @@ def load_pictures(
     config: DataConfig,
     first: First | None = None,
 ) -> Dataset:
-    """The pictures as a data set of images of `size` pixels. held: the validation split; if None, `held_out` takes one from `part`.
+    """Returns a data set with images of `size` pixels. held: the validation split; if None, `held_out` takes it from `part`.
 
-    first: called with the data set before any picture is read or skipped. Raises DataError for an empty split, for a file whose header is
-    not an image's, and, unless `config.broken` is "skip", on reading a broken file.
+    first: called with the data set before any picture is read or skipped. Raises DataError for an empty split, for a file without an image
+    header and, unless `config.broken` is "skip", when a broken file is read.
     """
     once = held is part
     train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
     if held is None:
         if part.captions is None:
             kept_back = held_out(part.labels, config.validation_share)
-        else:  # splits by picture, to keep the pairs of a picture together
+        else:  # splits by picture, so that all pairs of a picture are in the same split
             kept_back = held_out(np.zeros(part.labels.max() + 1, np.int64), config.validation_share)[part.labels]
         share, what = f"{config.validation_share:g}", "no class has" if classes else "there are not"
         if not kept_back.any() or kept_back.all():
@@ -110,7 +110,7 @@ def load_pictures(
 
 
 def broken(pictures: Pictures, *, workers: int) -> list[tuple[int, str]]:
-    """The numbers of the pictures that cannot be decoded, in order, each with its error."""
+    """Returns the numbers of the pictures that cannot be decoded, in order, each with its error."""
     failures: list[tuple[int, str]] = []
     check = functools.partial(_check, pictures)
     with (

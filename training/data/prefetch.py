@@ -1,6 +1,6 @@
 """Prepares batches in advance and in step order, on a thread or in worker processes, with the library grain.
 
-A batch is a function of its step. Of W workers, worker w prepares the batches of steps start + w, start + w + W, and so on.
+A batch depends only on its step. Of W workers, worker w prepares the batches of steps start + w, start + w + W, and so on.
 """
 
 import functools
@@ -23,15 +23,14 @@ SHARED = 2**16
 
 
 class Prefetcher:
-    """Runs `make(step)` for the steps from `start` to `stop`, `ahead` results in advance.
+    """Runs `make(step)` for the steps from `start` to `stop` and keeps `ahead` results ready.
 
-    workers: processes that run it, at most one per core, each `ahead` results in advance; 0 for a thread of this process.
-        `make` is pickled for each (with cloudpickle).
-    receive: applied to each step and its result on a thread of this process, for example to move it to a device.
+    workers: the number of processes that run `make`, at most one per core, each with `ahead` results ready; 0 for a thread of this process.
+        cloudpickle pickles `make` for each worker.
+    receive: called with each step and its result on a thread of this process, for example to move the result to a device.
 
     Use as a context manager and iterate: it yields `(step, result)` in order. An exception in `make` is raised when its step is due. Raises
-    RunError if a worker was killed. Leaving the context ends threads and workers. Workers end with this process, however it ends, and leave
-    Ctrl-C to it.
+    RunError if a worker was killed. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end whenever this process ends.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Prefetcher:
         self._iterator.close()
         del self._iterator  # this queue holds the batches prepared in advance
         for thread in set(threading.enumerate()) - self._threads:
-            if thread.name.startswith("grain-"):  # they may still be at work
+            if thread.name.startswith("grain-"):  # the threads may still be busy
                 thread.join()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -74,7 +73,7 @@ class Prefetcher:
             raise RunError(f"a data worker was killed ({why}); {advice}") from None
 
     def _pipeline(self) -> Any:
-        """The grain pipeline. grain is imported here because that takes time and imports JAX if installed."""
+        """Builds the grain pipeline. grain is imported here because its import is slow and imports JAX if installed."""
         logging.getLogger("absl").setLevel(logging.ERROR)  # without JAX, grain warns that it cannot profile
         import grain
 
@@ -87,7 +86,7 @@ class Prefetcher:
             return items.map(receive).to_iter_dataset(threads)
         from absl import flags
 
-        if not flags.FLAGS.is_parsed():  # grain reads flags, which must count as parsed
+        if not flags.FLAGS.is_parsed():  # grain reads absl flags, which must be marked as parsed
             flags.FLAGS.mark_as_parsed()
         one = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=self._ahead)

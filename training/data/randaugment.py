@@ -15,13 +15,12 @@ strength. The strength "at magnitude M" is `M / 10` times the strength at 10.
 | TranslateX, TranslateY | 100 pixels M/10, in either direction |
 | Cutout | a grey square of `2 int(40 M/10)` pixels, cut off at the edges |
 
-Uncovered areas are grey (128). For images smaller than 224 pixels, translations and cutouts shrink in proportion.
+Uncovered areas are grey (128). For images smaller than 224 pixels, translations and cutouts are proportionally smaller.
 
-Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. Its operations are meant to equal
-Pillow's; this module uses Pillow's. Contrast differs: big_vision blends the picture with the grey value (pixels / 256),
-which is 196 at 224 pixels. Here it is blended with the picture's mean, as in Pillow and as the comment in big_vision says. At
-magnitudes above 10 the threshold of Solarize is beyond white, so nothing is inverted; TensorFlow's behaviour for a threshold
-that its type cannot hold was not examined.
+Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. That code imitates Pillow's operations; this module
+uses Pillow's own. Contrast differs: big_vision blends the picture with a grey value of (number of pixels / 256), which is 196 at 224 x 224
+pixels. This module blends it with the picture's mean, like Pillow and the comment in big_vision. At magnitudes above 10 the threshold
+of Solarize is beyond white, so nothing is inverted; TensorFlow's behaviour for a threshold that its type cannot hold was not examined.
 """
 
 from collections.abc import Callable
@@ -39,7 +38,7 @@ Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 
 def randaugment(image: Image.Image, random: np.random.Generator, *, operations: int, magnitude: float) -> Image.Image:
-    """Applies that many operations, drawn with repetition, of that magnitude (10: full) to a picture of mode L or RGB."""
+    """Applies operations, drawn with repetition, at a magnitude (10 is full strength) to a picture of mode L or RGB."""
     names = list(OPERATIONS)
     for _ in range(operations):
         image = OPERATIONS[names[random.integers(len(names))]](image, magnitude / 10, random)
@@ -63,7 +62,7 @@ def _moved(image: Image.Image, level: float, random: np.random.Generator) -> flo
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    """Reads each pixel `(x, y)` from `(a x + b y + c, d x + e y + f)`, nearest neighbour."""
+    """Fills each pixel `(x, y)` with the pixel nearest to `(a x + b y + c, d x + e y + f)`."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_fill(image))
 
 

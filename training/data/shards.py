@@ -1,6 +1,6 @@
-"""A data set from WebDataset shards: tar files whose members share a name, `cat12.jpg` and `cat12.cls`.
+"""Reads a data set from WebDataset shards: tar files in which the members of an example share a name, `cat12.jpg` and `cat12.cls`.
 
-The label is the integer in the member `.cls`, or the entry "label" or "cls" of the member `.json`; a caption is the member `.txt`.
+The label is the integer in the member `.cls`, or the entry "label" or "cls" of the member `.json`; the member `.txt` is a caption.
 The shards are indexed once. If the folder is writable, the index is saved there as `moespec-index.npz`, or `moespec-captions.npz`
 with captions, and rebuilt when a shard changes. Images are read in any order directly from the tar files.
 Shards must not be compressed.
@@ -69,11 +69,11 @@ class Shards:
 
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The labels as class names, and the images of the shards in a folder, ordered by name.
+    """Returns the labels as class names, and the images of the shards in a folder, ordered by name.
 
     Shards with the word val or test in their names are for validation if others have the word train (`train-000.tar` and
     `val-000.tar`, or folders `train/` and `val/`); otherwise there is one split. captions: read captions instead of
-    labels, see `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member without label or caption.
+    labels, see `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member without label or caption.
     """
     left, whole = LeftOut(), folder.is_dir()
     root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)
@@ -105,7 +105,7 @@ def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int
 
 
 def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
-    """The table of all images, and notes on skipped members; read from the folder's index if it matches these shards."""
+    """Returns the table of all images, and notes on skipped members; reads them from the folder's index if it matches these shards."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     with (
@@ -142,12 +142,12 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
 
 
 def _lines(table: dict[str, NDArray[Any]]) -> list[str]:
-    """The captions of an index; none has a line break."""
+    """Returns the captions of an index; no caption contains a line break."""
     return table["text"].tobytes().decode().split("\n")
 
 
 def _record(stamps: NDArray[Any], table: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """The record of an index: its format, the version of moespec, and a checksum of the shards' stamps and the table."""
+    """Returns the record of an index: its format, the version of moespec, and a checksum of the shards' stamps and the table."""
     digest = hashlib.sha256("\n".join(stamps.tolist()).encode())
     for key, array in sorted(table.items()):
         digest.update(f"{key} {array.shape} {array.dtype.str} ".encode() + array.tobytes())
@@ -170,7 +170,7 @@ def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
 
 
 def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:
-    """Offset, length, name, and label or caption of each picture of a shard, in order."""
+    """Yields offset, length, name, and label or caption of each picture of a shard, in order."""
     pictures: dict[str, tarfile.TarInfo] = {}
     values: dict[str, int | str] = {}
     endings = (".txt",) if captions else (".cls", ".json")
@@ -190,7 +190,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
-                if member.issparse():  # its claimed size may far exceed the shard's
+                if member.issparse():  # the claimed size of a member may far exceed the size of the shard
                     raise DataError(f"{name} is a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:

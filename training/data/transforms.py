@@ -1,7 +1,7 @@
-"""Transforms single training images as configured: crop, colours, RandAugment, the user's function, erasing.
+"""Transforms single training images: crop, colours, RandAugment, the user's function, erasing.
 
 Random numbers depend on the seed, the operation, and the position of the image among all images that training sees (step times
-batch, plus its position in the batch). Enabling one operation does not change the others.
+batch, plus its position in the batch). Enabling one operation does not change the random numbers of the others.
 """
 
 import math
@@ -44,7 +44,7 @@ Box = tuple[int, int, int, int]
 def cut_out(
     dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """The training images `indices` at these positions, each cropped from its picture according to `config.crop`."""
+    """Returns the training images `indices` at these positions, each cropped from its picture as `config.crop` says."""
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
@@ -62,10 +62,10 @@ def cut_out(
 def with_changes(
     images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: Numbers, indices: Numbers
 ) -> NDArray[np.uint8]:
-    """Images `(N, H, W, Ch)` at these positions after colour changes, RandAugment, the user's transform and random erasing.
+    """Applies colour changes, RandAugment, the user's transform and random erasing to images `(N, H, W, Ch)` at these positions.
 
-    indices: the numbers of the images, for error messages. Raises ConfigError if the user's transform raises, or returns anything but
-    an image of the same shape and dtype.
+    indices: the numbers of the images, for error messages. Raises ConfigError if the user's transform raises, or does not return an image
+    of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)
@@ -141,7 +141,7 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
 
 
 def user_transform(name: str) -> Transform | None:
-    """The function `package.module:function`, or None without a name. Raises ConfigError if the function cannot be imported."""
+    """Returns the function `package.module:function`, or None without a name. Raises ConfigError if the function cannot be imported."""
     return own_function("data.transform", name, load=True) if name else None
 
 
@@ -158,11 +158,11 @@ def check_changes(dataset: Dataset, config: DataConfig) -> None:
 
 
 def inception_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:
-    """The Inception crop: it covers a fraction of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
+    """Draws the Inception crop, which covers a fraction of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
 
-    The aspect ratio is uniform. Given the ratio, the height in pixels is uniform between the heights for the smallest and largest
-    fraction. After 100 ratios without a fitting crop the whole picture is used. As in the source, the last position on each axis is never
-    used unless it is the only one.
+    The aspect ratio is uniform. For the drawn ratio, the height in pixels is uniform between the heights that give the smallest and the
+    largest fraction. After 100 ratios without a fitting crop, the whole picture is used. As in the source code, the last position on each
+    axis is used only if it is the only one.
 
     Source: tensorflow/tensorflow, core/kernels/image/sample_distorted_bounding_box_op.cc, GenerateRandomCrop, with the
     arguments of google-research/big_vision, pp/ops_image.py, decode_jpeg_and_inception_crop.
@@ -191,9 +191,9 @@ def inception_box(width: int, height: int, random: np.random.Generator, *, area:
 
 
 def torchvision_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:
-    """The crop of `RandomResizedCrop`: area fraction uniform from `area` to 1, log-uniform aspect ratio from 3/4 to 4/3.
+    """Draws the crop of `RandomResizedCrop`: the area fraction is uniform from `area` to 1, the aspect ratio log-uniform from 3/4 to 4/3.
 
-    After 10 crops that do not fit, it is the largest central crop whose ratio is in that interval.
+    After 10 crops that do not fit, returns the largest central crop whose aspect ratio is in that interval.
 
     Source: pytorch/vision, torchvision/transforms/transforms.py, RandomResizedCrop.get_params.
     """
@@ -225,8 +225,8 @@ def jitter(
 ) -> Image.Image:
     """Changes brightness, contrast, saturation and hue in random order.
 
-    The first three are scaled by a factor uniform in `[max(0, 1 - x), 1 + x]`; the hue is rotated by a part of the circle uniform in
-    `[-hue, hue]`. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
+    Each of the first three is scaled by a random factor in `[max(0, 1 - x), 1 + x]`; the hue is rotated by a random fraction of the circle
+    in `[-hue, hue]`. Both are uniform. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
     """
     strengths = (brightness, contrast, saturation)
     factors = [float(random.uniform(max(0.0, 1 - strength), 1 + strength)) for strength in strengths]
@@ -253,7 +253,7 @@ def shift_hue(image: Image.Image, turn: float) -> Image.Image:
 
 
 def grey(image: Image.Image) -> Image.Image:
-    """The picture without colours, in its original mode."""
+    """Returns the picture without colours, in its original mode."""
     return image.convert("L").convert(image.mode)
 
 

@@ -1,4 +1,4 @@
-"""Results per class, and the baseline for an accuracy: always predicting the largest class."""
+"""Computes results per class, and the accuracy of always predicting the largest class."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,21 +17,21 @@ CLASSES = 20
 
 
 def always(dataset: Dataset) -> tuple[str, float]:
-    """The most frequent class of the validation images, and the accuracy of always predicting it."""
+    """Returns the most frequent class of the validation images, and the accuracy of always predicting it."""
     counts = np.bincount(dataset.validation.labels)
     return dataset.classes[counts.argmax()], float(counts.max() / counts.sum())
 
 
 def by_class(labels: Numbers, read: Numbers) -> dict[str, float]:
-    """ "balanced_accuracy", the mean recall over the classes that have images, and "largest_class", the fraction of images in the most
-    frequent class."""
+    """Returns "balanced_accuracy", the mean recall over classes with images, and "largest_class", the fraction of images in the largest
+    class."""
     images, right = np.bincount(labels), np.bincount(labels, weights=labels == read)
     balanced = np.mean(right[images > 0] / images[images > 0])
     return {"balanced_accuracy": float(balanced), "largest_class": float(images.max() / images.sum())}
 
 
 def beside(results: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    """The text printed after an accuracy on the validation images; empty if the images have no classes."""
+    """Returns the text printed after an accuracy on the validation images; empty if the images have no classes."""
     if not dataset.classes:
         return []
     name, fraction = always(dataset)
@@ -40,21 +40,21 @@ def beside(results: Mapping[str, Any], dataset: Dataset) -> list[str]:
 
 
 def confusion(labels: Numbers, read: Numbers, classes: int) -> NDArray[np.int64]:
-    """The number of images of class i predicted as class j, `(classes, classes)`."""
+    """Returns the matrix `(classes, classes)` of the numbers of images of class i predicted as class j."""
     counts = np.zeros((classes, classes), np.int64)
     np.add.at(counts, (labels, read), 1)
     return counts
 
 
 def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """The most frequent mistakes, at most `most`: (label, prediction)."""
+    """Returns the most frequent mistakes, at most `most`, as (label, prediction)."""
     wrong = counts * ~np.eye(len(counts), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[: min(most, int(np.count_nonzero(wrong)))]
     return [(int(place) // len(counts), int(place) % len(counts)) for place in order]
 
 
 def class_tables(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, Any]:
-    """The part of `confusion` that a page or terminal shows: the full matrix or, for many classes, the worst classes and pairs.
+    """Returns what a page or terminal shows of `confusion`: the full matrix or, for many classes, the worst classes and pairs.
 
     recall[c]     counts[c, c] / images of class c
     precision[c]  counts[c, c] / images predicted as class c

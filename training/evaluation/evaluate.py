@@ -1,4 +1,4 @@
-"""Evaluation: accuracy, loss and routing metrics over all images of a split."""
+"""Computes accuracy, loss and routing metrics over all images of a split."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -31,12 +31,12 @@ TOP = 5
 
 
 def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> int:
-    """The smallest batch, at most `batch`, that evaluates `images` in the same number of batches.
+    """Returns the smallest batch size that evaluates `images` images in as many batches as `batch` does.
 
         size >= images / ceil(images / batch)
 
-    It can be split over the devices and has the same router groups as `batch`. If a group is a complete batch and there are fewer images
-    than in a batch, the group contains all images.
+    The batch can be split over the devices and has the same router groups as `batch`. If a group is a complete batch and there are fewer
+    images than in a batch, the group contains all images.
     """
     layers_of, parts = family(model).moe_layers, -(-images // batch)
 
@@ -44,16 +44,16 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
         return [layer.settings.tokens for layer in layers_of(model, size // sizes.devices)]
 
     for size in range(-(-images // parts), batch):
-        with suppress(SpecError):  # a batch that does not fill the groups
+        with suppress(SpecError):  # this size does not fill the groups
             if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
                 return size
     return batch
 
 
 def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
-    """`loss(logits, targets)`, both `(N, classes)`, returns the loss of each image, `(N,)`.
+    """Returns the function `loss(logits, targets)`, both `(N, classes)`, which returns the loss of each image, `(N,)`.
 
-    kind: "softmax" (exclusive classes), "sigmoid" (independent classes, summed), or the user's function of `(B, logits, targets)`.
+    kind: "softmax" (exclusive classes), "sigmoid" (a sum over independent classes), or the user's function of `(B, logits, targets)`.
     """
     if is_own(kind):
         return partial(own_function("training.loss", kind), B)
@@ -61,7 +61,7 @@ def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
 
 
 def try_loss(kind: str, classes: int, backend: str) -> None:
-    """Raises ConfigError unless the loss returns one finite number per image for three images, in NumPy and in the backend."""
+    """Raises ConfigError unless the loss, tried on three images in NumPy and in the backend, returns one finite number per image."""
     what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, max(classes, 1)))
     for B in (reference, import_module(f"moespec.backends.{backend}")):
         given = B.from_numpy((logits, np.ones_like(logits) / logits.shape[1]))
@@ -83,13 +83,13 @@ def evaluate(
     kind: str,
     labels: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Means over the validation images: "accuracy", the results of `by_class`, "top5", "loss" (of kind `kind`), "images" and "moe".
+    """Returns means over the validation images: "accuracy", the results of `by_class`, "top5", "loss" (of kind `kind`), "images" and "moe".
 
-    "accuracy" is the precision at 1. "top5", the fraction of images with a correct label among the five largest logits, needs more than
-    five classes. `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means over batches, weighted by
-    their images, and include the padding of the last batch.
+    "accuracy" is the precision at 1. "top5" is the fraction of images with a correct label among the five largest logits, if there are more
+    than five classes. `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means over batches, weighted
+    by the numbers of images, and include the padding of the last batch.
 
-    labels: one or more correct labels per image, in place of the data set's labels. In this case, images without labels do not count, and
+    labels: one or more correct labels per image, instead of the data set's labels. With `labels`, images without labels do not count, and
     there is neither a loss nor a result per class. ImageNet-ReaL is measured this way (Beyer et al. 2020, arXiv 2006.07159;
     google-research/big_vision, `big_vision/evaluators/classification.py`).
     """
@@ -100,7 +100,7 @@ def evaluate(
     for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
         count = part["count"]
         logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
-        correct = np.zeros(targets.shape, bool)  # whether a class is a correct label of an image
+        correct = np.zeros(targets.shape, bool)  # True where a class is a correct label of an image
         for row, right_ones in enumerate(
             targets.argmax(axis=1)[:, None] if labels is None else labels[seen : seen + count]
         ):
@@ -126,7 +126,7 @@ def over(
     """Yields `function(params, images)` (as NumPy) and the batch, for all batches of a split in order.
 
     The last batch is padded with images from the start of the split; `batch["count"]` of them count. The device computes the next
-    batch while the caller uses the current one. Within an `Interruption` a signal raises Interrupted between two batches.
+    batch while the caller uses the current one. Within an `Interruption`, a signal raises Interrupted between two batches.
     """
 
     def make(index: int) -> dict[str, Any]:
@@ -150,6 +150,6 @@ def over(
 def features(
     B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
 ) -> NDArray[Any]:
-    """The head's input for every image of a split, `(images, D)`; `function` comes from `make_features`."""
+    """Returns the head's input for every image of a split, `(images, D)`; `function` comes from `make_features`."""
     parts = over(B, function, params, dataset, split, batch=batch)
     return np.concatenate([np.asarray(rows)[: part["count"]] for rows, part in parts])

@@ -1,4 +1,4 @@
-"""Few-shot linear evaluation: a linear classifier of frozen features, fitted to a few images per class.
+"""Few-shot linear evaluation: fits a linear classifier of frozen features to a few images per class.
 
     mu, sigma   mean, and population standard deviation + 1e-5, of each feature over the N chosen images
     x'          ((x - mu) / sigma, 100)                          the last feature is a bias with almost no regularisation
@@ -11,8 +11,8 @@ The chosen images of a class are the first `shots` of a permutation of its train
 
 Sources: google-research/big_vision, `big_vision/evaluators/fewshot_lsr.py`, `_precompute_cache` and
 `compute_fewshot_metrics` (three seeds; l2 = 2^10 in `configs/common_fewshot.py`); google-research/vmoe,
-`vmoe/evaluate/fewshot.py`, the same and `_find_best_l2_reg` (l2 from 2^-10 to 2^19 in `configs/common_fewshot.py`). Both
-compute in float32, this module in float64.
+`vmoe/evaluate/fewshot.py`, the same and `_find_best_l2_reg` (l2 from 2^-10 to 2^19 in `configs/common_fewshot.py`). Both compute in
+float32; this module computes in float64.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def few_shot(
     l2: Sequence[float],
     seeds: int,
 ) -> dict[str, Any]:
-    """Accuracy on the images of `test` of a ridge regression fitted to `shots` images per class of `train`.
+    """Computes the accuracy on `test` of a ridge regression fitted to `shots` images per class of `train`.
 
     train, test: features `(N, D)` and labels `(N,)`. Returns for each number of shots `{"shots_10": {"accuracy", "l2",
     "by_seed"}}`: the mean over the seeds 0, 1, ..., the L2 regularisation used, and the accuracy for each seed.
@@ -61,11 +61,11 @@ def few_shot(
 def ridge(
     features: NDArray[Any], labels: NDArray[np.integer[Any]], held: NDArray[Any], *, classes: int, l2: Sequence[float]
 ) -> list[NDArray[np.intp]]:
-    """The labels predicted for `held` `(M, D)` by the regression on `features` `(N, D)`, `labels` `(N,)`: `(M,)` for each `l2`.
+    """Fits to `features` `(N, D)`, `labels` `(N,)`; returns the labels predicted for `held` `(M, D)`: `(M,)` for each `l2`.
 
     One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves every `l2`, as in the public code.
     """
-    from scipy.linalg import eigh  # imported here, since it is slow
+    from scipy.linalg import eigh  # imported here, since the import is slow
 
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + 1e-5
@@ -87,9 +87,9 @@ def ridge(
 
 
 def best_l2(accuracies: Array) -> int:
-    """The column of `accuracies` (seeds, L2 values) with the best mean rank, and the first one in case of ties.
+    """Returns the column of `accuracies` (seeds, L2 values) with the best mean rank; of tied columns, the first.
 
-    The rule is vmoe's, except that vmoe ranks over data sets and this function over seeds. The choice uses the test images.
+    The rule follows vmoe, but vmoe averages ranks over data sets and this function over seeds. The choice uses the test images.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1), axis=1)
     return int(np.argmax(ranks.mean(axis=0)))

@@ -1,4 +1,4 @@
-"""Logits, features and metrics of MoE layers at evaluation, for any backend."""
+"""Computes logits, features and metrics of MoE layers at evaluation, for any backend."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ SHOWN = ("coverage", "dropped", "entropy", "dispatch_max", "combine_max", *EXPER
 
 
 def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """`forward(params, images) -> (logits, metrics and statistics of the MoE layers)`, without noise."""
+    """Returns `forward(params, images) -> (logits, metrics and statistics of the MoE layers)`, without noise."""
     module = family(model)
 
     def forward(params: Any, images: Any) -> tuple[Any, dict[str, Any]]:
@@ -31,27 +31,27 @@ def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, d
 
 
 def make_features(B: Backend, model: Config) -> Callable[[Any, Any], Any]:
-    """`features(params, images) -> (images, D)`: the head's input, after the final norm and the pooling; no noise."""
+    """Returns `features(params, images) -> (images, D)`, the head's input after the final norm and the pooling, without noise."""
     forward = family(model).forward
     return lambda params, images: B.over_devices(forward(B, model, params, images).features, {})[0]
 
 
 def moe_metrics(layers: list[MoeLayer], output: Output) -> dict[str, Any]:
-    """The routing metrics of all MoE layers in one flat dict, `moe/<layer>/<metric>`."""
+    """Returns the routing metrics of all MoE layers in one flat dict, `moe/<layer>/<metric>`."""
     pairs = zip(layers, output.metrics, strict=True)
     return {f"moe/{layer.name}/{name}": value for layer, metrics in pairs for name, value in metrics.items()}
 
 
 def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
-    """`{"moe/1/load": array}` as nested dicts of floats and lists, `{"moe": {"1": {"load": [...]}}}`."""
+    """Converts `{"moe/1/load": array}` to nested dicts of floats and lists, `{"moe": {"1": {"load": [...]}}}`."""
     return nested({path: np.asarray(value, np.float64).tolist() for path, value in metrics.items()})
 
 
 def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
-    """Adds statistics, which training steps do not compute, to each layer's metrics in the output of a model.
+    """Adds statistics that training steps do not compute to each layer's metrics in the output of a model.
 
-    Soft routings get `collapse_metrics`, other routings `experts_per_token`. MultiHash gets none, since it mixes several experts for each
-    token inside their MLP.
+    Soft routings get `collapse_metrics`, other routings `experts_per_token`. MultiHash gets no statistics, since it mixes several experts
+    for each token inside their MLP.
     """
 
     def statistics(layer: MoeLayer, routing: Any) -> dict[str, Any]:

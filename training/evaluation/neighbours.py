@@ -28,7 +28,7 @@ def nearest_neighbours(
     neighbours: Sequence[int],
     temperature: float,
 ) -> dict[str, Any]:
-    """Accuracy on the images of `test` for each number of neighbours, `{"neighbours_20": {"accuracy"}}`.
+    """Returns the accuracy on the images of `test` for each number of neighbours, `{"neighbours_20": {"accuracy"}}`.
 
     train, test: features `(N, D)` and labels `(N,)`, with N at least the largest of `neighbours`.
     """
@@ -50,7 +50,7 @@ def nearest_neighbours(
 
 
 def spread(features: NDArray[Any]) -> float:
-    """The spread of the directions of features `(N, D)`, from 0 (all equal) to 1:
+    """Computes the spread of the directions of features `(N, D)`, from 0 (all equal) to 1:
 
         1 - |mean of f_i / |f_i||^2
 
@@ -61,7 +61,7 @@ def spread(features: NDArray[Any]) -> float:
 
 
 def unit(features: NDArray[Any]) -> NDArray[np.float64]:
-    """Features scaled to length 1; features of length 0 stay 0."""
+    """Scales features to length 1; features of length 0 stay 0."""
     x = np.asarray(features, np.float64)
     length = np.linalg.norm(x, axis=1, keepdims=True)
     return x / np.where(length > 0, length, 1.0)

@@ -1,4 +1,4 @@
-"""Statistics of Soft MoE's dispatch and combine weights, as in the paper's analysis of trained models.
+"""Computes the statistics of Soft MoE's dispatch and combine weights that the paper reports for trained models.
 
 Source: Soft MoE (arXiv 2308.00951), appendices G, H and I. Shapes: G groups of at most one image; T tokens per group;
 S = E C slots; slot (e, c) has number e C + c.
@@ -29,10 +29,10 @@ class SlotStatistics(NamedTuple):
     """The statistics of one MoE layer over some images. `block` is its name; `experts` and `capacity` are E and C.
 
     dispatch: `(G, T)`, the weight of a token summed over all slots (Figure 24, left); its mean is S / T.
-    combine: `(G, S)`, the weight of a slot summed over all tokens, in multiples of the smallest in its group (Figure 24).
+    combine: `(G, S)`, the weight of a slot summed over all tokens, divided by the smallest such sum in its group (Figure 24).
     cumulative_dispatch: `(T,)`, the mean fraction of a slot's weight on its k largest tokens (Figure 26, the line).
-    cumulative_combine: `(S,)`, the mean fraction of a token's weight on its k largest slots, from the combine weights.
-    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, how many of the largest weights make up 90 % of the weight of a slot, or of a token.
+    cumulative_combine: `(S,)`, the mean fraction of a token's combine weight on its k largest slots.
+    tokens_needed `(G, S)`, slots_needed `(G, T)`: the number of largest weights that make up 90 % of the weight of a slot, or of a token.
     similarity: `(S, S)`, inner products of the normalised parameters of the slots (Figures 28 to 30).
     """
 
@@ -49,9 +49,9 @@ class SlotStatistics(NamedTuple):
 
 
 def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.float32]) -> list[SlotStatistics]:
-    """The statistics of each MoE layer, in order. `params` are arrays of `B`; images `(N, H, W, Ch)` are model inputs.
+    """Returns the statistics of each MoE layer, in order. `params` are arrays of `B`; images `(N, H, W, Ch)` are model inputs.
 
-    A group of `model` has at most one image. Raises ConfigError, naming the router, unless the router is Soft MoE.
+    A group of `model` must contain at most one image. Raises ConfigError, naming the router, unless the router is Soft MoE.
     """
     module = family(model)
     layers = module.moe_layers(model, 1)
@@ -80,7 +80,7 @@ def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.f
 
 
 def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """For weights `(G, T, E, C)`: `combine`, `cumulative_combine` per group, `tokens_needed` and `slots_needed`."""
+    """Computes `combine`, `cumulative_combine` per group, `tokens_needed` and `slots_needed` from weights `(G, T, E, C)`."""
     groups, tokens = dispatch.shape[:2]
     into, back = (np.asarray(weights, np.float64).reshape(groups, tokens, -1) for weights in (dispatch, combine))
     of_token = largest_first(back)
@@ -89,7 +89,7 @@ def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[
 
 
 def relative(weights: Floats) -> Floats:
-    """Weights `(..., n)` in multiples of the smallest of the n weights; infinity where it is 0.
+    """Divides weights `(..., n)` by the smallest of the n weights; returns infinity where it is 0.
 
     >>> relative(np.array([0.5, 0.25, 1.0])).tolist()
     [2.0, 1.0, 4.0]
@@ -100,7 +100,7 @@ def relative(weights: Floats) -> Floats:
 
 
 def largest_first(weights: Floats) -> Floats:
-    """Cumulative sums over the last axis `(..., n)`, largest first: entry k is the sum of the k + 1 largest weights.
+    """Returns cumulative sums over the last axis `(..., n)`, largest first: entry k is the sum of the k + 1 largest weights.
 
     >>> largest_first(np.array([0.25, 0.5, 0.25])).tolist()
     [0.5, 0.75, 1.0]
@@ -110,7 +110,7 @@ def largest_first(weights: Floats) -> Floats:
 
 
 def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
-    """How many of the largest weights make up `fraction` of the total, up to rounding: `(...)` from `largest_first`'s `(..., n)`.
+    """Returns how many of the largest weights make up `fraction` of the total, up to rounding. sums: from `largest_first`.
 
     >>> needed(np.array([0.5, 0.75, 1.0])), needed(np.array([0.5, 0.75, 1.0]), 0.75)
     (np.int64(3), np.int64(2))
@@ -121,7 +121,7 @@ def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
 
 
 def numbers(statistics: Sequence[SlotStatistics]) -> dict[str, Any]:
-    """The statistics of each layer as numbers, lists and dicts, by layer name."""
+    """Returns the statistics of each layer as numbers, lists and dicts, by layer name."""
     return {each.block: _numbers(each) for each in statistics}
 
 
@@ -144,7 +144,7 @@ def _numbers(one: SlotStatistics) -> dict[str, Any]:
 
 
 def _spread(values: NDArray[Any]) -> dict[str, float | None]:
-    """Mean and quantiles; None for numbers that are not finite, which JSON lacks."""
+    """Returns the mean and quantiles, with None for numbers that are not finite, since JSON lacks them."""
     quantiles = np.quantile(values, [q / 100 for q in QUANTILES.values()], method="lower")
     spread = {"mean": float(values.mean()), **dict(zip(QUANTILES, map(float, quantiles), strict=True))}
     return {name: value if np.isfinite(value) else None for name, value in spread.items()}

@@ -7,7 +7,7 @@ Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/discr
 after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are used unchanged, whereas
 `prompt_engineering.py` of big_vision converts them to lower case without punctuation.
 
-Retrieval: finds the captions of an image among all texts, and the image of a caption among all images.
+Retrieval finds the captions of an image among all texts, and the image of a caption among all images.
 
     s_ij        cosine of the features of image i and text j
     recall@k    how often a correct item is among the k with the largest s; the lower index wins ties
@@ -38,19 +38,19 @@ Labelled = tuple[NDArray[Any], NDArray[np.integer[Any]]]
 
 
 class Prompts(NamedTuple):
-    """The class names in label order, and the prompts into which each name is inserted."""
+    """The class names, in label order, and the prompts; each name is inserted into every prompt."""
 
     classes: tuple[str, ...]
     prompts: tuple[str, ...]
 
     @property
     def texts(self) -> list[str]:
-        """All prompts of the first class, then of the second, and so on."""
+        """All prompts of the first class, then all of the second, and so on."""
         return [prompt.replace(PLACE, name) for name in self.classes for prompt in self.prompts]
 
 
 def read_prompts(path: Path) -> Prompts:
-    """The prompts of a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
+    """Reads the prompts of a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
 
     Raises DataError, naming the file, for invalid content.
     """
@@ -70,12 +70,12 @@ def read_prompts(path: Path) -> Prompts:
 
 
 def class_embeddings(features: NDArray[Any], classes: int) -> NDArray[np.float64]:
-    """Embeddings `(classes, D)` of length 1, from the features `(classes * prompts, D)` of `Prompts.texts`."""
+    """Returns class embeddings `(classes, D)` of length 1, from the features `(classes * prompts, D)` of `Prompts.texts`."""
     return unit(unit(features).reshape(classes, -1, features.shape[1]).mean(axis=1))
 
 
 def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
-    """`{"accuracy"}` on images, features `(N, D)` and labels `(N,)`, with the class embeddings `(classes, D)`.
+    """Returns `{"accuracy"}` on images, given as features `(N, D)` and labels `(N,)`, with the class embeddings `(classes, D)`.
 
     Raises ConfigError for features of another width, or a label that is not a class.
     """
@@ -89,7 +89,7 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
 
 
 def retrieval(images: Labelled, texts: Labelled) -> dict[str, dict[str, float]]:
-    """`{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`, fractions.
+    """Returns the fractions `{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`.
 
     images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. Only the first image with a
     label counts. Raises ConfigError for a label without an image or without a text.

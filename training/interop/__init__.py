@@ -7,9 +7,9 @@
     from_vision_transformer(params, config) -> params      to_vision_transformer(params, config) -> params
     config_from_vmoe(model, ...), config_from_timm(arguments), config_from_huggingface(config, ...) -> VitConfig
 
-A conversion only renames and reorders. It changes neither values nor dtypes, so the two directions are exact inverses, and gradients
-convert like parameters. The exception is bfloat16, which becomes float32 because NumPy lacks it. Errors name the parameter that is missing,
-unexpected or has another shape. `moespec convert` converts files.
+A conversion only renames and reorders parameters. It changes neither values nor dtypes, so the two directions are exact inverses, and
+gradients convert like parameters. The exception is bfloat16, which becomes float32 because NumPy lacks it. Errors name the parameter that
+is missing, unexpected or of the wrong shape. `moespec convert` converts files.
 """
 
 from moespec.training.interop.flax import BIG_VISION, VISION_TRANSFORMER

@@ -12,40 +12,40 @@ __all__ = ["Arguments"]
 
 
 class Arguments:
-    """A mapping of another project's arguments. `finish` rejects the arguments that were not read."""
+    """The arguments of another project's model. `finish` rejects the arguments that were not read."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         self.name, self._rest = name, dict(values)
 
     def take(self, key: str, *default: Any) -> Any:
-        """The value of `key`, or the default. Raises ConfigError if there is neither a value nor a default."""
+        """Returns the value of `key`, or the default. Raises ConfigError if there is neither a value nor a default."""
         if key not in self._rest and not default:
             raise ConfigError(f"{self.name}.{key} is missing")
         return self._rest.pop(key, *default)
 
     def number(self, key: str, *default: Any) -> float:
-        """The value of `key`, a finite number greater than 0."""
+        """Returns the value of `key`, a finite number greater than 0."""
         check_value(f"{self.name}.{key}", value := self.take(key, *default), Positive)
         return float(value)
 
     def count(self, key: str, *default: Any) -> Any:
-        """The value of `key`, an integer of at least 1, or None if the default is None."""
+        """Returns the value of `key`, an integer of at least 1, or None if the default is None."""
         value = self.take(key, *default)
         if value is not None or None not in default:
             check_value(f"{self.name}.{key}", value, Count)
         return value
 
     def section(self, key: str) -> Self:
-        """A nested mapping; empty if absent."""
+        """Returns the arguments nested under `key`; empty if `key` is absent."""
         value = self.take(key, None) or {}
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self.name}.{key}={value!r}: expected a mapping of arguments")
         return type(self)(f"{self.name}.{key}", value)
 
     def choose(self, key: str, default: Any, options: Mapping[Any, Any]) -> Any:
-        """This project's name for the value of `key`."""
+        """Returns this project's name for the value of `key`."""
         value = self.take(key, default)
-        if value not in list(options):  # a list, since the value may not be hashable
+        if value not in list(options):  # a list, since the value may be unhashable
             raise ConfigError(f"{self.name}.{key}={value!r}: expected one of {', '.join(map(repr, options))}")
         return options[value]
 
@@ -56,7 +56,7 @@ class Arguments:
             raise ConfigError(f"{self.name}.{key}={value!r}: only {expected!r} is supported")
 
     def square(self, key: str, *default: Any) -> int:
-        """The value of `key`, a size as a number or a pair of equal sizes."""
+        """Returns the size under `key`, stored as a number or a pair of equal numbers."""
         value = self.take(key, *default)
         sizes = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
         if not sizes or any(size != sizes[0] for size in sizes):

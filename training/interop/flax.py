@@ -1,7 +1,7 @@
-"""google-research/big_vision and google-research/vision_transformer: converts parameters of their ViT and MLP-Mixer, and back.
+"""Converts parameters of the ViT and MLP-Mixer of google-research/big_vision and google-research/vision_transformer, and back.
 
-Both are flax modules with the same layouts as here: kernels have input axes first, attention kernels are `(D, heads, D/heads)` and `(heads,
-D/heads, D)`. Names differ. The class token has no position in big_vision; here it gets a position of 0.
+Both are flax modules with the layouts of this project: kernels have input axes first, and attention kernels are `(D, heads, D/heads)` and
+`(heads, D/heads, D)`. Names differ. The class token has no position in big_vision; this project gives it a position of 0.
 
 Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
 """
@@ -23,7 +23,7 @@ __all__ = ["BIG_VISION", "VISION_TRANSFORMER", "flax", "mlp_names", "renumbered"
 def flax(
     encoder: str, positions: str, pool: str, attention: str, norm2: str, mlp: str, *, of_pool: tuple[str, str, str]
 ) -> Table:
-    """The parameter names of a flax ViT, from its module names. of_pool: attention, norm and mlp of the attention pooling."""
+    """Returns the parameter names of a flax ViT, from its module names. of_pool: attention, norm and mlp of the attention pooling."""
     block, (pool_attention, pool_norm, pool_mlp) = rf"{encoder}/encoderblock_\1", of_pool
     return {
         r"(embedding|head)/(kernel|bias)": r"\1/\2",
@@ -43,13 +43,13 @@ def flax(
 
 
 def mlp_names(ours: str, theirs: str) -> Table:
-    """The parameter names of an MLP."""
+    """Returns the parameter names of an MLP."""
     layers = (("w1", "Dense_0/kernel"), ("b1", "Dense_0/bias"), ("w2", "Dense_1/kernel"), ("b2", "Dense_1/bias"))
     return {f"{ours}/{own}": f"{theirs}/{other}" for own, other in layers}
 
 
 def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters by name, with blocks unstacked: `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x`, ..."""
+    """Unstacks the blocks of parameters: `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x`, ..."""
     apart: dict[str, Any] = {}
     for name, value in flat.items():
         if name.startswith("Transformer/encoderblock/") and np.ndim(value):

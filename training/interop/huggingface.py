@@ -1,6 +1,6 @@
-"""Hugging Face transformers: converts parameters and configuration of its `ViTForImageClassification` and `ViTModel`, and back.
+"""Converts parameters and configuration of `ViTForImageClassification` and `ViTModel` of Hugging Face transformers, and back.
 
-Parameter names are as in its files. Version 5 still writes these names, although it has renamed its modules.
+Parameter names are those in its files. Version 5 still writes these names, although it has renamed its modules.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def _check(config: VitConfig) -> None:
 
 
 def _names(config: VitConfig) -> Table:
-    """The names in `ViTForImageClassification` or, without classes, in `ViTModel`, whose pooler is `representation` here."""
+    """Returns the names in `ViTForImageClassification` or, without classes, in `ViTModel`, whose pooler is our `representation`."""
     model = "vit." if config.classes else ""
     block = rf"{model}encoder.layer.\1"
     embeddings, attention = f"{model}embeddings", rf"{block}.attention.attention.\2"
@@ -63,11 +63,11 @@ HUGGINGFACE = Project(
 
 
 def config_from_huggingface(config: Mapping[str, Any], *, classes: int, representation: int = 0) -> VitConfig:
-    """The `VitConfig` for the `config.json` of a ViT with this number of classes (0: a `ViTModel`).
+    """Returns the `VitConfig` for the `config.json` of a ViT with this number of classes (0 for a `ViTModel`).
 
     Missing entries have the defaults of transformers.
 
-    Raises ConfigError for a value without counterpart.
+    Raises ConfigError for a value without a counterpart.
     """
     theirs = Arguments("config", config)
     theirs.require("model_type", "vit")
@@ -97,7 +97,7 @@ _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 def config_to_huggingface(config: VitConfig) -> dict[str, Any]:
-    """The content of `config.json` for a model like `config`. Raises ConfigError if transformers has no such model."""
+    """Returns the content of `config.json` for a model like `config`. Raises ConfigError if transformers has no such model."""
     HUGGINGFACE.check(config)
     return {
         "architectures": ["ViTForImageClassification" if config.classes else "ViTModel"],

@@ -1,6 +1,6 @@
-"""How another project's parameters ("theirs") store this project's ("ours"): names, shapes, and the conversion in both directions.
+"""Describes how another project's parameters ("theirs") store this project's ("ours"), and converts in both directions.
 
-If one of theirs stores several of ours, they are stacked in the order of `parameter_shapes`: query, key, value.
+If one of their parameters stores several of ours, ours are stacked in the order of `parameter_shapes`: query, key, value.
 """
 
 import math
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 class Layout:
-    """How one of their parameters stores ours: it stores exactly one, unchanged, unless a subclass overrides this."""
+    """How one of their parameters stores ours. In this base class, it stores exactly one of ours, unchanged."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return shapes[0]
@@ -61,7 +61,7 @@ class Convolution(Layout):
 
 
 class Linear(Layout):
-    """A linear layer, outputs first and its axes flattened; several of ours are stacked along the outputs.
+    """A linear layer stored with outputs first and axes flattened; several of ours are stacked along the outputs.
 
     inputs: the number of leading input axes in our kernel; 0 for a bias or a scale.
     """
@@ -89,7 +89,7 @@ Table = Mapping[str, str | tuple[str, Layout]]
 
 
 def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
-    """The table for torch's linear layers and, with 0 inputs, normalisations: our layer -> theirs, and its number of input axes."""
+    """Returns the table for torch's linear layers and, with 0 inputs, normalisations: our layer -> theirs, and its number of input axes."""
     table: dict[str, tuple[str, Layout]] = {}
     for ours, (theirs, inputs) in rows.items():
         table[f"{ours}/{'kernel' if inputs else 'scale'}"] = (f"{theirs}.weight", Linear(inputs))
@@ -98,7 +98,7 @@ def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
 
 
 class Entry(NamedTuple):
-    """One of their parameters: its name, its layout, and the names and shapes of ours, in order."""
+    """One of their parameters: its name, its layout, and, in order, the names and shapes of our parameters that it stores."""
 
     theirs: str
     layout: Layout
@@ -120,11 +120,11 @@ _SELDOM: Has = {
 
 @dataclass(frozen=True)
 class Project:
-    """Another project's models: which of our models it has, and how its parameters store ours.
+    """Another project: which of our models it supports, and how its parameters store ours.
 
     argument, separator: the name of the parameters in errors, and the separator in parameter names ("/" if they are nested).
-    extra: the part of the table that depends on the model; it takes precedence. check_extra: raises ConfigError for invalid combinations.
-    prepared: renames the project's parameters as in the table. token_has_position: whether a class token has a position.
+    extra: the part of the table that depends on the model; it overrides `table`. check_extra: raises ConfigError for invalid combinations.
+    prepared: renames the project's parameters to the names in the table. token_has_position: whether a class token has a position.
     """
 
     name: str
@@ -139,16 +139,16 @@ class Project:
     token_has_position: bool = True
 
     def from_theirs(self, params: Mapping[str, Any], config: Config) -> Params:
-        """Our parameters from theirs: a mapping of arrays or tensors, possibly under `params` or `state_dict`.
+        """Returns our parameters from theirs, a mapping of arrays or tensors, possibly under `params` or `state_dict`.
 
-        The returned arrays may share memory with `params`. Raises ConfigError if the project has no model like `config`, or if a
-        parameter is missing or unexpected; ShapeError and DtypeError for another shape or dtype.
+        The returned arrays may share memory with `params`. Raises ConfigError if the project has no model like `config`, or if a parameter
+        is missing or unexpected, and ShapeError or DtypeError for a wrong shape or dtype.
         """
         entries = self._entries(config)
         return nested(to_ours(self.argument, self.prepared(flatten(unwrapped(params), self.separator)), entries))
 
     def to_theirs(self, params: Params, config: Config) -> dict[str, Any]:
-        """Their parameters, NumPy arrays, from ours: the inverse of `from_theirs`, with its errors."""
+        """Returns their parameters, as NumPy arrays, from ours: the inverse of `from_theirs`, with the same errors."""
         entries = self._entries(config)
         expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
         ours = _checked("params", flatten(params), expected)
@@ -166,7 +166,7 @@ class Project:
         self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
-        """The name of the parameter that holds one of ours, and its layout. Raises ConfigError if there is no such parameter."""
+        """Returns the name and the layout of the parameter that stores one of ours. Raises ConfigError if there is no such parameter."""
         for table in (self.extra(config) if config else {}, self.table):
             for pattern, row in table.items():
                 if match := re.fullmatch(pattern, ours):
@@ -175,7 +175,7 @@ class Project:
         raise ConfigError(f"{ours}: {self.name} has no such parameter")
 
     def _entries(self, config: Config) -> list[Entry]:
-        """The project's parameters for a model like `config`."""
+        """Returns the project's parameters for a model like `config`."""
         self.check(config)
         entries: dict[str, Entry] = {}
         for ours, shape in flatten(family(config).parameter_shapes(config)).items():
@@ -187,7 +187,7 @@ class Project:
 
 
 def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
-    """Our parameters by name from theirs; errors call these `argument`."""
+    """Returns our parameters by name, from theirs; errors call their parameters `argument`."""
     theirs = _checked(argument, arrays, {entry.theirs: entry.layout.shape(entry.shapes) for entry in entries})
     return {
         name: np.asarray(array, order="C")
@@ -197,7 +197,7 @@ def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) 
 
 
 def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:
-    """The arrays as NumPy arrays, after checking every name, shape and dtype."""
+    """Checks every name, shape and dtype, and returns the arrays as NumPy arrays."""
     checked = {name: _array(value) for name, value in arrays.items()}
     names = [f"missing {name} {shape}" for name, shape in expected.items() if name not in checked]
     names += [f"unexpected {name} {array.shape}" for name, array in checked.items() if name not in expected]
@@ -221,7 +221,7 @@ def _listed(mismatches: list[str]) -> str:
 
 
 def _array(value: Any) -> Array:
-    """An array or a torch tensor on any device as a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
+    """Converts an array, or a torch tensor on any device, to a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if "bfloat16" in str(value.dtype) else value
@@ -230,7 +230,7 @@ def _array(value: Any) -> Array:
 
 
 def unwrapped(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of a tree that stores them under `params` or `state_dict`; any other tree unchanged."""
+    """Returns the parameters of a tree that stores them under `params` or `state_dict`, and any other tree unchanged."""
     for wrapper in WRAPPERS:
         if isinstance(tree.get(wrapper), Mapping):
             return unwrapped(tree[wrapper])

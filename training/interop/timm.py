@@ -1,4 +1,4 @@
-"""timm: converts parameters and arguments of its `VisionTransformer`, and back."""
+"""Converts parameters and arguments of timm's `VisionTransformer`, and back."""
 
 import json
 import re
@@ -71,9 +71,9 @@ Source: timm, `timm/models/vision_transformer.py`, `timm/layers/attention.py`, `
 
 
 def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
-    """The `VitConfig` that computes what timm's `VisionTransformer(**arguments)` computes.
+    """Returns the `VitConfig` that computes the same as timm's `VisionTransformer(**arguments)`.
 
-    Arguments missing from `arguments` have timm's defaults, including a class token and the erf form of GELU.
+    Missing arguments have timm's defaults, which include a class token and the erf form of GELU.
 
     | timm | ours |
     |---|---|
@@ -87,9 +87,9 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     | `pre_norm` | `pre_norm` |
     | `norm_layer=LayerNorm` with an `eps` | `norm_epsilon` |
 
-    Average and attention pooling have a counterpart only without a class token. Dropout is treated as in `config_from_vmoe`.
+    Average and attention pooling are supported only without a class token. Dropout is treated as in `config_from_vmoe`.
 
-    Raises ConfigError for an argument or value without counterpart.
+    Raises ConfigError for an argument or value without a counterpart.
     """
     of_timm = Arguments("arguments", arguments)
     pool = of_timm.choose("global_pool", "token", {"token": "token", "avg": "gap_norm", "map": "map"})
@@ -134,7 +134,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
 
 
 def _epsilon(of_timm: Arguments) -> float:
-    """The epsilon of the normalisations. timm's default is 1e-6; "LayerNorm" has torch's default, 1e-5."""
+    """Returns the epsilon of the normalisations. timm's default is 1e-6; "LayerNorm" uses torch's default, 1e-5."""
     layer = of_timm.take("norm_layer", None) or "LayerNorm{'eps': 1e-06}"
     match = re.fullmatch(r"(?:layernorm|LayerNorm)(?:\{'eps': ([-+.e\d]+)\})?", str(layer))
     try:
@@ -159,17 +159,17 @@ _REQUIRED: dict[str, Any] = {
 
 @cache
 def models_of_timm() -> dict[str, dict[str, Any]]:
-    """Name -> arguments of every `VisionTransformer` of timm 1.0.31, in the form that `config_from_timm` takes.
+    """Returns the arguments of every `VisionTransformer` of timm 1.0.31 by name, in the form that `config_from_timm` takes.
 
-    Recorded from timm's entry points, with the image size and classes of each name's default weights, omitting arguments equal to
-    timm's defaults. `config_from_timm` rejects arguments without counterpart.
+    They were recorded from timm's entry points, with the image size and classes of the default weights, without arguments that equal timm's
+    defaults. `config_from_timm` rejects arguments without a counterpart.
     """
     models: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "timm_models.json").read_text())
     return models
 
 
 def timm_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the model in timm's `config.json` on the hub, for `config_from_timm`.
+    """Returns the arguments, for `config_from_timm`, of the model in a `config.json` of timm on the hub.
 
     Raises ConfigError for an `architecture` that is not a `VisionTransformer` of timm.
     """

@@ -1,4 +1,4 @@
-"""google-research/vmoe: converts parameters and configurations of its `VisionTransformerMoe`, and back.
+"""Converts parameters and configurations of the `VisionTransformerMoe` of google-research/vmoe, and back.
 
 Letters in shape comments: D width, E experts.
 """
@@ -47,7 +47,7 @@ Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/
 
 
 def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int = 3) -> VitConfig:
-    """The `VitConfig` that computes what vmoe's `VisionTransformerMoe` computes with the arguments `model`.
+    """Returns the `VitConfig` that computes the same as vmoe's `VisionTransformerMoe` with the arguments `model`.
 
     `model` is the nested mapping that vmoe's configurations call `config.model`. Missing entries have vmoe's defaults:
     capacities are rounded up to a multiple of 4, and auxiliary losses have weight 1.
@@ -72,7 +72,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `deterministic`, not in `model` | `forward` without `noise` |
 
     The dispatcher, its precision and its partitions do not change what the model computes and are ignored. Dropout causes a warning, since
-    training differs and only evaluation agrees. Raises ConfigError for an argument or value without counterpart, such as other solvers
+    then only evaluation agrees, not training. Raises ConfigError for an argument or value without a counterpart, such as other solvers
     (`use_lbfgs`, `SparseProjection...`).
     """
     arguments = Arguments("model", model)
@@ -106,7 +106,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
 
 
 def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> dict[str, Any]:
-    """The fields of `VitConfig` for its MoE blocks."""
+    """Returns the fields of `VitConfig` for the MoE blocks."""
     moe.warn_of_dropout("dropout_rate")
     experts, group_size = moe.count("num_experts"), moe.count("group_size")
     whole = group_size % dense.sequence == 0
@@ -131,7 +131,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
 
 
 def _layers(value: Any) -> tuple[int, ...]:
-    """The numbers of the MoE layers, in order."""
+    """Returns the indices of the MoE layers, in order."""
     if isinstance(value, str) or not isinstance(value, Collection):
         raise ConfigError(f"model.encoder.moe.layers={value!r}: expected layer numbers")
     for number in value:
@@ -161,7 +161,7 @@ def _token_choice(router: Arguments, tokens: int, experts: int, weight: float = 
         "noise_multiplier": noise,
         "batch_priority": dispatcher.choose("batch_priority", False, {False: "none", True: "max"}),
         "importance_weight": router.take("importance_loss_weight", weight),
-        "load_weight": load_weight if noise else 0.0,  # no noise, hence no load loss
+        "load_weight": load_weight if noise else 0.0,  # without noise, there is no load loss
         "balance_weight": router.take("gshard_loss_weight", 0.0),
         **_capacity_options(dispatcher, choices * tokens, experts),
     }
@@ -173,7 +173,7 @@ def _expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, An
 
 
 def _plan(router: Arguments, iterations: str) -> dict[str, Any]:
-    """The options that all plan-based routers share. iterations: our option for the number of iterations."""
+    """Returns the options that all plan-based routers share. iterations: our option for the number of iterations."""
     combine = router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})
     return {"combine_with": combine, iterations: router.take("maxiter", 20)}
 
@@ -182,7 +182,7 @@ def _sinkhorn_token_choice(router: Arguments, tokens: int, experts: int) -> dict
     router.require("use_lbfgs", False)
     router.skip("use_implicit_differentiation")
     options = _token_choice(router, tokens, experts, weight=0.0)
-    del options["balance_weight"]  # vmoe's router has the option, but not the loss
+    del options["balance_weight"]  # vmoe's router accepts the option but has no such loss
     return {**options, "combine_from_clean_logits": True, **_plan(router, "sinkhorn_iterations")}
 
 
@@ -193,13 +193,13 @@ def _sinkhorn_expert_choice(router: Arguments, tokens: int, experts: int) -> dic
 
 def _sparse_expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    # vmoe's router has the argument, but no noise
+    # vmoe's router accepts the argument but adds no noise
     return {**_expert_choice(router, tokens, experts), "noise_multiplier": 0.0, **_plan(router, "transport_steps")}
 
 
 def _sparse_token_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    # vmoe's router has the arguments, but neither noise nor losses
+    # vmoe's router accepts the arguments but has neither noise nor losses
     without = dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0)
     return {**_token_choice(router, tokens, experts), **without, **_plan(router, "transport_steps")}
 
