@@ -91,7 +91,7 @@ def _needs(described: Function, path: str) -> tuple[str, ...]:
 def missing(module: Any) -> dict[str, str]:
     """Returns each path that a stage may need and that the module lacks, with the first missing part of the path.
 
-    A path that raises anything but AttributeError counts as present; the error recurs in the case that calls it.
+    A path whose look-up raises another error than AttributeError counts as present; the case that calls it reports the error.
     """
     parts: dict[str, str] = {}
     for path in _paths():

@@ -32,8 +32,8 @@ class Dtype:
 
     c is at least 16 in float64, which only tests whether the algorithm is correct. The other constants were measured on moespec's backends.
     Of 26 correct implementations that compute in another order, 3 have errors above 4 u A in float64, up to 12 u A (Sinkhorn on the plan's
-    logarithm, a loss by counts, a projection by bisection), and none in float32. No wrong implementation that was tried has errors between
-    4 and 16 u A: computing in float32 causes at least 2^20 u A. Tie margins, and the check of committed vectors, ignore the minimum of 16.
+    logarithm, a loss by counts, a projection by bisection), and none in float32. No tried wrong implementation has errors between 4
+    and 16 u A; float32 causes at least 2^20 u A. Tie margins, and the check of committed vectors, ignore the minimum of 16.
     """
 
     name: str

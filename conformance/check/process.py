@@ -201,7 +201,7 @@ class Remote:
         return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """Like `worker.answers`. Compiled jobs run together; uncompiled jobs, and jobs that end the process, run one by one."""
+        """Like `worker.answers`. Runs compiled jobs together. Runs other jobs, and those that end the process, one by one."""
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)

@@ -168,11 +168,14 @@ MEASURES = ((Wrong.factor, "it is {} times the expected value"), (Wrong.summand,
 
 
 def shared(wrongs: Sequence[Wrong]) -> list[str]:
-    """Describes for each wrong result of a stage the factor, summand or function that most results share or that
-    several entries share; else "".""" said = [""] * len(wrongs) for measure, text in MEASURES: found = {i: x for i,
-    each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]} several = [[*found]] if
-    len(found) > 1 and len(found) >= 0.6 * len(wrongs) else [] alone = [i for i, x in found.items() if
-    wrongs[i].want.size > 1 or _is_plain(wrongs, wrongs[i], x)] for group in [*several, *([i] for i in alone)]:
+    """Describes for each wrong result of a stage the factor, summand or function that most of the results share or that
+    several of its entries share; "" if there is none."""
+    said = [""] * len(wrongs)
+    for measure, text in MEASURES:
+        found = {i: x for i, each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]}
+        several = [[*found]] if len(found) > 1 and len(found) >= 0.6 * len(wrongs) else []
+        alone = [i for i, x in found.items() if wrongs[i].want.size > 1 or _is_plain(wrongs, wrongs[i], x)]
+        for group in [*several, *([i] for i in alone)]:
             sentence = _sentence([wrongs[i] for i in group], [found[i] for i in group], text)
             said = [each or (sentence if i in group else "") for i, each in enumerate(said)]
     for name, function in FUNCTIONS.items():

@@ -233,8 +233,9 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """For the chosen rows, returns the number of cases that pass wherever they are compared, the number of all cases,
-and the numbers of uncompared cases by `--class` word.
+    """Returns the numbers of cases in the chosen rows: those that pass wherever they are compared, all, and those not compared.
+
+    Cases that are not compared are counted by `--class` word.
     """
     words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
     cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}

@@ -53,8 +53,9 @@ class Plan:
     memory: float = 0.0
 
     def parts(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Yields the parts (dtype, mode, case ids of one algorithm) that run together. Slow composite algorithms, the
-last in the registry, run first.
+        """Yields the parts (dtype, mode, case ids of one algorithm) that run together.
+
+        Composite algorithms run first, because they are slow. They come late in the registry.
         """
         groups = [list(group) for _, group in groupby(self.ids, lambda id: id.partition("/")[0])]
         for group in groups[::-1]:
@@ -181,8 +182,9 @@ def run_part(
 
 
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
-    """Runs the cases in the target's dtype, algorithm by algorithm; with `repeat`, calls each stage twice. Returns no
-results if strided arrays are requested but the target's arrays cannot be strided. A `Target` runs in this process, a `Remote` in another.
+    """Runs the cases in the target's dtype, algorithm by algorithm. With `repeat`, calls each stage twice.
+
+    Returns no results if the target's arrays cannot be strided but the mode needs it. A `Target` runs in this process, a `Remote` in another.
     """
     facts = target.facts()
     if mode == STRIDED and not facts.strides:
