@@ -1,4 +1,4 @@
-"""`moespec conformance`: check a target, an adapter or files, render reports, inspect cases, and generate vectors."""
+"""Run `moespec conformance`, which checks targets, adapters and files, renders reports, shows cases and generates vectors."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Pack the vectors into an archive for programs in any language: `nox -s vectors`, or `python -m moespec.conformance.archive build`.
+"""Pack the vectors into an archive for programs in any language. Run `nox -s vectors` or `python -m moespec.conformance.archive build`.
 
 vectors-VERSION/README.md, LICENSE     description and license
 vectors-VERSION/index.json             every case: id, class, flags, revision, sha256 of the manifest and of the tensors

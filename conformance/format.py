@@ -1,4 +1,4 @@
-"""The vector format: one JSON manifest per case, and a `.safetensors` file next to it for arrays over 64 numbers.
+"""The format of the vectors: a case has a JSON manifest, and a `.safetensors` file next to it for arrays of more than 64 numbers.
 
     vectors/<algorithm>/<case>.json, vectors/<algorithm>/<case>.safetensors
 

@@ -59,9 +59,7 @@ def _load() -> Iterator[Definition]:
     def noisy(name: str, kind: str, purpose: str, *flags: str, shape: tuple[int, int, int] = (G, T, E),
               **options: Any) -> Definition:  # fmt: skip
         clean = logits(f"load/{name}", shape, reach=1.0)
-        noise = (
-            logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64
-        )  # no row has a tie
+        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no row has a tie
         return case(name, kind, purpose, clean, clean.array + noise, *flags, **options)
 
     own = "threshold_includes_self"
@@ -87,7 +85,7 @@ def _z() -> Iterator[Definition]:
 
 
 def _unbiased(experts: int) -> float:
-    """Returns the ratio of the unbiased variance to the population variance. It is undefined for one expert."""
+    """Returns the ratio of the unbiased variance to the population variance. The ratio is undefined for one expert."""
     return experts / (experts - 1) if experts > 1 else np.nan
 
 

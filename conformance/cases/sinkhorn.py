@@ -111,7 +111,7 @@ def _moved_optimum(plan: Array, step: Array) -> Any:
 def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
     """Returns a Sinkhorn that checks the norm (of order `norm`) of the column error after `first`, `first` + 10, ... iterations.
 
-    It stops if the error is below `threshold` or the given tolerance. Without a given tolerance, a given number of iterations is exact.
+    It stops if the error is below `threshold` or the given tolerance. Given only a number of iterations, it runs exactly that many.
     """
 
     def sinkhorn_affinity(B: Spec, logits: Array, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The interface of an adapter, for a kernel that computes a complete layer without exposing its steps.
+"""An adapter is the interface to a kernel that computes a complete layer without exposing its steps.
 
     layer(x, params, options) -> output
 
@@ -13,8 +13,8 @@ output: (groups, tokens, width).
 
 A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declares it; see `declined.py`. Without
 `from_numpy(tree, dtype)`, arrays are NumPy's, bfloat16 is not supported, and the output may be float64. `to_numpy(tree)` converts
-results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. For router cases, the suite compares only the output.
-It runs no single steps, noise or error cases. `__moespec_version__` states which version of the specification the adapter follows.
+results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. For router cases, the suite compares only the output,
+and runs no single steps, noise or error cases. `__moespec_version__` states which version of the specification the adapter follows.
 
 If `from_numpy` returns torch or JAX arrays, that framework computes the gradients with respect to x and all params.
 Otherwise a method of the adapter computes them:

@@ -1,4 +1,4 @@
-"""Read `not_offered`, with which a target declines case ids (by pattern) and options of calls, each with a reason.
+"""Read `not_offered`, in which a target declines cases (by patterns of their ids) and options of calls, each with a reason.
 
     not_offered = {"token_choice/keep*": "every choice is made", "token_choice(tries=)": "a full expert drops its token"}
 

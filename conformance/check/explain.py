@@ -1,13 +1,13 @@
 """Diagnose the failures in a report with known variants, reordered ties, sentences and small tables.
 
 If no known variant reproduces a wrong result, its numbers still give clues: experts lack only second choices, a token's
-features are off by one factor, no gradient reaches an input. The explanation states which results are right. It relates
-the wrong result to the expected one (`relations.py`) or names a changed call that reproduces it (`changed_calls.py`).
+features are off by one factor, no gradient reaches an input. The explanation states which results are right. The explanation
+relates the wrong result to the expected one (`relations.py`) or names a changed call that reproduces it (`changed_calls.py`).
 
 Third-party routers fail most often by ordering equal scores differently. The specification puts the lower index first
-among equal scores. An unstable sort orders them arbitrarily, which no known variant reproduces. A failure
-counts as reordered only under two conditions. The scores in each slot, or for each token, are bitwise equal. Each token
-whose score for an expert differs from the token's other scores keeps its place in that expert's order.
+among equal scores. An unstable sort orders equal scores arbitrarily, which no known variant reproduces. A failure
+counts as reordered only under two conditions. The scores in each slot, or for each token, are bitwise equal. In each
+expert's order, tokens keep their places if their score for the expert differs from their other scores.
 """
 
 from collections.abc import Iterator, Sequence
@@ -248,7 +248,7 @@ def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list
 
 
 def _is_reordered(result: CaseResult, case: Case) -> bool:
-    """Whether every failing stage has only reordered slots and weights, or depends on such a stage."""
+    """Whether in every failing stage slots and weights are only reordered, or the stage depends on such a stage."""
     allocation = next((stage for stage in case.stages if "slots" in stage.outputs and ordered(stage, case)), None)
     failing = [outcome.stage for outcome in result.outcomes if outcome.state == "fail"]
     if allocation is None or not any(name.endswith("/slots") for name in failing):

@@ -1,4 +1,4 @@
-"""Match a target's wrong results to known variants, to find out what a third-party router computes instead.
+"""Compare a target's wrong results with known variants, to find out what a third-party router computes instead.
 
 For each failing stage, the variants run on the stage's arrays. A variant agrees in a stage if all results of the target
 equal the variant's within a few tolerances and differ from the expected results and the correct backend's. Target and
@@ -63,7 +63,7 @@ def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]
 
 
 class Known:
-    """The variants' results for stages of cases, computed lazily once for all dtypes."""
+    """The variants' results for stages of cases, which are computed on demand, once for all dtypes."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: case for case in cases}

@@ -96,9 +96,9 @@ class Table:
 class CaseResult:
     """The result of one case in one dtype and mode.
 
-    returned: the target's results for each failing stage, by name. seconds: an equal share of the time for all cases of
-    its algorithm, which are compiled together. table: the first wrong result, if it is small. explanation: for a
-    failure, states which results are right or wrong, and what is wrong with them; see `explain.py`.
+    returned: the target's results for each failing stage, by name. seconds: an equal share of the time that its algorithm's cases took.
+    table: the first wrong result, if it is small.
+    explanation: for a failure, states which results are right or wrong, and what is wrong with them; see `explain.py`.
     """
 
     id: str
@@ -142,11 +142,11 @@ class Unsupported:
 class Report:
     """The results of one target.
 
-    interface: "target", "adapter" or "files". target: the name of the checked module, object or folder. suite: the sha256 of
-    `suite.json`. problems: sentences about problems outside the cases, such as an unused waiver; each counts as a failure. matches:
-    the known variants that match failures. seed, size: of the fresh cases, if they replace the vectors. repeat: whether everything was
-    computed twice. claims: the version of the specification that the target claims to follow, or "". left_out: the ids of the algorithms'
-    cases that were not run, with their `--class` word. called: the functions of moespec that the target was observed to call.
+    interface: "target", "adapter" or "files". target: the name of the checked module, object or folder. suite: the sha256 of `suite.json`.
+    problems: sentences about problems outside the cases, each of which counts as a failure. matches: the known variants that match failures.
+    seed, size: of the fresh cases, if they replace the vectors. repeat: whether everything was computed twice.
+    claims: the version of the specification that the target claims to follow, or "". left_out: ids of cases not run, with `--class` words.
+    called: the functions of moespec that the target was observed to call.
     """
 
     interface: str

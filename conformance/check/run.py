@@ -184,7 +184,7 @@ def run_part(
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
     """Runs the cases in the target's dtype, algorithm by algorithm. With `repeat`, calls each stage twice.
 
-    Returns no results if the target's arrays cannot be strided but the mode needs it. A `Target` runs in this process, a `Remote` in another.
+    Returns no results if the mode needs strided arrays and the target has none. A `Target` runs in this process, a `Remote` in another.
     """
     facts = target.facts()
     if mode == STRIDED and not facts.strides:

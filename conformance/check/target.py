@@ -266,7 +266,7 @@ class Job:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether the stage takes NumPy arrays for every target (a function that is never compiled)."""
+        """Whether the stage takes NumPy arrays on every target, because its function is never compiled."""
         return function(self.stage.call).on_numpy
 
     @property
