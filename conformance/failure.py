@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, declines: bool = False) -> "Failure":
-        """Converts an exception into a failure. Only if `declines` is true can the exception decline a case."""
+        """Converts an exception into a failure. The exception can decline a case only if `declines` is true."""
         if declines and isinstance(error, NotOfferedError):
             return cls(str(error), state="not implemented")
         classes = tuple(each.__name__ for each in type(error).__mro__)

@@ -5,7 +5,7 @@
 `schema.json` describes the manifest. A case consists of calls on inputs. Each stage names a function, its arguments (an input or a result
 of an earlier stage) and its options, so a manifest is self-contained and executable. Inputs are float32 (exact in bfloat16, except in cases
 with the flag `low_precision` and for model parameters), int32 or bool. Results are float64, int32 or bool. A small array is a nested list
-under `data`. A large array has an entry `tensor`, its key in the safetensors file, which is its path in the manifest. NaN and infinity in
+under `data`. For a large array, `tensor` is its key in the safetensors file, which is its path in the manifest. NaN and infinity in
 arrays occur only in error cases, as the strings "nan", "inf", "-inf". An infinite option, such as `capacity_factor`, is the string "inf".
 """
 

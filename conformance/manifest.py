@@ -182,7 +182,7 @@ def read(path: Path) -> Case:
         if VECTORS not in path.parents:  # not resolved, since an editable installation may contain links to the vectors
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
-        manifest.pop("revision", None)  # each older vector stored its revision
+        manifest.pop("revision", None)  # older vectors store their revision
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):

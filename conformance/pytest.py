@@ -7,7 +7,7 @@
         case.check()
 
 A failed test shows the suite's diagnosis: the matching known variant, where the result first differs and by how much, and the
-command that shows the case. A case is skipped, with the reason, if the target does not implement it or a dtype cannot decide it.
+command that shows the case. A case is skipped, with the reason, if the target lacks it or the dtype is too coarse for it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -63,10 +63,10 @@ def parametrize(
 ) -> pytest.MarkDecorator:
     """Returns a mark that gives a test function each case in each dtype as its argument `case`, a VectorCase.
 
-    target: the module with the public names. adapter: the module or `module:object` with `layer`. Give exactly one of
-    the two. algorithms, classes: select cases like `run --algorithm` and `run --class`; by default, all. dtypes: by
-    default, float64, float32 and bfloat16. expected_failures: patterns of case ids, or of ids with dtypes such as
-    "token_choice/tied-bfloat16", with reasons. A matching test must fail or be skipped; if it passes, that counts as a failure.
+    target: the module with the public names. adapter: the module or `module:object` with `layer`. Give exactly one of the two.
+    algorithms, classes: select cases like `run --algorithm` and `run --class`; by default, all.
+    dtypes: by default, float64, float32 and bfloat16. expected_failures: patterns of ids such as "token_choice/tied", or of ids with
+    dtypes such as "token_choice/tied-bfloat16", with reasons. A matching test must fail or be skipped; a pass counts as a failure.
     require_suite: the required version of moespec's suite, such as "0.1".
 
     Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.

@@ -171,7 +171,7 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
 
 
 def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
-    """Returns the distance between a result and a variant's, in tolerances. Their scale is the variant's scale or magnitude, if larger.
+    """Returns the distance between a result and a variant's, in tolerances. Tolerances use the variant's scale or, if larger, magnitude.
 
     Where the variant computes NaN or infinity, the target may compute either of the two.
     """

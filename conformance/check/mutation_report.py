@@ -117,8 +117,9 @@ def _sliced(value: Value) -> Value:
 
 
 def table(report: MutationReport) -> str:
-    """Returns a line for each variant with the number of cases that catch it, the first such case and stage, and the
-ledger id. Problems and a line of totals follow.
+    """Returns a line for each variant: the number of cases that catch it, the first such case and stage, and the ledger id.
+
+    Problems and a line of totals follow.
     """
     rows = [("variant", "caught by", "first", "ledger")]
     for name, ids in report.caught.items():

@@ -1,7 +1,7 @@
 """Run a target in a separate process that receives no expected values and answers only with bytes.
 
-A target can therefore neither read nor change the expected values, the comparison or the report, and cannot end the run. It is
-killed if it exceeds its time limit. The process is not a sandbox: a target can do anything that the user's own programs can do.
+A target can therefore neither read nor change the expected values, the comparison or the report, and cannot end the run. A target
+that exceeds its time limit is killed. The process is not a sandbox: a target can do anything that the user's own programs can do.
 """
 
 import atexit

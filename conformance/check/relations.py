@@ -1,7 +1,7 @@
 """Find how the numbers of a wrong result are related to the expected ones. A relation is reported only if it holds numerically.
 
-A relation holds if the result is within a few tolerances of a guess and at least twice as far from the expected value. Any
-two single numbers, such as losses, have some ratio, so a ratio of single numbers is reported only if several cases share it.
+A relation predicts a value. It holds if the result is within a few tolerances of this value and at least twice as far from the expected
+one. Any two single numbers, such as losses, have some ratio, so a ratio of single numbers is reported only if several cases share it.
 """
 
 import math
@@ -89,7 +89,7 @@ class Wrong:
         return max(constant(self.value.constant, self.dtype), self.dtype.least) * self.dtype.roundoff
 
     def fits(self, guess: Any, at: Any = ...) -> bool:
-        """Whether computed entries equal a guess and are twice (in a coarse dtype, 8 times) as close to it as to the expected values."""
+        """Whether computed entries equal a guess and are twice (in a coarse dtype, 8 times) as close to them as to the expected ones."""
         got, want = self.got[at], self.want[at]
         bound = np.broadcast_to(tolerance(self.value, self.dtype), self.got.shape)[at]
         with np.errstate(all="ignore"):

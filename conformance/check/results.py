@@ -114,7 +114,7 @@ class CaseResult:
 
     @property
     def state(self) -> str:
-        """The state of the case: the state that comes first in `STATES` among its outcomes'."""
+        """The state of the case, which is the first in `STATES` that one of its outcomes has."""
         return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
 
     @property
@@ -143,7 +143,7 @@ class Report:
     """The results of one target.
 
     interface: "target", "adapter" or "files". target: the name of the checked module, object or folder. suite: the sha256 of `suite.json`.
-    problems: sentences about problems outside the cases, each of which counts as a failure. matches: the known variants that match failures.
+    problems: sentences about problems outside the cases, each counted as a failure. matches: the known variants that match failures.
     seed, size: of the fresh cases, if they replace the vectors. repeat: whether everything was computed twice.
     claims: the version of the specification that the target claims to follow, or "". left_out: ids of cases not run, with `--class` words.
     called: the functions of moespec that the target was observed to call.

@@ -55,7 +55,7 @@ class Plan:
     def parts(self) -> Iterator[tuple[str, str, list[str]]]:
         """Yields the parts (dtype, mode, case ids of one algorithm) that run together.
 
-        Composite algorithms run first, because they are slow. They come late in the registry.
+        Composite algorithms run first, because they are slow. The registry lists them last.
         """
         groups = [list(group) for _, group in groupby(self.ids, lambda id: id.partition("/")[0])]
         for group in groups[::-1]:

@@ -228,9 +228,9 @@ def _strided(array: Any) -> Any:
 class Facts:
     """A target's properties in one dtype.
 
-    unsupported, without_gradients: the reason why the target lacks the dtype or gradients, or "". checks_values: whether the target must
-    reject non-finite values. strides: whether its arrays, like torch's, can have several memory layouts. missing: the names that stages
-    need and the target lacks; see `call.missing`. not_offered: the cases and options that it declines, with reasons; see `declined.py`.
+    unsupported, without_gradients: the reason why the target lacks the dtype or gradients, or "". strides: whether its arrays
+    can be strided. checks_values: whether the target must reject non-finite values. missing: the names that the target lacks;
+    see `call.missing`. not_offered: the cases and options that the target declines, with reasons; see `declined.py`.
     """
 
     unsupported: str = ""
