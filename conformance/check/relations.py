@@ -89,7 +89,7 @@ class Wrong:
         return max(constant(self.value.constant, self.dtype), self.dtype.least) * self.dtype.roundoff
 
     def fits(self, guess: Any, at: Any = ...) -> bool:
-        """Whether computed entries equal a guess and are twice (in a coarse dtype, 8 times) as close to them as to the expected ones."""
+        """Whether entries equal a guess and are twice (in a coarse dtype, 8 times) as close to it as to the expected values."""
         got, want = self.got[at], self.want[at]
         bound = np.broadcast_to(tolerance(self.value, self.dtype), self.got.shape)[at]
         with np.errstate(all="ignore"):
