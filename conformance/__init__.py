@@ -1,4 +1,4 @@
-"""The conformance suite: golden vectors computed by the specification, and checks of any implementation against them.
+"""The conformance suite checks any implementation against golden vectors, which the specification computes.
 
     moespec conformance run --target moespec.backends.jax     check a module with the public names
     moespec conformance run --adapter my_package.kernel       check a function that computes a complete layer
@@ -13,8 +13,8 @@
 
 `cases/` has one file per algorithm with its cases and its known variants. `functions/` defines how the results of each public function are
 compared. `author/` computes a case's expected results, and `golden/` generates the vectors of all cases. `format.py` describes a vector,
-`suite.py` finds the committed vectors, and `compare.py` compares results. `check/` runs cases on a target and diagnoses failures, `report/`
-renders the outcome of a run, and `plugin.py` and `pytest.py` turn cases into pytest tests. `record/` records the gates of any model;
-`scaffold.py` writes a target from `templates/`; `archive.py` packs the vectors with `readers/` for other languages. The suite needs NumPy,
-SciPy and safetensors. It loads targets by name.
+`suite.py` finds the committed vectors, and `compare.py` compares results. `check/` runs cases on a target and diagnoses
+failures. `report/` renders the outcome of a run. `plugin.py` and `pytest.py` turn cases into pytest tests. `record/`
+records the gates of any model; `scaffold.py` writes a target from `templates/`; `archive.py` packs the vectors with
+`readers/` for other languages. The suite needs NumPy, SciPy and safetensors. Targets are loaded by name.
 """

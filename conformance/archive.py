@@ -1,4 +1,4 @@
-"""Pack the vectors into an archive for programs in any language: `nox -s vectors`, or `python -m moespec.conformance.archive build`.
+"""Pack the vectors into an archive for programs in any language. Run `nox -s vectors` or `python -m moespec.conformance.archive build`.
 
 vectors-VERSION/README.md, LICENSE     description and license
 vectors-VERSION/index.json             every case: id, class, flags, revision, sha256 of the manifest and of the tensors
@@ -25,7 +25,7 @@ __all__ = ["archive", "check_promise", "index", "write"]
 
 
 def index(vectors: Path) -> dict[str, Any]:
-    """An entry for each case, sorted by id. Raises VectorError if the vectors differ from `suite.json`."""
+    """Returns an entry for each case, sorted by id. Raises VectorError if the vectors differ from `suite.json`."""
     algorithms = json.loads(read_file(vectors.parent / "suite.json"))["algorithms"]
     cases = []
     for path in verify(vectors):
@@ -41,7 +41,7 @@ def index(vectors: Path) -> dict[str, Any]:
 
 
 def archive(root: Path) -> bytes:
-    """The archive of a checkout, byte-reproducible for the same tree. Raises VectorError if vectors were modified."""
+    """Returns the archive of a checkout; equal trees give equal bytes. Raises VectorError if vectors were modified."""
     suite = root / "conformance"
     contents = {"index.json": (json.dumps(index(suite / "vectors"), indent=1) + "\n").encode()}
     contents |= {"LICENSE": read_file(root / "LICENSE"), "README.md": read_file(suite / "readers/README.md")}
@@ -61,7 +61,7 @@ def archive(root: Path) -> bytes:
 
 
 def check_promise(root: Path, release: str) -> None:
-    """Raise VectorError if a patch release, such as 0.3.2, changes the suite of 0.3.0 (tag v0.3.0)."""
+    """Raises VectorError if a patch release such as 0.3.2 changes the suite of its minor release 0.3.0 (tag v0.3.0)."""
     minor, _, patch = release.rpartition(".")
     command = ["git", "-C", str(root), "show", f"v{minor}.0:conformance/suite.json"]
     shown = subprocess.run(command, capture_output=True, check=False) if patch != "0" else None
@@ -71,7 +71,7 @@ def check_promise(root: Path, release: str) -> None:
 
 
 def write(root: Path, folder: Path) -> Path:
-    """Write the archive of a checkout and return its path. Raises VectorError like `archive` and `check_promise`."""
+    """Writes the archive of a checkout and returns its path. Raises the VectorErrors of `archive` and `check_promise`."""
     check_promise(root, version())
     path = folder / f"vectors-{version()}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)

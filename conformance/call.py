@@ -1,7 +1,7 @@
-"""Run a stage on a module: resolve its arguments from references, call the name, return the results as arrays.
+"""Run a stage on a module: resolve references to its arguments, call a public name, and return the results as arrays.
 
-A stage reads arrays: inputs of its case and expected results of earlier stages, so one wrong decision does not cascade.
-If it reads a routing, the earlier call is repeated on the module, since a target has its own routing type.
+A stage reads inputs of its case and the expected results of earlier stages, so a wrong result does not affect later stages.
+If a stage reads a routing, the call that returned it is repeated on the module, since a target has its own routing type.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,12 +21,12 @@ Stages = Mapping[str, Stage]
 
 
 def identity(inputs: Any) -> Any:
-    """Experts that return their input; references call them `identity`."""
+    """Experts that return their input. References use the name `identity` for them."""
     return inputs
 
 
 def golden(case: Case) -> dict[str, Tensor]:
-    """The arrays a reference may name: inputs and expected results. The name of a stage with one result also names the result."""
+    """Returns the inputs and expected results that a reference may name. If a stage has one result, its name also names the result."""
     values = dict(case.inputs)
     for stage in case.stages:
         for name, value in stage.outputs.items():
@@ -41,7 +41,7 @@ def _is_function(reference: Reference) -> bool:
 
 
 def _parts(stage: Stage, stages: Stages, known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield (reference, kind) for each array, name and stage that a stage reads or calls, directly or through a routing."""
+    """Yields (reference, kind) for each array, public name and stage that a stage reads or calls, directly or through a routing."""
     yield stage.call, "name"
     waiting: list[Any] = [*stage.arguments.values()]
     for reference in waiting:
@@ -65,22 +65,22 @@ def _of(kind: str, stage: Stage, stages: Stages, known: Collection[str]) -> list
 
 
 def reads(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """The known arrays that a stage reads, directly or through a routing."""
+    """Returns the known arrays that a stage reads, directly or through a routing."""
     return _of("array", stage, stages, known)
 
 
 def earlier(stage: Stage, stages: Stages, known: Collection[str]) -> list[Stage]:
-    """The stages whose routings a stage reads; their calls are repeated."""
+    """Returns the stages whose routings a stage reads and whose calls are therefore repeated."""
     return [stages[name] for name in _of("stage", stage, stages, known)]
 
 
 def names(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """The paths of the public names that a stage calls."""
+    """Returns the paths of the public names that a stage calls."""
     return [name for name in _of("name", stage, stages, known) if name != "identity"]
 
 
 def needs(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """The paths that a stage requires of a module."""
+    """Returns the paths of the names that a stage needs in a module."""
     return [needed for path in names(stage, stages, known) for needed in _needs(function(path), path)]
 
 
@@ -89,9 +89,9 @@ def _needs(described: Function, path: str) -> tuple[str, ...]:
 
 
 def missing(module: Any) -> dict[str, str]:
-    """The paths that stages may require and the module lacks, each with the first missing part.
+    """Returns each path that a stage may need and that the module lacks, with the first missing part of the path.
 
-    A path that raises anything but AttributeError counts as present; the error recurs in the case that calls it.
+    A path whose look-up raises another error than AttributeError counts as present; the case that calls it reports the error.
     """
     parts: dict[str, str] = {}
     for path in _paths():
@@ -102,7 +102,7 @@ def missing(module: Any) -> dict[str, str]:
 
 
 def _paths() -> Iterator[str]:
-    """Yield every path that stages may require: functions, functions in the specification's tables, and each router's `route`."""
+    """Yields every path that stages may need: functions, functions in the specification's tables, and each router's `route`."""
     for described in FUNCTIONS.values():
         for name in _needs(described, described.name):
             yield name
@@ -113,7 +113,7 @@ def _paths() -> Iterator[str]:
 
 
 def _missing(module: Any, path: str) -> str:
-    """The first part of a path that a module lacks, or ""."""
+    """Returns the first part of a path that the module lacks, or ""."""
     owner, name = module, ""
     for part in path.split("."):
         if isinstance(owner, Mapping):
@@ -132,9 +132,9 @@ def _missing(module: Any, path: str) -> str:
 def result(
     module: Any, stage: Stage, stages: Stages, known: Collection[str], more: Values | None = None
 ) -> Callable[[Values], Any]:
-    """A stage's call as a function of the arrays it reads, with everything static resolved.
+    """Returns a function of the arrays that a stage reads, which makes the stage's call.
 
-    known: the references that are arrays. more: the runner's options in addition to the stored ones.
+    known: the references that are arrays. more: options in addition to those stored with the stage.
     """
     taken, runner = given(module, stage, stages, known, more), function(stage.call).run
     if runner is not None:
@@ -146,7 +146,7 @@ def result(
 def given(
     module: Any, stage: Stage, stages: Stages, known: Collection[str], more: Values | None = None
 ) -> Callable[[Values], Values]:
-    """The arguments and options of a stage's call, as a function of the arrays that the stage reads."""
+    """Returns a function that turns the arrays read by a stage into the arguments and options of its call."""
     getters = {name: _argument(module, each, stages, known) for name, each in stage.arguments.items()}
     options = function(stage.call).prepare({**stage.options, **(more or {})})
     if "options" in options:  # a router builds its Options record from them
@@ -172,7 +172,7 @@ def _argument(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def _function(module: Any, reference: Any, stages: Stages, known: Collection[str]) -> Callable[[Values], Any]:
-    """A function passed as an argument: experts with their parameters."""
+    """Returns a getter for a function that is passed as an argument, such as experts with their parameters."""
     if reference["call"] == "identity":
         return lambda values: identity
     called, options = at(module, reference["call"]), reference["options"]
@@ -181,7 +181,7 @@ def _function(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def at(module: Any, path: str) -> Any:
-    """The object at a path of names and keys. A custom function is looked up by its name without the module."""
+    """Returns the object at a path of names and keys. Looks up a custom function by its name without its module."""
     value = module
     for part in path_parts(path):
         value = value[part] if isinstance(value, Mapping) else getattr(value, part.rpartition(":")[2])
@@ -189,9 +189,9 @@ def at(module: Any, path: str) -> Any:
 
 
 def arrays(returned: Any, wanted: Collection[str]) -> Values:
-    """A call's return value as arrays by name, a form that compiled code can return. `finish` converts it to results.
+    """Converts a call's return value to arrays by name, which compiled code can return. `finish` converts them to results.
 
-    `routing_arrays` converts routings. wanted: names of results; empty for an error case.
+    `routing_arrays` converts routings. wanted: the names of the results; empty for an error case.
     """
     if isinstance(returned, Mapping):
         return dict(returned)

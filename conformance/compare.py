@@ -1,8 +1,8 @@
-"""Compare results: floats by `|got - want| <= c * u * A`, integers exactly, decisions only if their margin is certified.
+"""Compare results: floats by `|got - want| <= c * u * A`, integers exactly, and decisions only if they are certified to be far from a tie.
 
-`A` is the scale stored with each result (see `scale.py`). u is the unit roundoff of the dtype; in bfloat16 and float16,
-results promised in float32 or better use float32's u (`precision`). A result's fraction of the tolerance is its largest
-`|got - want| / (c * u * A)`; above 1 it fails.
+`A` is the scale stored with each result (see `scale.py`). u is the unit roundoff of the dtype. For bfloat16 and
+float16, results that must be float32 or better use float32's u (`precision`). The fraction of the tolerance that a
+result uses is its largest `|got - want| / (c * u * A)`. A result fails above 1.
 """
 
 import math
@@ -27,13 +27,13 @@ __all__ = [
 class Dtype:
     """A dtype in which a target is checked, its unit roundoff u, and the error allowed on underflow.
 
-    tiny: the smallest normal number, below which some devices flush to 0; for float16 the smallest subnormal number, since all devices
-    support its subnormals. largest: the largest number. least: the minimum constant c of a comparison.
+    tiny: the smallest normal number, since some devices flush smaller ones to 0; for float16, whose subnormals all
+    devices support, the smallest subnormal. largest: the largest number. least: the minimum constant c of a comparison.
 
-    In float64, which only tests whether the algorithm is right, c is at least 16. The constants were measured on our backends. Of 26
-    correct implementations that compute in another order, 3 have errors above 4 u A in float64, up to 12 u A (Sinkhorn on the plan's
-    logarithm, a loss by counts, a projection by bisection), and none in float32. No wrong implementation that was tried has errors between
-    4 and 16 u A: computing in float32 causes at least 2^20 u A. Tie margins and the check of committed vectors ignore this minimum.
+    c is at least 16 in float64, which only tests whether the algorithm is correct. The other constants were measured on moespec's backends.
+    Of 26 correct implementations that compute in another order, 3 have errors above 4 u A in float64, up to 12 u A (Sinkhorn on the plan's
+    logarithm, a loss by counts, a projection by bisection), and none in float32. No tried wrong implementation has errors between 4
+    and 16 u A; float32 causes at least 2^20 u A. Tie margins, and the check of committed vectors, ignore the minimum of 16.
     """
 
     name: str
@@ -84,7 +84,7 @@ rounds after each operation."""
 
 
 def constant(name: str, dtype: Dtype) -> float:
-    """The constant c with this name for results in a dtype."""
+    """Returns the constant c with this name for results in a dtype."""
     c = CONSTANTS[name.removeprefix(LARGE)][0]
     if not name.startswith(LARGE):
         return c
@@ -93,7 +93,7 @@ def constant(name: str, dtype: Dtype) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one comparison: pass or fail, the fraction of the tolerance used, and the difference."""
+    """The outcome of one comparison: whether it passed, the fraction of the tolerance used, and the difference."""
 
     passed: bool
     fraction: float = 0.0
@@ -101,16 +101,16 @@ class Verdict:
 
 
 def precision(call: str, result: str, dtype: Dtype) -> Dtype:
-    """The dtype whose roundoff bounds the errors of a result from the function `call`.
+    """Returns the dtype whose roundoff bounds the errors of a result of the function `call`.
 
-    This is `dtype`, except that in bfloat16 and float16 it is float32 unless the result itself is rounded to the dtype.
+    Returns `dtype`, or float32 if `dtype` is bfloat16 or float16 and the result is not rounded to it.
     """
     rounded = dtype.roundoff <= DTYPES["float32"].roundoff or function(call).output(result).rounded
     return dtype if rounded else DTYPES["float32"]
 
 
 def exact(array: NDArray[Any], dtype: Dtype) -> bool:
-    """Whether a dtype represents an input exactly. float32 and float64 do so for every vector."""
+    """Whether a dtype represents an input exactly. float32 and float64 represent every input of the vectors exactly."""
     if dtype.roundoff <= DTYPES["float32"].roundoff or array.dtype.kind != "f":
         return True
     wide = np.ascontiguousarray(array, np.float32)
@@ -121,13 +121,13 @@ def exact(array: NDArray[Any], dtype: Dtype) -> bool:
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
-    """The bound `c * u * A` per entry of a float result, plus the smallest normal number because results may underflow."""
+    """Returns the bound `c * u * A` for each entry of a float result, plus the dtype's smallest normal number because of underflow."""
     scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
     return max(constant(value.constant, dtype), dtype.least) * dtype.roundoff * scale + dtype.tiny
 
 
 def wrong(value: Value, got: NDArray[Any], dtype: Dtype) -> NDArray[np.bool_]:
-    """The mask of wrong entries of a result with the right shape."""
+    """Returns the mask of wrong entries in a result that has the right shape."""
     if value.kind != "float":
         return np.asarray(got != value.array)
     with np.errstate(invalid="ignore"):
@@ -169,20 +169,20 @@ _ONE_OF = {"capacity": "slot", "width": "feature", "hidden": "hidden unit", "cla
 
 
 def place(axes: Sequence[str], index: tuple[Any, ...]) -> str:
-    """An entry's position in words, such as "group 0, expert 1, slot 7"; only indices if axes have no names."""
+    """Describes an entry's position, such as "group 0, expert 1, slot 7". If axes have no names, returns only the indices."""
     if not index or len(axes) != len(index) or any(axis.startswith("axis") for axis in axes):
         return "[" + ", ".join(str(int(i)) for i in index) + "]"
     return ", ".join(f"{one_of(axis)} {int(i)}" for axis, i in zip(axes, index, strict=True))
 
 
 def one_of(axis: str) -> str:
-    """The name of one position along an axis: "slot" for `capacity`, "expert" for `experts`."""
+    """Returns the word for one position along an axis, such as "slot" for `capacity` and "expert" for `experts`."""
     return _ONE_OF.get(axis, axis.removesuffix("s"))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one stage or one of its results. trace: for an exception, the lines of code that raised it."""
+    """The outcome of one stage or one of its results. trace: the lines of code that raised an exception, if any."""
 
     stage: str
     state: str
@@ -194,9 +194,9 @@ class Outcome:
 def compared(
     stage: str, expected: dict[str, Value], found: Any, dtype: Dtype, sure: bool, call: str = ""
 ) -> list[Outcome]:
-    """The outcome of each result of a stage. Without `sure`, a choice may be tied, and results are inconclusive.
+    """Returns the outcome of each result of a stage. If `sure` is false, a choice may be tied, so results are inconclusive.
 
-    call: the stage's call; empty for gradients, which have the dtype of the differentiated input.
+    call: the name that the stage calls; empty for gradients, whose dtype is that of the differentiated input.
     """
     if isinstance(found, Failure):
         return [Outcome(stage, found.state, found.fraction, found.text, found.trace)]
@@ -221,8 +221,8 @@ def compared(
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
     """Whether every choice of a stage is further from a tie than the dtype's errors can reach.
 
-    A margin of None marks a choice on the case's exact inputs, where ties are intended. float16 needs float32's margin
-    or, if larger, bfloat16's margin times the ratio of their roundoffs.
+    A margin of None marks a choice among exact inputs of the case, whose ties are intended. In float16, the margin
+    needed is that of float32 or, if larger, that of bfloat16 times the ratio of the two roundoffs.
     """
     if decision is None or decision["margin"] is None:
         return True

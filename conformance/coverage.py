@@ -1,8 +1,8 @@
-"""Check by rule that the vectors have a case for each purpose that a public function or router requires.
+"""Check with rules that the vectors contain a case for each purpose that a public function or router needs.
 
-A rule requires cases that expose implementations that are wrong only for one kind of input: three groups, odd sizes, an
-index above 256, extreme logits, a gradient for each input. A required purpose without a case is missing unless `EXEMPT`
-has a reason. Every rule applies to a new function or router as soon as a case calls it.
+A rule requires cases that expose implementations with one kind of mistake, by three groups, odd sizes, an index above
+256, extreme logits or a gradient for each input. A required purpose without a case counts as missing unless `EXEMPT`
+gives a reason. Every rule applies to a new function or router as soon as a case calls it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,25 +122,25 @@ EXEMPT: Mapping[str, str] = {
 
 @dataclass
 class Row:
-    """The coverage of a call: each covered purpose, `rule:what`, with the id of its first case, and the required purposes."""
+    """The coverage of a called function or router: its required purposes, and each covered purpose `rule:what` with its first case."""
 
     call: str
     found: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
 
     def missing(self) -> list[str]:
-        """Required purposes without a case or an exemption."""
+        """Returns the required purposes that have neither a case nor an exemption."""
         return [what for what in sorted(self.asked - self.found.keys()) if not exemption(self.call, what)]
 
 
 def exemption(call: str, what: str) -> str:
-    """The reason for a call's exemption, or ""."""
+    """Returns the reason why a call is exempt from a purpose, or ""."""
     rule, _, part = what.partition(":")
     return next((reason for key, reason in EXEMPT.items() if fnmatchcase(f"{rule}:{call}:{part}", key)), "")
 
 
 def table(cases: Iterable[Case]) -> list[Row]:
-    """A row for each call of the cases, in alphabetical order. Routers also have large cases, which are not stored."""
+    """Returns a row for each function and router that the cases call, sorted by name. Includes the large cases, which are not stored."""
     rows: dict[str, Row] = {}
     for id in large.ids():
         router, _, name = id.partition("/")
@@ -213,7 +213,7 @@ def _arrays(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
-    """Yield pairs of non-default options, and loss weights covered by a gradient."""
+    """Yields purposes, and whether the case covers them: two options set together, or a loss weight with a gradient."""
     if not stage.router:
         return
     record = spec.ROUTERS[stage.router].Options
@@ -230,7 +230,7 @@ def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, str]:
-    """The arrays that a call takes, by argument and part, as references. The arrays in a routing belong to the call that returned it."""
+    """Returns references to the arrays that a call takes, by argument and part, except arrays in a routing."""
     found: dict[str, str] = {}
 
     def take(name: str, reference: Reference) -> None:
@@ -246,7 +246,7 @@ def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, st
 
 
 def text(rows: Sequence[Row]) -> str:
-    """The table as text: each call's coverage by rule, missing purposes, and the reasons for exemptions."""
+    """Returns the table as text with the coverage of each call by rule, the missing purposes and the reasons for exemptions."""
     lines = [f"{'':40}{' '.join(f'{rule:>8}' for rule in RULES)}"]
     reasons: dict[str, set[str]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Failures take the place of results: a target's exception, or the reason why a call has no result."""
+"""A failure replaces results: it records a target's exception or the reason why a call has no result."""
 
 import math
 import traceback
@@ -11,16 +11,16 @@ STATES = ("error", "not implemented", "inconclusive")
 
 
 class NotOfferedError(Exception):
-    """The target declines the call."""
+    """Raised if the target declines a call."""
 
 
 class MalformedError(Exception):
-    """A target's return value is not a result: not an array, or not a routing."""
+    """Raised if a target returns something that is not a result, neither an array nor a routing."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A process's report of a call without results. Nothing in it can make a case pass.
+    """The report of a target's process on a call without results. No failure can make a case pass.
 
     classes: names of the exception's class and bases; empty if nothing was raised. trace: the lines of code that raised
     it. state: the outcome's state. returned: whether the call returned something that is not a result.
@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, declines: bool = False) -> "Failure":
-        """Convert an exception into a failure. The failure can decline a case only if `declines` is set."""
+        """Converts an exception into a failure. The exception can decline a case only if `declines` is true."""
         if declines and isinstance(error, NotOfferedError):
             return cls(str(error), state="not implemented")
         classes = tuple(each.__name__ for each in type(error).__mro__)
@@ -46,12 +46,12 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """A line for the report: the class, if any, and the message."""
+        """A line for the report with the exception's class, if any, and the message."""
         return ": ".join([*self.classes[:1], self.message[:400]])
 
     @property
     def fraction(self) -> float:
-        """The value reported as the fraction of the tolerance."""
+        """The number that the report shows as the fraction of the tolerance."""
         return math.inf if self.state == "error" else 0.0
 
 
@@ -62,7 +62,7 @@ FRAMES = 8
 
 
 def trace(error: BaseException) -> str:
-    """The calls that led to an exception: lines of third-party code, without the suite's and the frameworks' lines."""
+    """Returns the lines of third-party code that led to an exception, without lines of the suite and the frameworks."""
     while error.__cause__ is not None:
         error = error.__cause__
     calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(PACKAGE)]

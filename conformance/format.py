@@ -1,12 +1,12 @@
-"""The vector format: one JSON manifest per case, and a `.safetensors` file next to it for arrays over 64 numbers.
+"""The format of the vectors: a case has a JSON manifest, and a `.safetensors` file next to it for arrays of more than 64 numbers.
 
     vectors/<algorithm>/<case>.json, vectors/<algorithm>/<case>.safetensors
 
 `schema.json` describes the manifest. A case consists of calls on inputs. Each stage names a function, its arguments (an input or a result
 of an earlier stage) and its options, so a manifest is self-contained and executable. Inputs are float32 (exact in bfloat16, except in cases
-with the flag `low_precision` and for model parameters), int32 or bool. Results are float64, int32 or bool. Small arrays are nested lists
-under `data`. A large array has its key in the safetensors file (its path in the manifest) under `tensor`. NaN and infinity in arrays occur
-only in error cases, as the strings "nan", "inf", "-inf". An infinite option, such as `capacity_factor`, is the string "inf".
+with the flag `low_precision` and for model parameters), int32 or bool. Results are float64, int32 or bool. A small array is a nested list
+under `data`. For a large array, `tensor` is its key in the safetensors file, which is its path in the manifest. NaN and infinity in
+arrays occur only in error cases, as the strings "nan", "inf", "-inf". An infinite option, such as `capacity_factor`, is the string "inf".
 """
 
 import re
@@ -29,11 +29,11 @@ KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "grad
 
 
 class VectorError(Exception):
-    """A vector file is missing, damaged or malformed. The message names the file."""
+    """Raised if a vector file is missing, damaged or malformed. The message names the file."""
 
 
 class GoldenError(Exception):
-    """A vector cannot be generated: two computations disagree, or a random search found nothing."""
+    """Raised if a vector cannot be generated because two computations disagree or a random search found nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Tensor:
 class Value:
     """An expected result with its tolerance.
 
-    kind: "int" or "bool" (exact), or "float". scale: the A of the tolerance `c * u * A`, an array like `array`, or
+    kind: "int" or "bool", which are compared exactly, or "float". scale: the A of the tolerance `c * u * A`, an array like `array`, or
     "magnitude" for `abs(array)`. constant: the name of c in `compare.CONSTANTS`.
     """
 
@@ -60,7 +60,7 @@ class Value:
 
 
 def path_parts(call: str) -> list[str]:
-    """The names and keys in the path of a call. A custom name, `package.module:object`, is one part."""
+    """Splits the path of a call into names and keys. A custom name, `package.module:object`, is one part."""
     return re.findall(r"(?!ROUTERS\.)\w[\w.]*:\w+|\w+", call)
 
 
@@ -71,7 +71,7 @@ one result; a dict of references; or a function, `{"call", "arguments", "options
 
 @dataclass(frozen=True)
 class Stage:
-    """One call of the public name at the path `call`. `outputs` are its expected results by name."""
+    """One call of the public name at the path `call`. `outputs` contains its expected results by name."""
 
     name: str
     call: str
@@ -81,16 +81,16 @@ class Stage:
 
     @property
     def router(self) -> str:
-        """The router whose `route` it calls, or ""."""
+        """The router whose `route` the stage calls, or ""."""
         owner, *rest = path_parts(self.call)
         return rest[0] if owner == "ROUTERS" and rest[1:] == ["route"] else ""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradient of one stage's `sum(probe * output)` with respect to some of the inputs.
+    """The gradients of `sum(probe * output)`, for the output of one stage, with respect to some of the inputs.
 
-    losses: whether the sum includes the weighted losses of the case's router.
+    losses: whether the differentiated sum includes the weighted losses of the case's router.
     """
 
     stage: str
@@ -102,7 +102,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Edit:
-    """The edit that makes an error case valid: replacement inputs and options of the call."""
+    """The inputs and options that replace those of an error case to make it valid."""
 
     options: dict[str, Any]
     inputs: dict[str, Tensor]
@@ -110,7 +110,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Expectation:
-    """An error case's expectation: the error class that a stage must raise, and the argument that its message must name.
+    """What an error case expects: the class of the error that a stage must raise, and the argument that the message must name.
 
     when: "static" if the error must also be raised while compiled code is traced, else "runtime".
     """
@@ -154,12 +154,12 @@ class Case:
 
     @property
     def whole(self) -> list[str]:
-        """The main stages: for a router case, the router and the layer around it (other stages are their steps), else all."""
+        """The names of the main stages: in a router case, the router and its layer, whose steps are the other stages; else all."""
         names = [stage.name for stage in self.stages]
         return next((names[i:] for i, stage in enumerate(self.stages) if stage.router), names)
 
     def stage(self, name: str) -> Stage:
-        """The stage with this name."""
+        """Returns the stage with this name."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -167,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """The `dispatch` and `combine` of a routing. A sparse routing is marked for `finish` and includes its slot record, if any."""
+    """Returns `dispatch` and `combine` of a routing. Marks a sparse routing for `finish` and adds its slot record, if any."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}
@@ -177,9 +177,9 @@ def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
 
 
 def finish(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Results as NumPy arrays, with every sparse routing reduced to `slots` and `weights`.
+    """Converts results to NumPy arrays and reduces every sparse routing to `slots` and `weights`.
 
-    `slots[..., e, c]` is the token in the slot, or the number of tokens for an empty slot. Raises ValueError if the
+    `slots[..., e, c]` is the token in slot c of expert e; in an empty slot, it is the number of tokens. Raises ValueError if the
     tensors are not a sparse routing or if a slot record differs from its dense form.
     """
     finished = {name: even(name, value) for name, value in results.items()}
@@ -194,7 +194,7 @@ def finish(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _slots(dispatch: Any, combine: Any) -> tuple[Any, Any]:
-    """Convert `(..., T, E, C)` tensors of a sparse routing to `(..., E, C)` slots and weights."""
+    """Converts `(..., T, E, C)` tensors of a sparse routing to `(..., E, C)` slots and weights."""
     filled = dispatch != 0
     if dispatch.shape != combine.shape or not (dispatch.real[filled] == 1).all():
         raise ValueError("sparse routing: dispatch must contain only 0 and 1, and combine must have the same shape")

@@ -1,4 +1,4 @@
-"""Write cases deterministically as manifests and files, and read only files that writing the case would reproduce."""
+"""Write cases deterministically as manifests and safetensors files. Read only files that writing the case again would reproduce."""
 
 import hashlib
 import json
@@ -37,14 +37,14 @@ SCHEMA = 3
 VECTORS = Path(__file__).parent / "vectors"
 LONGEST = 80
 """Maximum characters of a value in a message about JSON that violates its schema."""
-INLINE = 64  # arrays of up to this many numbers are in the manifest
+INLINE = 64  # the manifest contains arrays of up to this many numbers
 
 Arrays = dict[str, NDArray[Any]]
 _types = cache(get_type_hints)
 
 
 def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
-    """The manifest (without `tensors`) and the arrays for the safetensors file."""
+    """Returns the manifest of a case (without `tensors`) and the arrays for its safetensors file."""
     large: Arrays = {}
     entries = encoded(case, "", large)
     absent = {"kind", "decisions" if case.expect else ""}
@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """A record or part of one as JSON; adds large arrays to `large`, keyed by their path, in which stages have names."""
+    """Returns a dataclass or a part of it as JSON. Adds large arrays to `large`, keyed by their path, which contains stage names."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -66,7 +66,7 @@ def encoded(value: Any, key: str, large: Arrays) -> Any:
     if is_dataclass(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         value = {name: part for name, part in parts.items() if part is not None}
-        if value.get("losses") is False:  # the usual value for gradients
+        if value.get("losses") is False:  # false is the default
             del value["losses"]
     if isinstance(value, Mapping):
         return {name: encoded(each, f"{key}/{name}" if key else name, large) for name, each in value.items()}
@@ -94,7 +94,7 @@ def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
 
 
 def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """The inverse of `encoded`: a record of a type or part of one. Raises an exception if the entry does not fit the type."""
+    """Inverts `encoded`: returns a value of type `kind`. Raises an exception if the entry does not fit the type."""
     if kind is Tensor:
         return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:
@@ -117,7 +117,7 @@ def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
 
 
 def _numbers(entry: Any) -> Any:
-    """Options with the text "inf" converted to infinity, which JSON lacks."""
+    """Returns options in which the text "inf" is converted to infinity, a number that JSON lacks."""
     if isinstance(entry, Mapping):
         return {name: _numbers(each) for name, each in entry.items()}
     return math.inf if entry == "inf" else entry
@@ -141,7 +141,7 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
 
 
 def write(case: Case, folder: Path) -> None:
-    """Write the case into `folder` (the `vectors` folder)."""
+    """Writes the case into `folder`, which is the `vectors` folder."""
     manifest, large = encode(case)
     path, beside = folder / f"{case.id}.json", folder / f"{case.id}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def write(case: Case, folder: Path) -> None:
 
 
 def parse(text: str) -> Any:
-    """Parse JSON with finite numbers. Raises ValueError or RecursionError for other text."""
+    """Parses JSON with finite numbers. Raises ValueError or RecursionError for other text."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 
@@ -168,10 +168,10 @@ def _finite(text: str) -> float:
 
 
 def read(path: Path) -> Case:
-    """The case at `path`. Raises VectorError, naming the file, if anything about it is invalid.
+    """The case at `path`. Raises VectorError, which names the file, if the file is invalid.
 
-    Only manifests outside the package are validated by the schema; a test validates the package's manifests, and `suite.json` has their
-    hashes. Writing the case again must reproduce the file, so nothing in or next to a manifest is ignored or filled in.
+    Validates by the schema only manifests outside the package. A test validates the package's manifests, whose hashes are in
+    `suite.json`. Writing the case again must reproduce the file, so a manifest contains no unknown entry and lacks none.
     """
     try:
         manifest = parse(read_file(path).decode())
@@ -179,10 +179,10 @@ def read(path: Path) -> Case:
             raise VectorError(
                 f"{path}: has schema {manifest['schema']!r}, but this version of moespec reads schema {SCHEMA}"
             )
-        if VECTORS not in path.parents:  # unresolved: an editable installation may link to them
+        if VECTORS not in path.parents:  # not resolved, since an editable installation may contain links to the vectors
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
-        manifest.pop("revision", None)  # older vectors stored the revision individually
+        manifest.pop("revision", None)  # older vectors store their revision
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
@@ -190,7 +190,7 @@ def read(path: Path) -> Case:
             raise VectorError(f"{path}: expected {expected!r}, got {actual!r}")
         if arrays.keys() != large.keys():
             raise VectorError(f"{path.with_suffix('.safetensors')}: unused arrays {sorted(large.keys() - arrays)}")
-    except Exception as error:  # any exception means an invalid file
+    except Exception as error:  # any exception means that the file is invalid
         if isinstance(error, VectorError):
             raise
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
@@ -200,9 +200,9 @@ def read(path: Path) -> Case:
 
 
 def check(content: Any, schema: str) -> None:
-    """Raise ValueError unless the content matches `schema.json` or `report_schema.json`.
+    """Raises ValueError unless the content matches `schema.json` or `report_schema.json`.
 
-    The message names the location and is always short.
+    The message is short and names the location.
     """
     try:
         from jsonschema.exceptions import best_match
@@ -217,7 +217,7 @@ def check(content: Any, schema: str) -> None:
 
 @cache
 def _validator(schema: str) -> Any:
-    """A validator that accepts neither `true` nor 1.0 as an integer."""
+    """Returns a validator that accepts neither `true` nor 1.0 as an integer."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
@@ -227,7 +227,7 @@ def _validator(schema: str) -> Any:
 
 
 def _tensors_beside(path: Path, entry: Any) -> Arrays:
-    """The arrays in the safetensors file next to `path`. The manifest's entry, if any, has its name and hash."""
+    """Reads the arrays in the safetensors file next to `path`. The manifest's entry for the file, if any, gives its name and hash."""
     beside = path.with_suffix(".safetensors")
     if entry is ... and not beside.exists():
         return {}
@@ -245,13 +245,13 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
 
 
 def first_difference(one: str, other: str) -> tuple[str, str]:
-    """The first pair of lines that differ, or two empty strings."""
+    """Returns the first pair of lines that differ, or two empty strings."""
     pairs = zip_longest(one.splitlines(), other.splitlines(), fillvalue="")
     return next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
 
 
 def to_text(value: Any) -> str:
-    """JSON with sorted keys, multi-line objects and lists of numbers on one line, for readable diffs."""
+    """Returns JSON whose diffs are readable: keys are sorted, objects take several lines, and lists of numbers take one line."""
     return _layout(value, 0) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The rows of the conformance matrix: the specification's algorithms and the models built from them."""
+"""The rows of the conformance matrix are the specification's algorithms and the models built from them."""
 
 from moespec import spec
 from moespec.spec.algorithm import Algorithm

@@ -1,6 +1,6 @@
-"""The suite as a pytest plugin: a test for each case, dtype and mode, such as `token_choice/tied[float32-eager]`.
+"""Run the suite as a pytest plugin with a test for each case, dtype and mode, such as `token_choice/tied[float32-eager]`.
 
-The selected cases of one algorithm, dtype and mode are compiled together and all run when the first is reached.
+The selected cases of one algorithm, dtype and mode are compiled together, and all run when pytest reaches the first.
 pytest-xdist assigns them to one process, in which this module creates the plugin again.
 """
 
@@ -40,15 +40,15 @@ Part = tuple[str, str, str]
 
 
 def run(plan: Plan, options: Sequence[str]) -> Report | int:
-    """Run the tests of a plan that pytest's options select. Returns the report, or an exit status if nothing runs (--collect-only).
+    """Runs the tests of a plan that pytest's options select. Returns the report, or an exit status if no test runs (--collect-only).
 
-    Raises ConfigError for an invalid option, VectorError and GoldenError like `Plan.check`, and KeyboardInterrupt.
+    Raises ConfigError for an invalid option, KeyboardInterrupt, and the VectorError or GoldenError of `Plan.check`.
     """
     suite, name = _Suite(plan), plan.report.target
     folder = re.sub(r"[^.\w]", "-", name)
     settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
     fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
-    gc.freeze()  # collecting garbage in the imported frameworks would take a tenth of the time
+    gc.freeze()  # garbage collection in the imported frameworks would take a tenth of the time
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in ENVIRONMENT.items():
             patch.setenv(variable, value)
@@ -65,7 +65,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
 
 
 def settle(report: Report) -> None:
-    """End the test of a one-case report according to its state: failed with a diagnosis, skipped, expected failure, or passed."""
+    """Ends the test of the only case in a report: it passes, fails with a diagnosis, is skipped or is an expected failure."""
     __tracebackhide__ = True
     for lacking in report.unsupported:
         pytest.skip(f"{lacking.dtype} is not supported: {lacking.reason}")
@@ -81,7 +81,7 @@ def settle(report: Report) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Create the plugin in a pytest-xdist process, which loads this module by name."""
+    """Creates the plugin in a pytest-xdist process, which loads this module by name."""
     if hasattr(config, "workerinput"):
         sys.path[:], FOLDERS[:] = config.workerinput["path"], config.workerinput["folders"]
         config.pluginmanager.register(_Suite(Plan.unpacked(config.workerinput["plan"])))
@@ -96,16 +96,16 @@ class CaseItem(pytest.Item):
         self.report: Report | None = None
 
     def runtest(self) -> None:
-        """Run the part's cases if necessary, then fail, skip or pass like the case."""
+        """Runs the cases of the part unless they have run, then fails, skips or passes the test like its case."""
         self.report = self.suite.checked(self.part)[self.case]
         settle(self.report)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The text of a failure; for an internal error of the suite, a short traceback."""
+        """Returns the text of a failure, or a short traceback for an internal error of the suite."""
         return super().repr_failure(excinfo, style or "short")
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """The test's name as its location; a case has no line in a file."""
+        """Returns the test's name as its location, since a case has no line in a file."""
         return self.nodeid, None, self.name
 
 
@@ -113,7 +113,7 @@ class _Suite:
     """The plugin of one run, in the main process and in pytest-xdist's processes."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.parts = plan, list(plan.parts())  # raises before pytest begins if a vector is damaged
+        self.plan, self.parts = plan, list(plan.parts())  # raises an error before pytest begins if a vector is damaged
         self.reports: list[Report] = []
         self.problems: list[str] = []
         self.stop: BaseException | None = None
@@ -124,7 +124,7 @@ class _Suite:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
-        """Report invalid options in one line."""
+        """Reports an invalid option in one line."""
         try:
             config = yield
         except pytest.UsageError as error:
@@ -138,7 +138,7 @@ class _Suite:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Suppress pytest's line per test unless requested, and show a progress bar on a terminal."""
+        """Prints pytest's line for each test only on request, and shows a progress bar on a terminal."""
         said = config.option.verbose > 0
         if not said and not config.option.collectonly:
             config.pluginmanager.unregister(name="terminalreporter")
@@ -146,7 +146,7 @@ class _Suite:
         self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remember whether the user interrupted the run; pytest also calls this hook when it stops by itself."""
+        """Remembers whether the user interrupted the run. pytest also calls this hook when it stops for another reason."""
         if excinfo.type is KeyboardInterrupt:
             self.stop = excinfo.value
 
@@ -154,10 +154,10 @@ class _Suite:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
-        """Create the tests. pytest's options select among them."""
+        """Creates the tests, from which pytest's options select."""
         self.session, self.runs = session, not session.config.option.collectonly
         if session.config.pluginmanager.has_plugin("dsession"):
-            return None  # the worker processes collect
+            return None  # the worker processes collect the tests
         for dtype, mode, ids in self.parts:
             for id in ids:
                 name, part = f"{id}[{dtype}-{mode}]", (id.partition("/")[0], dtype, mode)
@@ -171,15 +171,15 @@ class _Suite:
         return True
 
     def _checked(self, part: Part) -> dict[str, Report]:
-        """The results of all selected tests of a part."""
+        """Runs all selected cases of a part, once, and returns their reports."""
         items = [item for item in self.session.items if isinstance(item, CaseItem) and item.part == part]
         return self.plan.check(*part[1:], [item.case for item in items])
 
-    # Results, sent from the process that ran a test to the main process.
+    # The results that the process of a test sends to the main process.
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: CaseItem, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """Attach the case's report, and report the time of the case instead of pytest's duration."""
+        """Attaches the case's report, and replaces pytest's duration by the time of the case."""
         report = yield
         if call.when == "call":
             error = call.excinfo.value if call.excinfo else None
@@ -190,7 +190,7 @@ class _Suite:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Collect the cases' reports."""
+        """Collects the reports of the cases."""
         if hasattr(report, "damage"):
             kind, text = report.damage
             self.stop = {error.__name__: error for error in (VectorError, GoldenError)}[kind](text)
@@ -206,12 +206,12 @@ class _Suite:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send a worker process the input for creating the plugin."""
+        """Sends a worker process what it needs to create the plugin."""
         node.workerinput |= {"path": sys.path, "folders": FOLDERS, "plan": self.plan.packed()}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Schedule one part per process at a time. For fresh cases, schedule by algorithm, so its cases are generated once."""
+        """Gives each process one part at a time, or a whole algorithm if the cases are fresh, so that each case is generated once."""
         from xdist.scheduler import LoadScopeScheduling
 
         class Parts(LoadScopeScheduling):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The suite in a project's tests: a pytest test for each case and dtype.
+"""Use the suite in a project's tests, with a pytest test for each case and dtype.
 
     import moespec.conformance.pytest as conformance
 
@@ -6,8 +6,8 @@
     def test_router(case):
         case.check()
 
-A failure shows the suite's diagnosis: the matching known variant, where the result first differs and by how much, and
-the command that shows the case. Cases that are not implemented or not decidable in a dtype are skipped with the reason.
+A failed test shows the suite's diagnosis: the matching known variant, where the result first differs and by how much, and the
+command that shows the case. A case is skipped, with the reason, if the target lacks it or the dtype is too coarse for it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ __all__ = ["VectorCase", "parametrize"]
 
 @dataclass(frozen=True)
 class VectorCase:
-    """One case in one dtype, to check on a target or an adapter. waivers: the test function's waivers, for any case."""
+    """One case in one dtype, to check on a target or an adapter. waivers: all waivers of the test function."""
 
     id: str
     dtype: str
@@ -44,7 +44,7 @@ class VectorCase:
         return f"{self.id}-{self.dtype}"
 
     def check(self) -> None:
-        """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
+        """Runs the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
         __tracebackhide__ = True
         report = Report(self.interface, self.name, "", [])
         plan = Plan(report, [self.id], [self.dtype], ["eager"], self.waivers)
@@ -61,12 +61,12 @@ def parametrize(
     expected_failures: Mapping[str, str] | None = None,
     require_suite: str | None = None,
 ) -> pytest.MarkDecorator:
-    """A mark that parametrizes a test function's `case` over every case and dtype as VectorCase.
+    """Returns a mark that gives a test function each case in each dtype as its argument `case`, a VectorCase.
 
-    target, adapter: give exactly one: the module with the public names, or the module or `module:object` with
-    `layer`. algorithms, classes: select cases like `run --algorithm` and `run --class`; default: all. dtypes: by
-    default, float64, float32 and bfloat16. expected_failures: patterns of case ids, or of ids with dtypes such as
-    "token_choice/tied-bfloat16", with reasons; a matching test must fail or be skipped, and a pass counts as a failure.
+    target: the module with the public names. adapter: the module or `module:object` with `layer`. Give exactly one of the two.
+    algorithms, classes: select cases like `run --algorithm` and `run --class`; by default, all.
+    dtypes: by default, float64, float32 and bfloat16. expected_failures: patterns of ids such as "token_choice/tied", or of ids with
+    dtypes such as "token_choice/tied-bfloat16", with reasons. A matching test must fail or be skipped; a pass counts as a failure.
     require_suite: the required version of moespec's suite, such as "0.1".
 
     Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.

@@ -1,4 +1,4 @@
-"""The files that `new` writes: a starter target and its test."""
+"""Write the files of `moespec conformance new`, which are a starter target and its test."""
 
 import json
 import sys
@@ -22,11 +22,11 @@ HEADER = Path(__file__).parent / "readers/moespec_vectors.h"
 
 
 def start(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write a target `name`, which already passes some cases, and its test. Returns both paths.
+    """Writes a target `name`, which already passes some cases, and its test. Returns both paths.
 
     For C, also writes `moespec_vectors.h` unless it exists.
 
-    Raises ConfigError, without writing, if the name is not valid for a new module or one of the files exists.
+    Raises ConfigError and writes nothing if the name is not valid for a new module or one of the files exists.
     """
     if not name.isidentifier() or not name.isascii() or iskeyword(name):
         raise ConfigError(f"name={name!r}: expected a module name of letters, digits and underscores, not a keyword")
@@ -49,7 +49,7 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def commands(kind: str, name: str) -> list[str]:
-    """The commands to run next."""
+    """Returns the commands that the user can run next."""
     run = f"moespec conformance run --target {name} --algorithm softmax_affinity --class values,gradients"
     routers = "--algorithm softmax_token_choice sigmoid_token_choice"
     layer = [

@@ -1,4 +1,4 @@
-"""The committed suite: the location of its vectors, and checks that none is changed, missing or malformed."""
+"""Locate the vectors of the committed suite, and check that none is changed, missing or malformed."""
 
 import hashlib
 import json
@@ -37,11 +37,11 @@ CLASSES = {
 }
 """The words that select cases by subject, with the format's classes for each; `models` are complete models except their training."""
 Only = Callable[[str], bool]
-Problems = Iterator[tuple[bool, str]]  # (whether there is a problem, sentence)
+Problems = Iterator[tuple[bool, str]]  # pairs: whether there is a problem, and a sentence about it
 
 
 def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
-    """The manifests by algorithm. Raises VectorError for a file that is not a vector."""
+    """Returns the paths of the manifests by algorithm. Raises VectorError for a file that is not a vector."""
     paths: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir() or path.name.startswith("."):
@@ -55,12 +55,12 @@ def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
 
 
 def ids(folder: Path = VECTORS) -> set[str]:
-    """The ids of all cases, without reading any."""
+    """Returns the ids of all cases without reading a file."""
     return {f"{name}/{path.stem}" for name, paths in manifests(folder).items() for path in paths}
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file. For `suite.json`, it covers all manifests and, through them, all arrays, so it identifies the suite."""
+    """Returns the sha256 of a file. The sha256 of `suite.json`, which contains the hashes of all manifests, identifies the suite."""
     return hashlib.sha256(read_file(path)).hexdigest()
 
 
@@ -70,21 +70,21 @@ def digest(folder: Path = VECTORS) -> str:
 
 
 def is_installed(wanted: str) -> bool:
-    """Whether a version of moespec (and of its suite) is installed; "0.1" matches every "0.1.N"."""
+    """Whether this version of moespec, and of its suite, is installed; "0.1" matches every "0.1.N"."""
     parts = wanted.split(".")
     return version().split(".")[: len(parts)] == parts
 
 
 def require(wanted: str) -> None:
-    """Raise ConfigError unless the installed suite has the wanted version of moespec."""
+    """Raises ConfigError unless the wanted version of moespec, and of its suite, is installed."""
     if not is_installed(wanted):
         raise ConfigError(f"suite: version {wanted!r} is required, but moespec {version()} is installed")
 
 
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
-    """The manifests of the cases whose id `only` accepts, verified against `suite.json`.
+    """Verifies manifests against `suite.json` and returns those of the cases whose id `only` accepts.
 
-    Raises VectorError for the first file that is missing or unlisted, selected or not, and for the first selected file that has changed.
+    Raises VectorError for the first missing or unlisted file, even if `only` rejects it, and for the first changed file of those cases.
     """
     path = folder.parent / "suite.json"
     try:
@@ -116,12 +116,12 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
 
 
 def load(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Case]:
-    """The cases whose id `only` accepts; reads no others. Raises VectorError if a case is invalid."""
+    """Returns the cases whose id `only` accepts, and reads no others. Raises VectorError if a case is invalid."""
     return [case(path) for path in verify(folder, only)]
 
 
 def case(path: Path) -> Case:
-    """The case of a manifest. Raises VectorError if the case is invalid."""
+    """Reads the case of a manifest. Raises VectorError if the case is invalid."""
     read_ = read(path)
     for problem in problems(read_):
         raise VectorError(f"{path}: {problem}")
@@ -129,7 +129,7 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """The class of a manifest's case, and the calls that it tests: the calls of its main stages, or the differentiated call.
+    """Returns the class of a manifest's case and the calls that it tests, which are those of its main stages or the differentiated one.
 
     Checks nothing else. Raises VectorError if they are missing.
     """
@@ -138,7 +138,7 @@ def about(path: Path) -> tuple[str, list[str]]:
 
 
 def class_of(id: str, folder: Path = VECTORS) -> str:
-    """The word of `CLASSES` for a case id. Raises VectorError like `about`."""
+    """Returns the word of `CLASSES` that selects the case with this id. Raises VectorError like `about`."""
     kind, calls, _ = _outline(folder / f"{id}.json")
     if kind != "trajectory" and any(function(call).batched for call in calls):
         return "models"
@@ -147,7 +147,7 @@ def class_of(id: str, folder: Path = VECTORS) -> str:
 
 @cache
 def _outline(path: Path) -> tuple[str, list[str], list[str]]:
-    """A case's class, its stages' names, and the names of the stages that it tests."""
+    """Returns the class of a case, the names that its stages call, and those whose results the case tests."""
     try:
         manifest = json.loads(read_file(path))
         stages, gradients = manifest["stages"], manifest.get("gradients")
@@ -155,12 +155,12 @@ def _outline(path: Path) -> tuple[str, list[str], list[str]]:
         route = next((i for i, call in enumerate(calls) if call.startswith("ROUTERS.") and call.endswith(".route")), 0)
         whole = [s for s in stages[route:] if s["outputs"] and (gradients is None or gradients["stage"] == s["name"])]
         return str(manifest["class"]), calls, [str(stage["call"]) for stage in whole]
-    except Exception as error:  # any exception means an invalid file
+    except Exception as error:  # any exception means that the file is invalid
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def problems(case: Case) -> Iterator[str]:
-    """Yield a sentence for each problem with a case that the schema cannot detect."""
+    """Yields a sentence for each problem in a case that the schema cannot detect."""
     return (sentence for wrong, sentence in _case(case) if wrong)
 
 

@@ -1,6 +1,6 @@
-"""One file per module of the specification, router and model, with its cases and known variants.
+"""The cases and known variants, in one file per module of the specification, router and model.
 
-Every file in this folder is loaded. It defines one or both of
+Every file in this folder is loaded. A file defines one or both of these functions:
 
     cases()     its case definitions, see `author/definition.py`
     variants()  known or likely differences of implementations, see `author/variant.py`
@@ -26,7 +26,7 @@ def _modules() -> tuple[ModuleType, ...]:
 
 @cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
-    """All cases except error cases by id, algorithm by algorithm, with inputs from a salt; see `author/inputs.py`."""
+    """Returns all cases except error cases by id, algorithm by algorithm. A salt changes their inputs; see `author/inputs.py`."""
     by_id: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():
@@ -38,7 +38,7 @@ def definitions(salt: str = "") -> Mapping[str, Definition]:
 
 @cache
 def variants() -> Mapping[str, Variant]:
-    """The known variants by name."""
+    """Returns the known variants by name."""
     by_name: dict[str, Variant] = {}
     for module in _modules():
         for variant in module.variants() if hasattr(module, "variants") else ():

@@ -1,4 +1,4 @@
-"""The router `base`."""
+"""Cases of the router `base`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +39,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _always(train: bool) -> Any:
-    """The router always in training mode, or always in evaluation mode."""
+    """Returns a change that runs a router always in training mode, or always in evaluation mode."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()

@@ -1,7 +1,7 @@
-"""BASE layers: the balanced assignment, the greedy one, and the routing of an assignment.
+"""Cases of BASE layers: the balanced assignment, the greedy assignment, and the routing of an assignment.
 
-If several balanced assignments are optimal, only their common properties are compared. These are the total, the gap,
-and the fact that a routing with the minimum number of slots drops no token.
+If several balanced assignments are optimal, a case compares only what they have in common: the total score, the gap,
+and that a routing with the minimum number of slots drops no token.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _drawn(key: str, shape: tuple[int, int, int], reach: float = 3.0, step: float = 0.125) -> Tensor:
-    """Scores with a unique optimal balanced assignment: the draw with the largest margin among several."""
+    """Draws scores several times and returns those whose optimal balanced assignment has the largest margin, so it is unique."""
 
     def group(g: int) -> Any:
         draws = [grid(f"{key}/{g}/{attempt}", shape[1:], reach=reach, step=step) for attempt in range(20)]
@@ -45,7 +45,7 @@ def _assigned(
     name: str, kind: str, purpose: str, values: Tensor, *flags: str, greedy: bool = True, several: bool = False,
     of: str = "", noise: Tensor | None = None, **shards: Any,
 ) -> Definition:  # fmt: skip
-    """The assignments of scores, and the routing metrics of the balanced assignment."""
+    """Returns a case with the assignments of given scores and the routing metrics of the balanced assignment."""
     _, tokens, experts = values.array.shape
     read, dealt = {"scores": "scores"}, {} if noise is None else {"noise": "noise"}
     stages = [
@@ -121,7 +121,7 @@ def _routings() -> Iterator[Definition]:
 
 
 def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> Any:
-    """The correct result with other experts and their total and gap."""
+    """Returns the result of the correct function with its assignment replaced by `expert`, and the total and gap that follow from it."""
     right = B.base_assignment(scores, *noise, **shards)
     total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
     gap = right.objective.real + right.gap - total.real
@@ -179,7 +179,7 @@ def _auction(scores: Array) -> Any:
 
 
 def _weighted(name: str, computes: str, weights: Array, ledger: str = "") -> Variant:
-    """A variant whose routing has the weights `weights(scores)`."""
+    """Returns a variant whose routing has the weights `weights(scores)`."""
 
     def changed(B: Spec, scores: Array, expert: Any, *, capacity: int) -> Any:
         return weighted_by(B.base_routing(scores, expert, capacity=capacity), weights(np.asarray(scores)))

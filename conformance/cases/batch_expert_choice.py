@@ -1,4 +1,4 @@
-"""Batch-level Expert Choice: the predictor, its loss, the thresholds, and the router `batch_expert_choice`."""
+"""Cases of batch-level Expert Choice: the predictor, its loss, the thresholds, and the router `batch_expert_choice`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,7 +48,7 @@ def cases() -> Iterator[Definition]:
         above: dict[str, Any] = {"predicted": scores("cp/g"), "thresholds": of_experts([0.5, 0.75, 0.25])}
         above["predicted"].array[0, 0, 0] = 0.5 if kind == "tie" else 0.625
         values: dict[str, Any] = {"scores": scores("cp/f"), **above, "exact_ties": kind == "tie"}
-        values["by"] = ("scores", "predicted")  # no gradient for the thresholds, which are a state
+        values["by"] = ("scores", "predicted")  # the thresholds have no gradient, because they are a state
         yield single(PARTS, ABOVE, name, kind, purpose, FLAG, **values)
         largest = "As many as are above, of the largest scores."
         yield single(PARTS, ABOVE, name.replace("above", "largest"), kind, largest, FLAG, **values, largest=True)

@@ -1,4 +1,4 @@
-"""Batch Priority Routing: the order of the tokens."""
+"""Cases of Batch Priority Routing, which compare the order of the tokens."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ E = 3
 
 def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: str = "max", choices: int = 2,
          capacity: int = 2) -> Definition:  # fmt: skip
-    """A case with the order of the tokens and Token Choice in this order."""
+    """Returns a case that computes the order of the tokens and then Token Choice in this order."""
     order = call(NAME, {"scores": "scores"}, by=by, choices=choices)
     ordered = call("token_choice", {"scores": "scores", "order": NAME}, choices=choices, capacity=capacity)
     inputs = {"scores": values}
@@ -44,7 +44,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _priority(scores: Array, by: str, choices: int) -> Any:
-    """The priority of each token (groups, tokens)."""
+    """Returns the priority of each token (groups, tokens)."""
     return -np.sort(-scores.real, axis=2)[..., : 1 if by == "max" else choices].sum(axis=2)
 
 

@@ -1,4 +1,4 @@
-"""Slots per expert, and the rules of public implementations."""
+"""Cases of the number of slots per expert, and of public implementations' rules for it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ NAME = "capacity"
 
 
 def _slots(tokens: int, experts: int, factor: float, *, path: str = "expert_capacity", **options: Any) -> Stage:
-    """A call that computes one capacity."""
+    """Returns a call that computes one capacity."""
     return call(path, tokens=tokens, experts=experts, factor=factor, **options)
 
 
@@ -57,7 +57,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _near_integers() -> list[tuple[int, int, float]]:
-    """Sizes at which the ceilings of `n * f / e`, `n * (f / e)` and `n / e * f` are not all equal."""
+    """Returns sizes at which the ceilings of `n * f / e`, `n * (f / e)` and `n / e * f` are not all equal."""
     near = []
     for e, t, f in product((3, 6, 7, 12), range(5, 60), (1.05, 1.1, 1.25, 1.4)):
         if len({math.ceil(form) for form in (t * f / e, t * (f / e), t / e * f)}) > 1:

@@ -1,4 +1,4 @@
-"""The capped affinity."""
+"""Cases of the capped affinity."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _projected(B: Spec, scores: Array, options: dict[str, Any], *, order: str, corrected: bool = True) -> Any:
-    """Rounds of projections in `order`: "c" (column sums), "r" (row sums), "e" (entries)."""
+    """Computes rounds of projections in the given order: onto column sums ("c"), row sums ("r") or entries ("e")."""
     right = B.capped_affinity(scores, **options)
     capacity, cap = options["capacity"], options["cap"]
     a = scores.real / options.get("regularization", 1e-3)

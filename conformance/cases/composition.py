@@ -1,4 +1,4 @@
-"""Variants shared by several routers: changes in how a router is composed."""
+"""Variants that several routers share, which change how a router is composed."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "
 """The routers that select by a softmax of logits or by a plan."""
 
 
-# Capacities of the function and of the selecting routers.
+# Variants of the capacity, for its function and for the routers that select by a softmax or a plan.
 
 Rule = Callable[[int, int, float, int, str, int], int]
 """`(tokens, experts, factor, choices, rounding, multiple_of) -> slots`."""
@@ -48,7 +48,7 @@ def _up(slots: float, multiple_of: int) -> int:
 
 
 def _ruled(name: str, computes: str, rule: Rule, ledger: str = "CA-1", who: str = "") -> Variant:
-    """The variant that computes every capacity from a factor by `rule`."""
+    """Returns the variant that uses `rule` to compute every capacity from a factor."""
 
     def slots(tokens: int, experts: int, factor: float, choices: int, rounding: str, multiple_of: int) -> int:
         capacity = rule(tokens, experts, factor, choices, rounding, multiple_of)
@@ -94,7 +94,7 @@ IMPLEMENTATIONS = {
 
 
 def _implementation(name: str) -> Variant:
-    """The capacity as a public implementation computes it, with that implementation's rounding and multiple."""
+    """Returns the capacity rule of a public implementation, with the implementation's rounding and multiple."""
     (ledger, who, capacity), rule = IMPLEMENTATIONS[name], CAPACITY_RULES[name]
     sentence = f"The capacity is {capacity}."
     return _ruled(f"capacity_of_{name}", sentence, lambda t, e, f, k, r, m: rule(t, e, f, k), ledger, who)
@@ -135,7 +135,7 @@ def _capacities() -> Iterator[Variant]:
 
 
 def _weighted(weights: Callable[[Spec, Array, Array], Array]) -> Change:
-    """A change that takes combine weights from `weights(B, clean, noisy)`."""
+    """Returns a change that takes combine weights from `weights(B, clean, noisy)`."""
     return lambda B, route: reweighted(B, route.output(), weights(B, *route.logits(B)))
 
 
@@ -164,7 +164,7 @@ def nobody_dropped(B: Spec, route: Route) -> RouterOutput:
 
 
 def _with_loss(value: Callable[..., Array], name: str, *routers: str, ledger: str, who: str = "") -> Variant:
-    """The variant whose loss `name`, in routers that have it, is `value(B, options, clean, noisy, routing)`."""
+    """Returns the variant in which the loss `name` is `value(B, options, clean, noisy, routing)`, for all routers with this loss."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -209,7 +209,7 @@ def z_of_noisy_logits(B: Spec, options: Any, clean: Array, noisy: Array, routing
 
 
 def _losses(change: Callable[[str, Any, Any], Any]) -> Change:
-    """A change of each weighted loss: `change(name, loss, options)`."""
+    """Returns a change that replaces each weighted loss by `change(name, loss, options)`."""
 
     def changed(B: Spec, route: Route) -> RouterOutput:
         output = route.output()

@@ -1,4 +1,4 @@
-"""The convolution."""
+"""Cases of the convolution."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""The logits of a cosine router, and the router `cosine_token_choice`."""
+"""Cases of a cosine router's logits and of the router `cosine_token_choice`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +74,7 @@ def _router() -> Iterator[Definition]:
 
 
 def output_gradient_of(case: Any) -> Definition:
-    """A gradient case of the output only, with respect to tokens, parameters and experts."""
+    """Returns a case with the gradient of the output, without losses, with respect to tokens, parameters and experts."""
     parts = ("projection", "embeddings", "temperature", "projection_bias")
     by = ("tokens", *(f"router/{part}" for part in parts), "experts/w1", "experts/w2")
     purpose = "Without noise, of the output alone."

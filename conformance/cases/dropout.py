@@ -1,4 +1,4 @@
-"""Dropout and stochastic depth."""
+"""Cases of dropout and stochastic depth."""
 
 from collections.abc import Iterator
 from typing import Any

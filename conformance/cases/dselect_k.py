@@ -1,7 +1,7 @@
-"""DSelect-k: the codes, the step, the selectors, the gate, its routing and losses, and the router `dselect_k`.
+"""Cases of DSelect-k: the codes, the step, the selectors, the gate, its routing and losses, and the router `dselect_k`.
 
-Codes lie on a grid of sixteenths, some exactly at an end of the step. For the router, tokens are redrawn until no code
-is near an end.
+Codes are multiples of 1/16, and some lie exactly at an end of the smooth step. For the router, tokens are drawn again
+until no code is near an end.
 """
 
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ def cases() -> Iterator[Definition]:
 
 
 def codes(key: str, experts: int, choices: int = K, reach: float = 0.5) -> Tensor:
-    """Codes of a per-token gate."""
+    """Draws the codes of a gate that depends on the token."""
     return tensor(grid(key, (G, T, choices, code_bits(experts)), reach=reach, step=0.0625), CODES)
 
 
 def mixture(key: str, choices: int = K) -> Tensor:
-    """Logits of a per-token gate."""
+    """Draws the logits of a gate that depends on the token."""
     return tensor(grid(f"{key}/logits", (G, T, choices)), LOGITS)
 
 
@@ -100,7 +100,7 @@ def _gates() -> Iterator[Definition]:
 
 
 def _near_and_static() -> Iterator[Definition]:
-    """Codes near the ends of the step, a static gate, and losses."""
+    """Returns cases of codes near the ends of the step, of a static gate, and of losses."""
     made = call(GATE, {**SELECTORS, "logits": "dselect_k_codes/logits"})
     routing = call("dselect_k_routing", {"gate": GATE})
     yield from near_codes(GATE, _selectors("dselect_k_codes/codes", 4), made, routing)
@@ -149,7 +149,7 @@ def _router(
     key = f"routers/{NAME}/{name}"
     static = options.get("selector_gate") == "static"
     columns = choices * (code_bits(count) + 1)
-    centre = 0.0625 if static and kind != "tie" else 0.0  # only the tie case has codes at an end of the step
+    centre = 0.0625 if static and kind != "tie" else 0.0  # only codes of the tie case are at an end of the step
     bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
     params = {"bias": tensor(bias, "columns")}
     if not static:
@@ -186,12 +186,12 @@ def _routers() -> Iterator[Definition]:
 
 
 def _of_each_token(selectors: Array) -> float:
-    """1 / tokens per group; a static gate counts as one token."""
+    """Returns 1 / (tokens per group). A static gate counts as one token."""
     return 1 / selectors.shape[1] if selectors.ndim == 4 else 1.0
 
 
 def _over_their_sum(values: Array) -> Any:
-    """Values divided by their sum over the experts if the sum is positive."""
+    """Divides values by their sum over the experts if the sum is positive."""
     total = values.sum(axis=-1, keepdims=True)
     return values / np.where(total.real > 0, total, 1)
 

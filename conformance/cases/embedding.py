@@ -1,4 +1,4 @@
-"""The embedding of tokens."""
+"""Cases of the embedding of tokens."""
 
 from collections.abc import Iterator
 from functools import partial

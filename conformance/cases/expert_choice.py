@@ -1,4 +1,4 @@
-"""Expert Choice."""
+"""Cases of Expert Choice."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _weights() -> Iterator[Definition]:
-    """Combine scores that differ from the scores, and slots that only a score of 0 could fill."""
+    """Returns cases in which weights come from other scores than the choice, and cases with slots that only a score of 0 could fill."""
     other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
     purpose = "Selection by one, weights from another."
     yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)

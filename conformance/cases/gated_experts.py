@@ -1,4 +1,4 @@
-"""Gated experts, alone and in a layer, and a shared expert."""
+"""Cases of gated experts, called directly and in a layer, and of a shared expert."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _alone() -> Iterator[Definition]:
-    """Gated experts alone, with SiLU and GELU, with and without biases."""
+    """Returns cases of gated experts outside a layer, with SiLU and GELU, with and without biases."""
     for name, activation, biased in (
         ("swiglu", "silu", False),
         ("swiglu_biases", "silu", True),
@@ -40,7 +40,7 @@ def _alone() -> Iterator[Definition]:
 
 
 def _layers() -> Iterator[Definition]:
-    """Layers of gated experts with mostly empty slots, with mostly filled slots, and with a shared expert."""
+    """Returns cases of layers of gated experts with mostly empty slots, with mostly filled slots, and with a shared expert."""
     crowd = groups_tokens(np.eye(E)[np.array([[0, 0, 0, 2, 1, 2], [2, 2, 1, 2, 0, 2]])] * 0.5 + 0.25)
     apart = distinct("gated/layer", (G, T, E))
     for name, kind, purpose, values, choices, capacity, shared in (

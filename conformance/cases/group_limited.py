@@ -1,4 +1,4 @@
-"""Group-limited choice."""
+"""Cases of group-limited choice."""
 
 from collections.abc import Iterator
 from typing import Any

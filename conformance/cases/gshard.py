@@ -1,4 +1,4 @@
-"""GShard: the randomly kept second expert, and the router `gshard`."""
+"""Cases of GShard: the second expert, which is kept at random, and the router `gshard`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,7 +64,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _sampled() -> Iterator[Definition]:
-    """Cases with a sampled second expert."""
+    """Returns cases in which the second expert is sampled."""
     single_ = partial(single, NAME, SAMPLE)
     drawn = groups_tokens(grid(f"{NAME}/{SAMPLE}/noise", (2, 6, 4), reach=0.375, step=0.0625, centre=0.5))
     purpose = "The first expert is that of the largest logit; the others have their logit and a Gumbel draw."

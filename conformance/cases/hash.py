@@ -1,4 +1,4 @@
-"""The router `hash`."""
+"""Cases of the router `hash`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ G, T, E, D, V = 2, 6, 3, 4, 5
 def arguments(
     name: str, *, ids: bool = True, groups: int = G, count: int = T, vocabulary: int = V, same: bool = False
 ) -> dict[str, Any]:
-    """The parameters and inputs of a case, drawn from its name."""
+    """Draws the parameters and inputs of a case; its name seeds the draw."""
     key = f"routers/{NAME}/{name}"
     table = integers(f"{key}/tables", (1, vocabulary), 0, 0 if same else E - 1)
     inputs = {"tokens": tokens(f"{key}/tokens", (groups, count, D))}
@@ -29,7 +29,7 @@ def arguments(
 
 def case(name: str, kind: str, purpose: str, *flags: str, options: Mapping[str, Any] | None = None,
          **made: Any) -> Definition:  # fmt: skip
-    """A case with these router options. The other arguments determine its inputs."""
+    """Returns a case with these router options. The other arguments determine its inputs."""
     return router_case(NAME, name, kind, purpose, *flags, **arguments(name, **made), **(options or {}))
 
 

@@ -1,4 +1,4 @@
-"""Hash layers: the routing by a table, and MultiHash."""
+"""Cases of hash layers: the routing by a table, and MultiHash."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ def cases() -> Iterator[Definition]:
 
 
 def hashed(key: str, *, groups: int = G, tokens: int = T, ids: int = V) -> dict[str, Tensor]:
-    """Ids and a table in the form that `hash_routing` takes."""
+    """Draws token ids and a table in the form that `hash_routing` takes."""
     return {
         "ids": tensor(integers(f"{key}/ids", (groups, tokens), 0, ids - 1), GT),
         "table": tensor(integers(f"{key}/table", (ids,), 0, E - 1), "ids"),
@@ -87,7 +87,7 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens and experts.")
 
 
-# Variants. Ids are (groups, tokens). A table has an expert for each id.
+# Variants. Ids are (groups, tokens). A table gives the expert of each id.
 
 
 def hash_with_a_capacity(

@@ -1,4 +1,4 @@
-"""Hash tables, and the clusters on which some are based."""
+"""Cases of hash tables and of the clusters on which some tables are based."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -89,7 +89,7 @@ def _clusterings() -> Iterator[Definition]:
     yield case("k_means_one", "degenerate", "One cluster: the mean.", points, start[:1], size)
 
 
-# Variants. A table has an expert for each id.
+# Variants. A table gives the expert of each id.
 
 
 def balanced_to_the_higher_expert(B: Spec, frequencies: Array, *, experts: int) -> Any:
@@ -131,7 +131,7 @@ def centroids_to_the_higher(B: Spec, points: Array, centroids: Array, *, iterati
 def _lloyd(
     points: Array, centroids: Array, iterations: int, mean: Any = np.mean, empty: Any = None, nearest: Any = _nearest
 ) -> Any:
-    """k-means with other means, another centroid for an empty cluster, `empty(points, distances)`, or another search.
+    """Runs k-means with another mean, another search, or `empty(points, distances)` as the centroid of an empty cluster.
 
     Returns the centroids and their clusters.
     """

@@ -1,4 +1,4 @@
-"""Hierarchical noisy top-k gating: the gates of two levels, and the load loss."""
+"""Cases of hierarchical noisy top-k gating: the gates of two levels, and the load loss."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -73,7 +73,7 @@ def _load_loss() -> Iterator[Definition]:
 
 
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
-    """The gates within the chosen branches."""
+    """Returns the gates within the chosen branches."""
     upper, lower = levels(columns, branches)
     choices_by_level = chosen_by_level(columns, branches, choices)
     inner = noisy_top_k_affinity(lower, choices=choices_by_level[1])
@@ -91,7 +91,7 @@ def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
-    """The load loss with `load(branch load, load within it, its tokens)`. of_all: compute the load within a branch over all tokens."""
+    """Returns the load loss with `load(branch load, load within it, its tokens)`. of_all: the load within a branch counts all tokens."""
 
     def changed(
         B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int

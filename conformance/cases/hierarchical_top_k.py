@@ -1,4 +1,4 @@
-"""The router `hierarchical_top_k`."""
+"""Cases of the router `hierarchical_top_k`."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Image-level routing, and the router `image_choice`."""
+"""Cases of image-level routing and the router `image_choice`."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Importance-score routing: the order of the remaining tokens, their choice, and the router `importance_score`."""
+"""Cases of importance-score routing: the order of the remaining tokens, their choice, and the router `importance_score`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 def _given(
     name: str, kind: str, purpose: str, scores: Tensor, *flags: str, combine: Tensor | None = None, **options: Any
 ) -> Definition:
-    """The order and the choice for given scores, with the router's capacity for these options."""
+    """Returns a case with the order and choice of tokens for given scores, with the capacity that the router computes from the options."""
     _, tokens, experts = scores.array.shape
     router = ROUTERS[NAME].options(tokens=tokens, experts=experts, width=1, **options)
     drop = {key: value for key, value in options.items() if key == "drop"}
@@ -94,7 +94,7 @@ def _router() -> Iterator[Definition]:
     sizes, inside = (6, E, 3), "noise_inside"
 
     def ordered(**drop: Any) -> dict[str, Any]:
-        """Sizes, options, and the order as an extra stage, because no router returns it."""
+        """Returns cases of sizes and options, and a case with the order of tokens as an extra stage, since no router returns the order."""
         return {"sizes": sizes, "also": (call(ORDER, {"scores": "softmax_affinity"}, **drop),), **drop}
 
     default = ordered() | {"sizes": (T, E, 4), "slots_per_expert": 4}
@@ -119,7 +119,7 @@ def _router() -> Iterator[Definition]:
 
 
 def _removing(name: str, computes: str, fraction: Callable[[int, float], float], ledger: str) -> Variant:
-    """The variant that removes the fraction `fraction(tokens, drop)` of the tokens."""
+    """Returns the variant that removes the fraction `fraction(tokens, drop)` of the tokens."""
 
     def order(B: Spec, scores: Array, *, drop: float = 0.1) -> Any:
         return B.importance_score_order(scores, drop=fraction(scores.shape[1], drop))
@@ -156,7 +156,7 @@ def removed_after_they_chose(
 
 
 def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
-    """A change that computes the capacity with these changed options."""
+    """Returns a change that computes the capacity with these changed options."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()

@@ -1,4 +1,4 @@
-"""The experts, the layer around a routing, and the metrics of a routing."""
+"""Cases of the experts, the layer around a routing, and the metrics of a routing."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,7 +52,7 @@ def _experts() -> Iterator[Definition]:
 
 
 def _around(allocation: Stage, *, mlps: bool = True, metrics: bool = True) -> tuple[Stage, ...]:
-    """The calls of a layer around an allocation."""
+    """Returns the calls of a layer that uses the routing of an allocation."""
     mlp = function("expert_mlp", {"params": PARAMS}, gelu="tanh") if mlps else function("identity")
     layer = call("moe_layer", {"tokens": "tokens", "routing": allocation.name, "experts": mlp})
     return (allocation, *((call("routing_metrics", {"routing": allocation.name}),) if metrics else ()), layer)
@@ -94,7 +94,7 @@ def _layers() -> Iterator[Definition]:
 
 
 def _special_layers() -> Iterator[Definition]:
-    """Layer cases with equal scores, small sizes and gradients."""
+    """Returns cases of the layer with equal scores, small sizes and gradients."""
     equal = groups_tokens(np.full((G, T, E), 0.25))
     yield _layer("tied", "tie", "Equal scores.", TOKEN, equal, "tie_order", choices=2, capacity=T)
     alone = scores("layer/e", (1, 1, E))
@@ -117,7 +117,7 @@ def _special_layers() -> Iterator[Definition]:
 
 
 def _mlp_layers() -> Iterator[Definition]:
-    """The layer of MLPs, with mostly empty and with mostly filled slots."""
+    """Returns cases of a layer whose experts are MLPs, with mostly empty and with mostly filled slots."""
 
     def case(
         name: str, kind: str, purpose: str, values: Tensor, *flags: str, gelu: str = "tanh", **options: Any
@@ -151,12 +151,12 @@ def _mlp_layers() -> Iterator[Definition]:
 
 
 def _perceptrons(allocation: Stage, gelu: str = "tanh") -> Stage:
-    """The call of the layer of MLPs after an allocation."""
+    """Returns the call, after an allocation, of a layer whose experts are MLPs."""
     return call("moe_mlp", {"tokens": "tokens", "routing": allocation.name, "params": PARAMS}, gelu=gelu)
 
 
 def _mlp_gates() -> Iterator[Definition]:
-    """Tokens with any number of choices, as in DSelect-k."""
+    """Returns cases in which a token has any number of choices, as in DSelect-k."""
     gate = scores("layer/gates/s").array
     some = np.where(grid("layer/gates", (G, T, E)) > 0, gate, 0.0)
     for name, kind, purpose, values in (
@@ -170,7 +170,7 @@ def _mlp_gates() -> Iterator[Definition]:
 
 
 def _zero_weight() -> Definition:
-    """Tokens with a slot and the weight 0; the third expert has only such tokens."""
+    """Returns a case in which some tokens have a slot with weight 0, among them all tokens of the third expert."""
     weights = groups_tokens([[[0.5, 0.25, 0.0], [0.75, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]])
     scores = groups_tokens([[[0.5, 0.25, 0.125], [0.25, 0.5, 0.125], [0.125, 0.25, 0.5], [0.5, 0.25, 0.125]]])
     allocation = call("token_choice", {"scores": "scores", "combine_scores": "weights"}, choices=1, capacity=2)
@@ -181,10 +181,10 @@ def _zero_weight() -> Definition:
 
 
 def _sums() -> Iterator[Definition]:
-    """Weighted sums of powers of two. In some sums, bfloat16 loses each small term after a large one. In others, two
-    terms leave only the difference between weights that bfloat16 rounds to 1 and -1.
+    """Returns cases with weighted sums of powers of two.
 
-    Tokens have a known number of choices or any number of slots, which a backend may sum differently.
+    In some sums, bfloat16 loses each small term after a large one. In other sums, two terms cancel except for the difference
+    between weights that bfloat16 rounds to 1 and -1. A backend may sum differently over choices than over slots.
     """
     signs = grid("layer/long/signs", (G, T, D)) >= 0
     powers = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)
@@ -216,7 +216,7 @@ Experts = Callable[[Any], Any]
 
 
 def _combined(dispatch: Array, combine: Array, tokens: Array, experts: Experts) -> Any:
-    """Dispatch, experts and combine of tensors (groups, tokens, experts, capacity)."""
+    """Applies dispatch, experts and combine; dispatch and combine are (groups, tokens, experts, capacity)."""
     return np.einsum("gtec,gecd->gtd", combine, experts(np.einsum("gtec,gtd->gecd", dispatch, tokens)))
 
 

@@ -1,4 +1,4 @@
-"""LIMoE's entropies. With a threshold, the global entropy is a difference, so its scale is the sum of both terms."""
+"""Cases of LIMoE's entropies. With a threshold, the global entropy is a difference, so its scale is the sum of both terms."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The soft cap of logits, and the optional bias before it."""
+"""Cases of the soft cap of logits, with an optional bias that is added before it."""
 
 from collections.abc import Iterator
 from functools import partial

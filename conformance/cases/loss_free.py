@@ -1,4 +1,4 @@
-"""Loss-free balancing: biased scores, the load, and the bias update."""
+"""Cases of loss-free balancing: biased scores, the load, and the bias update."""
 
 from collections.abc import Iterator
 from functools import partial

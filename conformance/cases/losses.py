@@ -1,4 +1,4 @@
-"""The auxiliary losses."""
+"""Cases of the auxiliary losses."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -59,7 +59,7 @@ def _load() -> Iterator[Definition]:
     def noisy(name: str, kind: str, purpose: str, *flags: str, shape: tuple[int, int, int] = (G, T, E),
               **options: Any) -> Definition:  # fmt: skip
         clean = logits(f"load/{name}", shape, reach=1.0)
-        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no ties in a row
+        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no row has a tie
         return case(name, kind, purpose, clean, clean.array + noise, *flags, **options)
 
     own = "threshold_includes_self"
@@ -85,7 +85,7 @@ def _z() -> Iterator[Definition]:
 
 
 def _unbiased(experts: int) -> float:
-    """Ratio of the unbiased variance to the population variance; undefined for one number."""
+    """Returns the ratio of the unbiased variance to the population variance. The ratio is undefined for one expert."""
     return experts / (experts - 1) if experts > 1 else np.nan
 
 
@@ -135,7 +135,7 @@ def balance_of_padded_experts(B: Spec, scores: Array, **more: Any) -> Array:
 
 
 def _padded(array: Array, value: float) -> Any:
-    """Arrays (groups, tokens, experts) padded with tokens of `value` to a multiple of 8."""
+    """Pads arrays (groups, tokens, experts) with tokens of `value` to a multiple of 8 tokens."""
     return np.pad(array, ((0, 0), (0, -array.shape[1] % 8), (0, 0)), constant_values=value)
 
 

@@ -1,4 +1,4 @@
-"""The router `mixture_of_depths`."""
+"""Cases of the router `mixture_of_depths`."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""MoCo v3: the loss, the moving average of the encoder, and the normalisation of projector and predictor."""
+"""Cases of MoCo v3: the loss, the moving average of the encoder, and the normalisation of projector and predictor."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -48,7 +48,7 @@ def _moco_loss() -> Iterator[Definition]:
 
 
 def _momentum_update() -> Iterator[Definition]:
-    """Cases without a gradient: the average is a state and may be computed without gradients."""
+    """Returns cases without a gradient, since the moving average is a state, which may be computed without gradients."""
 
     def update(name: str, kind: str, purpose: str, decay: float) -> Definition:
         rows = {n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")}

@@ -1,7 +1,7 @@
-"""Operations around the routers, and the array operations that models use.
+"""Cases of the operations around the routers and of the array operations that models use.
 
-`1 + tanh` and `1 + erf` cancel for large negative arguments, and a cross-entropy near 0 is a difference of large
-numbers. Their scales are the same computation on absolute values.
+`1 + tanh(x)` and `1 + erf(x)` are differences of nearly equal numbers if x is very negative, and a cross-entropy near 0
+is a difference of large numbers. The scales of these results are therefore the same computations on absolute values.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def drawn(key: str, axes: str, *shape: int, **options: float) -> Tensor:
-    """Draw an input of a case."""
+    """Draws an input of a case."""
     return tensor(grid(f"network/{key}", shape, **options), axes)
 
 

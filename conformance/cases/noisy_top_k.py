@@ -1,4 +1,4 @@
-"""Noisy top-k gating: the noisy logits, the gates, the load loss, and the router `noisy_top_k`."""
+"""Cases of noisy top-k gating: the noisy logits, the gates, the load loss, and the router `noisy_top_k`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -51,7 +51,7 @@ def _noise() -> Iterator[Definition]:
         return {
             "logits": logits(f"{GATES}/{case}", reach=2.0, step=0.25),
             "noise_logits": logits(f"{GATES}/{case}/scale", reach=reach, step=step),
-            "noise": groups_tokens(noise + 0.125),  # the noise is never 0, so no noisy logits are equal
+            "noise": groups_tokens(noise + 0.125),  # no noise is 0, so no two noisy logits are equal
         }
 
     case = partial(single, GATES, LOGITS)
@@ -85,7 +85,7 @@ def _gates() -> Iterator[Definition]:
 def _load_loss() -> Iterator[Definition]:
     def inputs(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 2.0) -> dict[str, Tensor]:
         clean = logits(f"{LOAD}/{key}", shape, reach=1.0)
-        noise = logits(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no ties in a row
+        noise = logits(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no row has a tie
         scale = logits(f"{LOAD}/{key}/scale", shape, reach=reach, step=0.25)
         return {"logits": clean, "noise_logits": scale, "noisy_logits": groups_tokens(clean.array + noise)}
 
@@ -158,7 +158,7 @@ def masked_by_zero(B: Spec, noisy_logits: Array, *, choices: int) -> Array:
 
 
 def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
-    """The load loss with another group load, `load(logits, noise_logits, noisy_logits, choices)`."""
+    """Returns the load loss that uses `load(logits, noise_logits, noisy_logits, choices)` as the load of a group."""
 
     def changed(B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Any:
         right = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
@@ -173,7 +173,7 @@ def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
 def _probability(
     clean: Array, scale: Array, noisy: Array, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
 ) -> Any:
-    """Each expert's expected number of tokens above the threshold, the K-th largest of `without(noisy, expert)`."""
+    """Returns each expert's expected number of tokens above the threshold, which is the K-th largest of `without(noisy, expert)`."""
     load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
     for expert in range(clean.shape[1]):
         others = without(noisy, expert)
@@ -183,7 +183,7 @@ def _probability(
 
 
 def _quotient(deviation: Array, scale: Array) -> Any:
-    """The quotient, differentiated by the quotient rule."""
+    """Divides, and computes the derivative by the quotient rule."""
     if not np.iscomplexobj(deviation) and not np.iscomplexobj(scale):
         return deviation / scale
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Quantile balancing: counts of the biases that tokens require, and the bias at the quantile."""
+"""Cases of quantile balancing: counts of the biases that tokens require, and the bias at the quantile."""
 
 from collections.abc import Iterator
 from functools import partial

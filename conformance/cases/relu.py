@@ -1,4 +1,4 @@
-"""ReLU routing: gates, their loss, the excess of active gates, the penalty, and the router `relu`."""
+"""Cases of ReLU routing: gates, their loss, the excess of active gates, the penalty, and the router `relu`."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Jitter of a router's input tokens."""
+"""Cases of the jitter on a router's input tokens."""
 
 from collections.abc import Iterator
 from functools import partial

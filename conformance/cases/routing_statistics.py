@@ -1,4 +1,4 @@
-"""Statistics of routings and of the slots of Soft MoE."""
+"""Cases of the statistics of routings and of Soft MoE's slots."""
 
 from collections.abc import Iterator
 from typing import Any

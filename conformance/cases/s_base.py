@@ -1,4 +1,4 @@
-"""The sigmoid affinity, and the router `s_base`."""
+"""Cases of the sigmoid affinity and the router `s_base`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -56,7 +56,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _trained(train: bool) -> Callable[..., Any]:
-    """The router always in training mode, or always in evaluation mode."""
+    """Returns a change that runs a router always in training mode, or always in evaluation mode."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         return route.output(train=train)

@@ -1,4 +1,4 @@
-"""The router `sigmoid_token_choice`, the softplus affinity, and the scale of the gates."""
+"""Cases of the router `sigmoid_token_choice`, the softplus affinity, and the scale of the gates."""
 
 from collections.abc import Iterator
 from dataclasses import replace

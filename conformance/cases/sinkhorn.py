@@ -1,4 +1,4 @@
-"""The Sinkhorn affinity."""
+"""Cases of the Sinkhorn affinity."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -55,7 +55,7 @@ def rows_first(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float
 
 
 def _stopped(error: Callable[[Any, float], float]) -> Callable[..., Any]:
-    """Sinkhorn that stops once `error(column sums, T / E)` is within the tolerance."""
+    """Returns a Sinkhorn that stops once `error(column sums, T / E)` is within the tolerance."""
 
     def sinkhorn_affinity(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Any:
         plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
@@ -100,7 +100,7 @@ def implicit_gradient(B: Spec, logits: Array, **options: Any) -> Array:
 
 
 def _moved_optimum(plan: Array, step: Array) -> Any:
-    """Derivative of a plan (T, E) with fixed row and column sums along a step of the logits: `plan * (step + df + dg)`."""
+    """Returns how a plan (T, E) with fixed row and column sums changes along a step of the logits: `plan * (step + df + dg)`."""
     tokens = len(plan)
     system = np.block([[np.diag(plan.sum(axis=1)), plan], [plan.T, np.diag(plan.sum(axis=0))]])
     moved = np.concatenate([(plan * step).sum(axis=1), (plan * step).sum(axis=0)])
@@ -109,9 +109,9 @@ def _moved_optimum(plan: Array, step: Array) -> Any:
 
 
 def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
-    """Sinkhorn that checks the `norm` of the column error after `first`, `first` + 10, ... iterations.
+    """Returns a Sinkhorn that checks the norm (of order `norm`) of the column error after `first`, `first` + 10, ... iterations.
 
-    It stops if the error is below `threshold` or the given tolerance. A number of iterations given without a tolerance is used exactly.
+    It stops if the error is below `threshold` or the given tolerance. Given only a number of iterations, it runs exactly that many.
     """
 
     def sinkhorn_affinity(B: Spec, logits: Array, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The router `sinkhorn_expert_choice`."""
+"""Cases of the router `sinkhorn_expert_choice`."""
 
 from collections.abc import Iterator
 from functools import partial

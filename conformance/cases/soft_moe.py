@@ -1,4 +1,4 @@
-"""The router `soft_moe`."""
+"""Cases of the router `soft_moe`."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Soft routing."""
+"""Cases of soft routing."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _ablations() -> Iterator[Definition]:
-    """Cases that omit one of the softmaxes, and cases of small sizes."""
+    """Returns cases that omit one of the two softmaxes, and cases of small sizes."""
     for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
         purpose = f"Ablation: dispatch {first}, combine {second}."
         yield case(f"{first}_{second}", "value", purpose, ABLATION, dispatch=first, combine=second)
@@ -70,7 +70,7 @@ def _ablations() -> Iterator[Definition]:
 
 
 def _gradients() -> Iterator[Definition]:
-    """Gradient cases of dispatch and of combine."""
+    """Returns gradient cases of dispatch and of combine."""
     yield case("gradient_dispatch", "gradient", "Through the softmax over tokens.", scale=1.5, of="dispatch")
     yield case("gradient_combine", "gradient", "Through the softmax over slots.", scale=1.5, of="combine")
     yield case("gradient_rsqrt", "gradient", "In the other form.", scale=1.5, of="combine", norm_form="rsqrt")
@@ -104,7 +104,7 @@ def combine_over_experts(B: Spec, *arguments: Any, combine: str = "soft", **opti
 
 
 def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
-    """Soft routing of tokens and slots normalised by `norm(x, axis)`."""
+    """Returns a soft routing that normalises tokens and slots by `norm(x, axis)`."""
 
     def soft_routing(B: Spec, tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
         right = B.soft_routing(tokens, slots, scale=scale, **options)

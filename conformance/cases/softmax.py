@@ -1,4 +1,4 @@
-"""Router logits, gating noise and the softmax affinity."""
+"""Cases of router logits, gating noise and the softmax affinity."""
 
 from collections.abc import Iterator
 from functools import partial

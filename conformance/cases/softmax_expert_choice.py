@@ -1,4 +1,4 @@
-"""The router `softmax_expert_choice`."""
+"""Cases of the router `softmax_expert_choice`."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The router `softmax_token_choice`."""
+"""Cases of the router `softmax_token_choice`."""
 
 import math
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _choices() -> Iterator[Definition]:
-    """Cases with two choices, with priorities and with losses."""
+    """Returns cases with two choices, with priorities and with losses."""
     half: dict[str, Any] = {"capacity_factor": 0.5}
     purpose = "Two choices, half of the room."
     yield case("two_choices", "overflow", purpose, "first_choices_first", DROP, choices=2, **half)
@@ -56,7 +56,7 @@ def _choices() -> Iterator[Definition]:
 
 
 def _capacities() -> Iterator[Definition]:
-    """Cases with a fixed number of slots, evaluation factors and normalised weights."""
+    """Returns cases with a fixed number of slots, with evaluation factors and with normalised weights."""
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     purpose = "Three slots for each expert, whatever the factor."
     yield case("slots_per_expert", "value", purpose, ROUNDING, **numbered)

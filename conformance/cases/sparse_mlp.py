@@ -1,4 +1,4 @@
-"""Sparse-MLP: the rescale sub-layer, and the model."""
+"""Cases of Sparse-MLP: the rescale sub-layer, and the model."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -34,7 +34,7 @@ Sizes = tuple[int, int, int, int]
 
 
 def _rescaled(name: str, kind: str, purpose: str, sizes: Sizes, *flags: str, axes: str = "token channel") -> Definition:
-    """A case of two images and the rescale maps for `axes`. sizes: S, C, S', C'."""
+    """Returns a case with two images and the rescale maps for `axes`. sizes: S, C, S', C'."""
     (s, c, new_s, new_c), key = sizes, f"sparse_mlp/{name}"
     inputs = {"x": tensor(grid(f"{key}/x", (2, s, c)), "images tokens channels")}
     for axis, old, new in (("token", s, new_s), ("channel", c, new_c)):
@@ -60,8 +60,8 @@ def _rescale() -> Iterator[Definition]:
 def _model(
     name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
 ) -> Definition:
-    """A case of the model. zero: parameters whose names end in this text are 0, so that scores tie. by: a gradient is
-    with respect to the inputs whose names contain this text."""
+    """Returns a case of the model. zero: set parameters whose names end in this text to 0, so that scores tie. by:
+    differentiate with respect to inputs whose names contain this text."""
     inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
     for path, value in inputs.items():
         if zero and path.endswith(zero):
@@ -76,7 +76,7 @@ def _models() -> Iterator[Definition]:
     cut, one = "importance_cut", {**SPARSE, "depth": 1}
     purpose = "A dense and a sparse block, efficient mode."
     yield _model("importance", "value", purpose, SPARSE, cut, "mixed_axis", "generated_code")
-    # Importances are nearly equal, so these losses would be differences of rounding errors.
+    # The importances are nearly equal, so importance losses would only measure rounding errors.
     no_loss = {"importance_weight": 0.0, "load_weight": 0.0}
     dense = {**SPARSE, "sparse_width": 5, "experts": 0, "moe": "last_2", "router_options": no_loss}
     yield _model("dense_channels", "value", "As Sparse-S: channels are neither rescaled nor routed.", dense, cut)

@@ -1,4 +1,4 @@
-"""Sparsity-constrained transport: the projections, both objectives and the plan."""
+"""Cases of sparsity-constrained transport: the projections, both objectives and the plan."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -50,7 +50,7 @@ def _objectives() -> Iterator[Definition]:
     semi_dual, dual = partial(case, "transport_semi_dual"), partial(case, "transport_dual")
 
     def potentials(key: str, **sizes: int) -> dict[str, Any]:
-        """Token and expert potentials under these names, and a utility."""
+        """Draws token and expert potentials, with these names, and a utility."""
         names = zip(sizes.items(), ("tokens", "experts"), strict=False)
         return {"utility": utilities(f"transport/{key}")} | {
             name: tensor(grid(f"transport/{key}/{name}", (G, size), reach=0.5, step=0.0625), f"groups {axis}")
@@ -133,7 +133,7 @@ def rows_are_sparse(B: Spec, utility: Array, *, capacity: int, sparsity: str = "
 
 
 def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]]) -> Callable[..., Any]:
-    """A solver that stops once every group's gradient part has been within the tolerance, measured by `size`."""
+    """Returns a solver that stops once the `size` of every group's part of the gradient has been within the tolerance."""
 
     def solved(
         B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", solver: str = "adam", steps: int = 20,

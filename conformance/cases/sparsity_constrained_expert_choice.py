@@ -1,4 +1,4 @@
-"""The router `sparsity_constrained_expert_choice`."""
+"""Cases of the router `sparsity_constrained_expert_choice`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _peaked(name: str, purpose: str, *flags: str, **options: Any) -> Definition:
-    """A case in which some expert has fewer tokens with a positive plan than its 4 slots."""
+    """Returns a case in which an expert has 4 slots but the plan is positive for fewer tokens."""
     params = kernel_of(f"routers/{NAME}/{name}/kernel", D, E, reach=6.0)
     case = partial(router_case, NAME, name, "value", purpose, *flags, params=params, capacity_factor=2.0)
     return case(accept=lambda plan: bool(((plan > 0).sum(axis=0) < 2 * T // E).any()), **options)

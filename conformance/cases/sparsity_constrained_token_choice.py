@@ -1,4 +1,4 @@
-"""The router `sparsity_constrained_token_choice`, and variants of both routers with a sparsity-constrained plan."""
+"""Cases of the router `sparsity_constrained_token_choice`, and variants of both routers with a sparsity-constrained plan."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ T, E, D, K = 3, 3, 2, 2
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module. One case has noise at evaluation, the other in training."""
+    """Returns all cases of this file. One case has noise only at evaluation, another only in training."""
     case = partial(router_case, NAME, groups=1, sizes=(T, E, D), choices=K)
     inside, zero = "noise_inside", "zero_score_slots"
     purpose = "Noise makes the plan and not the weights; all losses, and an even number of slots."
@@ -69,7 +69,7 @@ def noisy_by_default(B: Spec, route: Route) -> RouterOutput:
 
 
 def _plans(B: Spec, route: Route, *, raw: bool = False) -> tuple[Array, Array]:
-    """The plan of either router (of the softmax or raw logits), and the scores that weight the outputs."""
+    """Returns the plan of either router, computed from the softmax or the raw logits, and the scores that weight the outputs."""
     clean, noisy = route.logits(B)
     constraint: dict[str, Any] = {"capacity": route.options.capacity(train=route.train)}
     if not route.options.experts_choose:
@@ -79,7 +79,7 @@ def _plans(B: Spec, route: Route, *, raw: bool = False) -> tuple[Array, Array]:
 
 
 def _chosen(B: Spec, route: Route, options: Any, plan: Array, scores: Array, **more: Any) -> RouterOutput:
-    """The router's output with Token Choice by a plan."""
+    """Returns the router's output if tokens choose experts by the plan."""
     more |= composition.several_choices(options)
     return rerouted(B, route.output(), composition.token_choice(B, options, plan, scores, train=route.train, **more))
 

@@ -1,4 +1,4 @@
-"""Strictly balanced gating: masks, masked gates, the threshold loss, and the router."""
+"""Cases of strictly balanced gating: masks, masked gates, the threshold loss, and the router."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""The router `switch`."""
+"""Cases of the router `switch`."""
 
 from collections.abc import Iterator
 from dataclasses import replace

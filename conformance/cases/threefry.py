@@ -1,4 +1,4 @@
-"""Random numbers for noise and dropout: words, uniform and normal numbers."""
+"""Cases of the random numbers for noise and dropout: words, uniform and normal numbers."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -48,7 +48,7 @@ def cases() -> Iterator[Definition]:
     edges = [[0, 255, 256], [2**31 - 1, -(2**31), -1], [*both[0], 1 << 20]]
     purpose = "The 24 highest bits; the sign is one of them."
     yield case("unit_interval", "uniform", "value", purpose, words=_words(edges, "places columns"))
-    # The numbers are exact in every dtype. Each backend's tests cover the largest number, 1 - 2^-24.
+    # These uniform numbers are exact in every dtype. Each backend has its own test of the largest number, 1 - 2^-24.
     pairs = integers(f"{NAME}/pairs", (5, 2), 0, 127) / 128
     tails = [[0.0, 0.375], [1 - 2.0**-8, 0.0], [1 - 2.0**-8, 0.75], [2.0**-24, 0.25], [0.5, 1 - 2.0**-8], [0.25, 0.5]]
     for name, values, purpose in (

@@ -1,4 +1,4 @@
-"""Token Choice, and the normalisation of the chosen weights."""
+"""Cases of Token Choice and of the normalisation of the chosen weights."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -57,7 +57,7 @@ DROP, ORDER, SIZE, FIRST = "overflow_drop", "tie_order", "degenerate_size", "fir
 
 
 def _values() -> Iterator[Definition]:
-    """Cases with distinct scores."""
+    """Returns cases with distinct scores."""
     yield case("one_choice", "value", "One choice, room for all.", scores("tc/a"), choices=1, capacity=T)
     yield case("two_choices", "value", "Two choices, room for all.", scores("tc/b"), capacity=T)
     yield case("three_choices", "value", "Three choices of six.", scores("tc/c", (G, T, 6)), choices=3, capacity=T)
@@ -78,7 +78,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _ties() -> Iterator[Definition]:
-    """Cases with equal or nearly equal scores."""
+    """Returns cases with equal or nearly equal scores."""
     yield case("tied", "tie", "The tie matrix of the specification.", both(TIED), ORDER)
     purpose = "The tie matrix, every expert chosen, one slot."
     yield case("tied_all", "tie", purpose, both(TIED), ORDER, choices=3, capacity=1)
@@ -95,7 +95,7 @@ def _ties() -> Iterator[Definition]:
 
 
 def _sizes() -> Iterator[Definition]:
-    """Cases with small and large sizes."""
+    """Returns cases with small and large sizes."""
     yield case("one_token", "degenerate", "One token.", scores("tc/j", (1, 1, E)), SIZE, capacity=1)
     yield case("one_expert", "degenerate", "One expert.", scores("tc/k", (G, T, 1)), SIZE, choices=1)
     yield case("all_experts", "degenerate", "Every expert is chosen.", scores("tc/l"), SIZE, choices=E, capacity=T)
@@ -116,7 +116,7 @@ def _sizes() -> Iterator[Definition]:
 
 
 def _gradients() -> Iterator[Definition]:
-    """Gradient cases with respect to the scores, and to the weights only."""
+    """Returns gradient cases with respect to the scores, and with respect to the weights only."""
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), DROP)
     apart = distinct("tc/p", (G, T, E))
     purpose = "The selection carries none."
@@ -124,7 +124,7 @@ def _gradients() -> Iterator[Definition]:
 
 
 def _kept_choices() -> Iterator[Definition]:
-    """Cases that skip some choices."""
+    """Returns cases that skip some choices."""
     some: dict[str, Any] = {"keep": tensor(grid("keep/some", (G, 5, 2)) > 0, "groups tokens choices")}
     values, flag = utilities("keep/keep", (G, 5, E)), "choice_not_made"
     yield case("keep", "overflow", "A choice that is not made takes no slot.", values, flag, **some)
@@ -136,7 +136,7 @@ def _kept_choices() -> Iterator[Definition]:
 
 
 def _rerouted() -> Iterator[Definition]:
-    """Cases in which tokens retry when an expert is full."""
+    """Returns cases in which a token tries another expert if its expert is full."""
     crowd = rows("0.5 0.375 0.125; 0.5 0.25 0.375; 0.75 0.5 0.25; 0.625 0.5 0.25; 0.25 0.5 0.125")
     purpose = "Two tokens that their first expert drops try their second; one of them its third."
     yield case("tries", "overflow", purpose, both(crowd), "rerouted", choices=1, tries=3)
@@ -147,7 +147,7 @@ def _rerouted() -> Iterator[Definition]:
 
 
 def _by_token() -> Iterator[Definition]:
-    """Cases in which a token gets all its slots before the next token."""
+    """Returns cases in which a token gets all its slots before the next token."""
     by_token = partial(case, slot_order="token")
     eight = scores("tc/by_token", (G, 8, 4))
     reverse = tensor(np.stack([np.arange(8)[::-1], permutation("tc/by_token/order", 8)]), "groups tokens")
@@ -160,7 +160,7 @@ def _by_token() -> Iterator[Definition]:
 
 
 def _divided_after_drops() -> Iterator[Definition]:
-    """Cases that normalise the weights that a token keeps."""
+    """Returns cases that normalise the weights of the choices that a token keeps."""
     flag = "renormalised"
     purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
     apart = distinct("tc/kept/gradient", (G, 10, 4))
@@ -212,7 +212,7 @@ Queue = Iterable[tuple[int, int]]
 
 
 def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> Any:
-    """The routing in which experts accept tokens in queue order until full; one queue per group."""
+    """Returns the routing in which experts accept tokens in queue order until they are full. Each group has a queue."""
     groups, tokens, experts = weights.shape
     token = np.full((groups, experts, capacity), tokens, np.int32)
     weight = np.zeros((groups, experts, capacity), weights.dtype)
@@ -226,7 +226,7 @@ def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> 
 
 
 def _tokens(scores: Array, order: Array) -> Any:
-    """The tokens of each group in serving order."""
+    """Returns the tokens of each group in the order in which they are served."""
     return [range(scores.shape[1])] * len(scores) if order is None else order
 
 
@@ -238,9 +238,9 @@ def ties_to_the_higher_expert(B: Spec, scores: Array, *, combine_scores: Array |
 
 
 def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[..., Any]:
-    """Token Choice whose experts accept tokens in the order `queue(scores, tokens, choices, capacity)` of a group.
+    """Returns a Token Choice whose experts accept the tokens of a group in the order `queue(scores, tokens, choices, capacity)`.
 
-    Calls with skipped choices, retries or other options are computed correctly.
+    Calls with skipped choices, retries or other options return the correct result.
     """
 
     @wraps(queue)

@@ -1,4 +1,4 @@
-"""Token ids of hash layers. Patches and codewords lie on a grid with exact distances, so every tie is intended."""
+"""Cases of the token ids of hash layers. Patches and codewords lie on a grid with exact distances, so every tie is intended."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""The vision transformer with experts: a forward pass with every router, and training steps with each step's routing."""
+"""Cases of the vision transformer with experts: a forward pass with each router, and training steps with the routing of each step."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -50,9 +50,9 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "sparsity_constrained_expert_choice": (5, {**STEPS, "router_options": {"transport_steps": 5}}),
     "sparsity_constrained_token_choice": (0, {**LEAST, "router_options": {"choices": 2, "transport_steps": 5}}),
     "soft_moe": (0, STEPS),
-    "importance_score": (0, {**LEAST, "router_options": {"drop": 0.25}}),  # drops two of eight tokens
+    "importance_score": (0, {**LEAST, "router_options": {"drop": 0.25}}),  # the router drops two of eight tokens
     "dselect_k": (0, LEAST),
-    "base": (4, {**LEAST, "experts": 4}),  # eight tokens divide evenly among four experts
+    "base": (4, {**LEAST, "experts": 4}),  # eight tokens can be divided evenly among four experts
     "hash": (0, {**LEAST, "codes": 5, "token_ids": "previous"}),
     "switch": (0, LEAST),
     "s_base": (1, LEAST),
@@ -88,7 +88,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _evaluation() -> Definition:
-    """A model whose router behaves differently at evaluation and in training, run in both modes."""
+    """Returns cases of a model in evaluation and in training mode, in which its router behaves differently."""
     model = {**LEAST, "router": "base", "experts": 4}
     inputs = inputs_of("vit", model, "vit/evaluation/0")
     stages = (
@@ -100,7 +100,7 @@ def _evaluation() -> Definition:
 
 
 def _dropped() -> Definition:
-    """A model in training with dropout and stochastic depth."""
+    """Returns cases of a model in training with dropout and stochastic depth."""
     model = {**LEAST, "depth": 2, "router": "soft_moe", "experts": 2, "dropout": 0.25, "stochastic_depth": 0.5}
     inputs = inputs_of("vit", model, "vit/dropped/0")
     inputs["random"] = tensor(of_step(2, seed=5, step=7), "images words")
@@ -110,10 +110,10 @@ def _dropped() -> Definition:
 
 
 def _router_in_float32() -> Definition:
-    """A model whose experts form pairs; the low bits of the router's kernel choose within a pair.
+    """Returns a case of a model whose experts form pairs. The low bits of the router's kernel choose within a pair.
 
-    bfloat16 drops these bits. The router's input is exact in bfloat16: patches of +-16 with mean 0 are embedded
-    unchanged, the attention adds 0, and the normalisation maps them to +-1.
+    bfloat16 drops these bits. The router's input is exact in bfloat16: patches of +-16 with mean 0 are embedded unchanged, the
+    attention adds 0, and the normalisation maps them to +-1.
     """
     model = {**SMALL, "depth": 1, "moe": "last_1", "pool": "gap", "router": "softmax_token_choice", "experts": 4}
     key, block = "vit/router_in_float32", "params/blocks/0"
@@ -138,17 +138,17 @@ def _router_in_float32() -> Definition:
 
 
 def _training(router: str) -> Definition:
-    """Training steps: a repeated batch is routed differently, and no step is near a tie."""
+    """Returns a case of training steps. When a batch is repeated, it is routed differently, and no step is near a tie."""
     draw, fields = TRAINED[router]
     model = {**fields, "router": router}
     key = f"vit/training/{router}/{draw}"
     inputs = inputs_of("vit", model, key, images=4)
     inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")
-    # These numbers are exact in every dtype; for b2 = 0.999, `1 - b2` in float32 is wrong by 1e-5. The large epsilon
-    # keeps gradients that are 0 up to rounding (a key's bias) from becoming a full step.
+    # These numbers are exact in every dtype. With b2 = 0.999, `1 - b2` in float32 would have an error of 1e-5. Some gradients, such
+    # as that of a key's bias, are 0 up to rounding. The large epsilon keeps them from causing a full step.
     optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
     rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
-    # These routers assign tokens differently in training than at evaluation, or update a state only in training.
+    # These routers assign tokens differently in training and at evaluation, or update a state only in training.
     training = "base s_base strictly_balanced batch_expert_choice mixture_of_depths sigmoid_token_choice relu"
     mode: dict[str, Any] = {"train": True} if router in training.split() else {}
     stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)
@@ -158,7 +158,7 @@ def _training(router: str) -> Definition:
 
 
 def _accumulated() -> Definition:
-    """Training steps with batches split into two micro-batches."""
+    """Returns a case of training steps whose batches are split into two micro-batches."""
     model = {**LEAST, "router": "switch", "group_images": 1}
     inputs = inputs_of("vit", model, "vit/training/accumulated/0", images=4)
     inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")

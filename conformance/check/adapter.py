@@ -1,28 +1,28 @@
-"""The interface of an adapter, for a kernel that computes a complete layer without exposing its steps.
+"""An adapter is the interface to a kernel that computes a complete layer without exposing its steps.
 
     layer(x, params, options) -> output
 
 x: tokens (groups, tokens, width) in the run's dtype.
 params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}` with the specification's shapes; the router of Soft MoE has `{"slots",
-    "scale"}` instead. A router's state is included under its name: `bias` of `sigmoid_token_choice`, `penalty` of `relu`, `thresholds` of
-    `batch_expert_choice`. Gradients with respect to the state are not compared.
-options: `router`, the router's name; every field of its `Options` in `moespec.spec.ROUTERS`; `train`, whether it routes
-    as in training; `gelu`, the form of GELU; `capacity`, the slots per expert. If `options["capacity"] >=
-    options["tokens"]`, as with an infinite `capacity_factor`, no choice is dropped.
+    "scale"}` instead. `params` also contains the state of a router, under its name: `bias` of `sigmoid_token_choice`,
+    `penalty` of `relu`, `thresholds` of `batch_expert_choice`. The suite does not compare gradients with respect to the state.
+options: `router`, the router's name; every field of its `Options` in `moespec.spec.ROUTERS`; `train`, whether the layer
+    routes as in training; `gelu`, the form of GELU; `capacity`, the slots per expert. If `options["capacity"] >=
+    options["tokens"]`, for example because `capacity_factor` is infinite, the layer drops no choice.
 output: (groups, tokens, width).
 
 A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declares it; see `declined.py`. Without
-`from_numpy(tree, dtype)`, arrays are NumPy arrays, bfloat16 is not supported, and the output may be float64, because NumPy promotes
-implicitly. `to_numpy(tree)` converts results back, and `with_dtype(dtype)` is the context for running in a dtype. Router cases compare only
-the output; steps, noise and errors are not run. `__moespec_version__` states which version of the specification the adapter follows.
+`from_numpy(tree, dtype)`, arrays are NumPy's, bfloat16 is not supported, and the output may be float64. `to_numpy(tree)` converts
+results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. For router cases, the suite compares only the output,
+and runs no single steps, noise or error cases. `__moespec_version__` states which version of the specification the adapter follows.
 
-Gradients with respect to x and all params come from torch's or JAX's automatic differentiation if `from_numpy` returns
-their arrays, or from a method of the adapter:
+If `from_numpy` returns torch or JAX arrays, that framework computes the gradients with respect to x and all params.
+Otherwise a method of the adapter computes them:
 
     vjp(x, params, options, cotangent) -> (gradient of x, gradients of params)
 
-cotangent: the gradient with respect to the output, with its shape and the run's dtype. The gradients of params are a
-pytree like params and may omit the state. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
+cotangent: the gradient with respect to the output, with its shape and the run's dtype. The gradients of params form a pytree
+like params, which may omit the state. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
 """
 
 import importlib
@@ -52,7 +52,7 @@ class Framework:
     """A framework's operations on its arrays.
 
     value_and_grad: transforms `f(params, rest) -> (scalar, more)` into a function that also returns the gradient of
-    params, a dict of dicts. sum: adds all numbers. cast: converts to a dtype by name. compile: compiles a function.
+    params, a dict of dicts. sum: returns the sum of an array. cast: converts an array to a named dtype. compile: compiles a function.
     """
 
     value_and_grad: Callable[..., Any]
@@ -62,7 +62,7 @@ class Framework:
 
 
 def framework_of(array: Any) -> Framework | None:
-    """The framework of a torch tensor or JAX array, else None. Imports neither framework."""
+    """Returns the framework of a torch tensor or JAX array, or None for another object. Imports neither framework."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(array, torch.Tensor):
         return Framework(_torch_gradient, torch.sum, lambda x, dtype: x.to(getattr(torch, dtype)), torch.compile)
@@ -76,7 +76,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient from autograd, 0 for parameters that do not affect the result. Raises NotOfferedError for a result without a graph."""
+    """Returns the gradient from autograd, 0 for a parameter without effect. Raises NotOfferedError if the result has no autograd graph."""
     torch = sys.modules["torch"]
 
     def differentiated(params: dict[str, dict[str, Any]], rest: Any) -> Any:
@@ -109,13 +109,13 @@ class Kernel:
 
     @cached_property
     def framework(self) -> Framework | None:
-        """The framework that differentiates and compiles functions of its arrays; None for NumPy and unknown arrays."""
+        """The framework, torch or JAX, that differentiates and compiles functions of the adapter's arrays, or None for other arrays."""
         with self.with_dtype("float32"):
             return framework_of(self.from_numpy({"x": np.zeros(1, np.float32)}, "float32")["x"])
 
     @property
     def compile(self) -> Callable[..., Any]:
-        """The adapter's compiler, else its framework's. Raises NotOfferedError if neither has a compiler."""
+        """Returns the adapter's compiler or, without one, its framework's. Raises NotOfferedError if there is no compiler at all."""
         if self.compiler is None and self.framework is None:
             text = "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
             raise NotOfferedError(text)
@@ -123,9 +123,9 @@ class Kernel:
 
 
 def kernel(name: str) -> Kernel:
-    """The adapter `package.module` or `package.module:object`. A class is instantiated without arguments.
+    """The adapter `package.module` or `package.module:object`. If the object is a class, it is instantiated without arguments.
 
-    Raises ConfigError if there is no adapter, and any error from importing the module.
+    Raises ConfigError if the module has no such adapter. Errors raised by the module's import propagate.
     """
     module, _, path = name.partition(":")
     adapter: Any = importlib.import_module(module)
@@ -169,25 +169,25 @@ class Adapter(Target):
 
     @property
     def on_numpy(self) -> bool:
-        """Whether its arrays are NumPy arrays because it has no `from_numpy`."""
+        """Whether the adapter computes with NumPy arrays because it has no `from_numpy`."""
         return bool(self.module.from_numpy is _from_numpy)
 
     def check_dtypes(self, results: Mapping[str, Any]) -> None:
-        """Like `Target.check_dtypes`, but skips NumPy, which promotes float32 to float64 on meeting a float64 scalar."""
+        """Checks dtypes like `Target.check_dtypes`, but accepts any from NumPy, which promotes float32 to float64 by itself."""
         if not self.on_numpy:
             super().check_dtypes(results)
 
     def copies(self, arrays: Values) -> Values:
-        """Like `Target.copies`, but only for NumPy arrays: an adapter's `to_numpy` converts only its output."""
+        """Copies NumPy arrays. Does not copy other arrays, because an adapter's `to_numpy` need only convert its output."""
         return super().copies(arrays) if self.on_numpy else {}
 
     def facts(self) -> Facts:
-        """The facts without missing paths, since an adapter declines a case by raising NotImplementedError."""
+        """Returns the target's properties. No function counts as missing, since an adapter raises NotImplementedError to decline a case."""
         return replace(super().facts(), missing={})
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """The layer stage of a router case, without state gradients. An adapter does not expose other stages."""
+        """Returns a router case whose only results are the layer's, since an adapter has no other stages. Drops gradients of the state."""
         if not _is_layer(case):
             return case
         *steps, layer = case.stages
@@ -198,7 +198,7 @@ class Adapter(Target):
 
     @staticmethod
     def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
-        """The reason for not running a job, or ""."""
+        """Returns why the adapter cannot run a job, or "" if it can."""
         case = job.case
         if reason := facts.declared(case):
             return reason
@@ -213,13 +213,13 @@ class Adapter(Target):
         return f"an adapter takes no {taken[0]}" if taken else ""
 
     def without_gradients(self) -> str:
-        """The reason for not computing gradients, or ""."""
+        """Returns why the adapter has no gradients, or "" if it has."""
         if self.module.vjp is not None or self.module.framework is not None:
             return ""
         return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
 
     def derivative(self, job: Job) -> Callable[[Values, Any], Values] | None:
-        """The adapter's `vjp`, if any, as a function of the layer's arrays and the output's cotangent."""
+        """Returns a function of the layer's arrays and the output's cotangent that calls the adapter's `vjp`; None if it has no `vjp`."""
         if self.module.vjp is None:
             return None
         options = _options(job)
@@ -232,16 +232,16 @@ class Adapter(Target):
         return run
 
     def array_operations(self) -> Any:
-        """An object with `value_and_grad`, `sum` and `cast` for the adapter's arrays."""
+        """Returns an object that offers `value_and_grad`, `sum` and `cast` for the adapter's arrays."""
         return self.module.framework
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
-        """The call of `layer` as a function of its arrays."""
+        """Returns a function of the layer's arrays that calls the adapter's `layer`."""
         options = _options(job)
         return lambda values: self._declining(self.module.layer, values, options)
 
     def _declining(self, method: Callable[..., Any], values: Values, options: Values, *more: Any) -> Any:
-        """Call a method. Raises NotOfferedError if the method raises NotImplementedError."""
+        """Calls a method of the adapter. Raises NotOfferedError if the method raises NotImplementedError."""
         params = {"router": _below("router", values) | _below("state", values), "experts": _below("experts", values)}
         try:
             return method(values["tokens"], params, options, *more)

@@ -1,8 +1,8 @@
-"""Read `not_offered`, with which a target declines case ids (by pattern) and options of calls, each with a reason.
+"""Read `not_offered`, in which a target declines cases (by patterns of their ids) and options of calls, each with a reason.
 
     not_offered = {"token_choice/keep*": "every choice is made", "token_choice(tries=)": "a full expert drops its token"}
 
-An entry with an option declines each case in which any call, including a router's steps, passes a non-default value for it.
+An entry with an option declines each case in which a call, such as a router's step, passes a value other than the default.
 """
 
 import re
@@ -39,7 +39,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 def problem(entry: str) -> str:
-    """The problem with an entry (unknown call or option, or no matching case), or ""."""
+    """Returns what is wrong with an entry (an unknown call or option, or no matching case), or ""."""
     if found := OPTION.fullmatch(entry):
         known, (name, option) = _defaults(), found.groups()
         if name in known:
@@ -54,7 +54,7 @@ def problem(entry: str) -> str:
 
 
 def declines(entry: str, case: Case) -> bool:
-    """Whether an entry declines a case."""
+    """Whether an entry of `not_offered` declines a case."""
     if not (found := OPTION.fullmatch(entry)):
         return fnmatchcase(case.id, entry)
     name, option = found.groups()

@@ -1,13 +1,13 @@
-"""Diagnose a report's failures: known variants, reordered ties, sentences and small tables.
+"""Diagnose the failures in a report with known variants, reordered ties, sentences and small tables.
 
-If no variant reproduces a wrong result, its numbers still give clues: experts lack only second choices, a token's
-features are off by one factor, no gradient reaches an input. Sentences state which results are right, and how the wrong one
-relates to the expected one (`relations.py`) or which change of the call reproduces it (`changed_calls.py`).
+If no known variant reproduces a wrong result, its numbers still give clues: experts lack only second choices, a token's
+features are off by one factor, no gradient reaches an input. The explanation states which results are right. The explanation
+relates the wrong result to the expected one (`relations.py`) or names a changed call that reproduces it (`changed_calls.py`).
 
-The most common failure of third-party allocations is a different order of equal scores. The specification puts the
-lower index first. An unstable sort chooses differently, and no known variant reproduces a particular sort. A failure
-counts as reordered only under two conditions. The scores in each slot, or for each token, are bitwise equal. Each token
-whose score for an expert differs from the token's other scores keeps its place in that expert's order.
+Third-party routers fail most often by ordering equal scores differently. The specification puts the lower index first
+among equal scores. An unstable sort orders equal scores arbitrarily, which no known variant reproduces. A failure
+counts as reordered only under two conditions. The scores in each slot, or for each token, are bitwise equal. In each
+expert's order, tokens keep their places if their score for the expert differs from their other scores.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ LARGEST, MATRICES = 8, 4
 
 
 def diagnosed(report: Report, known: Known) -> Report:
-    """The report with matching known variants, and with an explanation and a small table for each failure."""
+    """Returns the report with the matching known variants, and with an explanation and a small table for each failure."""
     cases, matches = list(known.cases.values()), match_variants(report.results, known)
     results = explain_failures(mark_reordered(report.results, cases), known)
     tables = [replace(r, table=_table(r, known.cases[r.id])) if r.state in FAILED else r for r in results]
@@ -60,7 +60,7 @@ def _table(result: CaseResult, case: Case) -> Table | None:
 
 
 def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> list[list[list[str]]]:
-    """Format numbers with enough digits to distinguish wrong values from expected ones."""
+    """Formats numbers with enough digits to distinguish wrong values from expected ones."""
 
     def text(number: Any, beside: Any, differs: Any) -> str:
         if array.dtype.kind != "f":
@@ -75,7 +75,7 @@ def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> li
 
 
 def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseResult]:
-    """The results with an explanation of each failure, including the token expected in the first wrong slot."""
+    """Returns the results with an explanation of each failure, which includes the token expected in the first wrong slot."""
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         if result.state in EXPLAINED:
@@ -85,7 +85,7 @@ def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseRe
 
 
 def _wrong(result: CaseResult, case: Case) -> Wrong | None:
-    """The first wrong result, if the expected and the computed values are comparable."""
+    """Returns the first wrong result if its values can be compared with the expected ones, else None."""
     stage, _, name = result.first.stage.partition("/")
     expected = case.gradients.wrt if stage == "gradient" and case.gradients else _outputs(case, stage)
     got = np.asarray(result.returned.get(stage, {}).get(name))
@@ -94,7 +94,7 @@ def _wrong(result: CaseResult, case: Case) -> Wrong | None:
     value, dtype = expected[name], ALL_DTYPES[result.dtype]
     dtype = dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype)
     wrong = Wrong(case, name, replace(value, array=value.array.astype(np.float64)), got.astype(np.float64), dtype)
-    return wrong if wrong.differs.any() else None  # with --repeat, the first call may be right
+    return wrong if wrong.differs.any() else None  # with --repeat, the first call may be correct
 
 
 def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
@@ -138,7 +138,7 @@ def _is_slots(wrong: Wrong) -> bool:
 
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
-    """The case's other arrays with the shape of a wrong result. For weights, these include the scores of the slots' tokens."""
+    """Returns the case's other arrays with the shape of the wrong result; for weights, also the scores of the tokens in the slots."""
     own = (stage, f"{stage}/{wrong.name}")
     arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")
@@ -149,7 +149,7 @@ def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
 
 
 def _of_numbers(case: Case, stage: str, wrong: Wrong, arrays: dict[str, Array]) -> Iterator[str]:
-    """Yield sentences that relate a wrong result to the expected one and to other arrays."""
+    """Yields sentences that relate a wrong result to the expected one and to other arrays."""
     slots = _outputs(case, stage).get("slots")
     if stage == "gradient" and (said := _gradient(case, wrong)):
         yield said
@@ -171,7 +171,7 @@ def _sizes(case: Case) -> dict[str, int]:
 
 
 def _slots(case: Case, stage: Stage, want: Array, got: Array) -> tuple[str, str]:
-    """Describe the first wrong slot and the problem common to all of them."""
+    """Describes the first wrong slot and the problem that all wrong slots share."""
     reference = ordered(stage, case)
     scores = call.golden(case)[reference].array if reference else None
     tokens = _sizes(case)["tokens"] if scores is None else scores.shape[1]
@@ -204,7 +204,7 @@ def _slots(case: Case, stage: Stage, want: Array, got: Array) -> tuple[str, str]
 
 
 def _ranks(scores: Array) -> Array:
-    """The rank of each expert for each token, 0 for the best: (groups, tokens, experts)."""
+    """Returns the rank of each expert for each token (groups, tokens, experts); 0 is the expert with the highest score."""
     return np.argsort(np.stack([stable_order(group) for group in scores]), axis=2)
 
 
@@ -213,7 +213,7 @@ def _ordinal(rank: int) -> str:
 
 
 def _gradient(case: Case, wrong: Wrong) -> str:
-    """Describe where a derivative is wrongly zero or wrongly nonzero. Values are compared first, so they are all right here."""
+    """Describes where a derivative is wrongly zero or wrongly nonzero."""
     got, differs, name = wrong.got, wrong.differs, wrong.name
     if not np.isfinite(got).all():
         return ""
@@ -233,7 +233,7 @@ def _gradient(case: Case, wrong: Wrong) -> str:
 
 
 def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
-    """The results, with the state `reordered` for failures that differ only in tie-breaking."""
+    """Returns the results and sets the state `reordered` for failures that differ only in tie-breaking."""
     known = {case.id: case for case in cases}
 
     def reordered(outcome: Outcome) -> Outcome:
@@ -248,7 +248,7 @@ def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list
 
 
 def _is_reordered(result: CaseResult, case: Case) -> bool:
-    """Whether every failing stage has only reordered slots and weights, or depends on such a stage."""
+    """Whether in every failing stage slots and weights are only reordered, or the stage depends on such a stage."""
     allocation = next((stage for stage in case.stages if "slots" in stage.outputs and ordered(stage, case)), None)
     failing = [outcome.stage for outcome in result.outcomes if outcome.state == "fail"]
     if allocation is None or not any(name.endswith("/slots") for name in failing):
@@ -260,13 +260,13 @@ def _is_reordered(result: CaseResult, case: Case) -> bool:
             return False
     stages = {failed.partition("/")[0] for failed in failing if failed.endswith(("/slots", "/weights"))}
     if not stages <= {stage.name for stage in case.stages if "slots" in stage.outputs}:
-        return False  # files may have stages that the case lacks
+        return False  # files may contain stages that the case lacks
     dtype = ALL_DTYPES[result.dtype]
     return all(_alike(case, allocation, stage, result.returned.get(stage, {}), dtype) for stage in stages)
 
 
 def ordered(stage: Stage, case: Case) -> str:
-    """The reference of the scores that a stage orders, if the case has them, else ""."""
+    """Returns the reference to the scores by which a stage orders tokens, or "" if the case has none."""
     choice = function(stage.call).choice
     if choice is None or not isinstance(choice.ordered, str):
         return ""
@@ -275,7 +275,7 @@ def ordered(stage: Stage, case: Case) -> str:
 
 
 def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], dtype: Dtype) -> bool:
-    """Whether slots hold the expected scores, with weights that match their contents."""
+    """Whether each slot's token has the expected score and a weight that belongs to this token."""
     golden = call.golden(case)
     scores = golden[ordered(allocation, case)].array
     want = case.stage(stage).outputs["slots"].array
@@ -298,16 +298,16 @@ def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], 
 
 
 def _taken(scores: Array, slots: Array) -> Array:
-    """The scores (groups, tokens, experts) of the slots' tokens (groups, experts, capacity); -1 for an empty slot."""
+    """Picks from `scores` (groups, tokens, experts) the score of each slot's token (groups, experts, capacity); -1 if the slot is empty."""
     padded = np.concatenate([scores, np.full_like(scores[:, :1], -1)], axis=1).astype(np.float64)
     taken: Array = np.take_along_axis(padded.swapaxes(1, 2), slots, axis=2)
     return taken
 
 
 def _untied(scores: Array, slots: Array) -> Array:
-    """Each expert's tokens in order, without tokens whose score for it equals another score of the same token."""
+    """Returns each expert's tokens in order, without tokens whose score for the expert equals another score of the same token."""
     tied = (scores[..., None] == scores[..., None, :]).sum(axis=-1) > 1
-    left_out = _taken(tied, slots) != 0  # empty slots count as tied
+    left_out = _taken(tied, slots) != 0  # an empty slot counts as tied
     order = np.argsort(left_out, axis=2, kind="stable")
     untied: Array = np.take_along_axis(np.where(left_out, scores.shape[1], slots), order, axis=2)
     return untied
@@ -321,6 +321,6 @@ def _chosen(slots: Array, scores: Array) -> Array:
 
 
 def _repeats(slots: Array, tokens: int) -> bool:
-    """Whether an expert has a token twice."""
+    """Whether an expert has the same token in two slots."""
     order = np.sort(slots, axis=2)
     return bool(((order[..., 1:] == order[..., :-1]) & (order[..., 1:] < tokens)).any())

@@ -1,8 +1,8 @@
-"""Check files that any program wrote from the published inputs. The program itself is not run.
+"""Check files of results that any program computed from the published inputs. The suite does not run the program.
 
     FOLDER/<algorithm>/<case>.safetensors, with tensors named <stage>/<result>, such as `token_choice/slots`
 
-All tensors present are compared. A case passes if none fails and its final results are present; see docs/conformance.md.
+The suite compares every tensor in a file. A case passes if its final results are present and no tensor is wrong; see docs/conformance.md.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,11 +27,11 @@ FLOATS = {"BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
 class FileError(Exception):
-    """A file cannot be compared. The message names it."""
+    """Raised if a file cannot be compared. The message names the file."""
 
 
 def read(path: Path) -> dict[str, Found]:
-    """The tensors of a safetensors file. Raises FileError, naming the file, if the file contains anything else."""
+    """The tensors of a safetensors file. Raises FileError, which names the file, if the file contains anything else."""
     try:
         return decoded(read_file(path, LIMIT))
     except OSError as error:
@@ -44,9 +44,9 @@ Files = dict[str, dict[str, Found] | FileError]
 
 
 def read_all(folder: Path, ids: Collection[str]) -> Files:
-    """The files below `folder` by case id, with an error in place of an unreadable file.
+    """Returns the contents of the files below `folder` by case id; for an unreadable file, the error.
 
-    ids: ids of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
+    ids: the ids of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
     """
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder")
@@ -63,9 +63,9 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """The floating dtype that the files share; a file counts with its coarsest dtype. float64 if all are integers.
+    """Returns the floating dtype that the files share: the coarsest in each file, or float64 if there are only integers.
 
-    Raises FileError, naming two files, if dtypes differ: one bfloat16 file must not loosen the others' tolerance.
+    Raises FileError, naming two files, if the files' dtypes differ: a bfloat16 file must not loosen the tolerance of the others.
     """
     first: dict[str, str] = {}  # the first file of each dtype
     for id, tensors in files.items():
@@ -95,7 +95,7 @@ def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]
 
 
 def expected(case: Case) -> dict[str, Value]:
-    """Every tensor that a case's file may contain, by name, in the order of its stages."""
+    """Returns every tensor that the file of a case may contain, by name, in the order of the case's stages."""
     values = {f"{stage.name}/{name}": value for stage in case.stages for name, value in stage.outputs.items()}
     if case.gradients is not None:
         values |= {f"gradient/{name}": value for name, value in case.gradients.wrt.items()}
@@ -103,7 +103,7 @@ def expected(case: Case) -> dict[str, Value]:
 
 
 def _end(case: Case) -> list[str]:
-    """The tensors that a file needs for its case to count as implemented."""
+    """Returns the tensors that a file must contain if its case is to count as implemented."""
     if case.gradients is not None:
         return [f"gradient/{name}" for name in case.gradients.wrt]
     if any(stage.router for stage in case.stages):

@@ -1,8 +1,8 @@
-"""Match a target's wrong results to known variants, to find out what a third-party router computes instead.
+"""Compare a target's wrong results with known variants, to find out what a third-party router computes instead.
 
-For each failing stage, the variants run on the stage's arrays. A variant agrees if all the target's results equal the variant's within a
-few tolerances of the dtype and differ from the expected results and from the correct backend's. Target and variant disagree in a stage
-that the target passes and the variant fails, and in a stage where only the target raises.
+For each failing stage, the variants run on the stage's arrays. A variant agrees in a stage if all results of the target
+equal the variant's within a few tolerances and differ from the expected results and the correct backend's. Target and
+variant disagree in a stage if the target passes it and the variant fails it, or if only the target raises an exception.
 """
 
 import math
@@ -38,17 +38,17 @@ Place = tuple[str, str]
 
 
 def called(job: Job) -> set[str]:
-    """The public names and routers that a stage calls on a case's values."""
+    """Returns the public names and routers that a stage of the case calls."""
     names: set[str] = set()
     execute(Target("recorded", DTYPE, noting(names)), [job], "eager")
     return names
 
 
 def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]:
-    """The variants that a target matches, per algorithm, dtype and mode.
+    """Returns the variants that a target matches, for each algorithm, dtype and mode.
 
-    These are all variants that agree wherever the target or the variant differs from the specification. If there are
-    none, the result is variants that together explain part of the failures, the largest part first.
+    A variant matches if it agrees with the target in every stage in which either differs from the specification. If no
+    variant matches, returns variants that together explain a part of the failures, the largest part first.
     """
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in results:
@@ -63,7 +63,7 @@ def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]
 
 
 class Known:
-    """The variants' results for stages of cases, computed lazily once for all dtypes."""
+    """The variants' results for stages of cases, which are computed on demand, once for all dtypes."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: case for case in cases}
@@ -72,26 +72,26 @@ class Known:
         self.computed = cache(self._computed)
 
     def expected(self, place: Place) -> dict[str, Value]:
-        """A stage's expected results; empty if the case lacks the stage."""
+        """Returns the expected results of a stage, or none if the case lacks the stage."""
         id, name = place
         return next((stage.outputs for stage in self.cases[id].stages if stage.name == name), {})
 
     def job(self, place: Place) -> Job:
-        """The job that runs a stage."""
+        """Returns the job that runs a stage of the case."""
         return job_of(self.cases[place[0]], place[1])
 
     def compares(self, place: Place) -> bool:
-        """Whether variants run on a stage: only if it has results and is not training, which takes seconds."""
+        """Whether to run variants on a stage. Skips stages without results, and training, which takes seconds."""
         return bool(self.expected(place)) and not function(self.job(place).stage.call).pooled
 
     def _concerned(self, place: Place) -> list[str]:
-        """The variants that replace a name that the stage calls."""
+        """Returns the variants that replace a function or router called by the stage."""
         names = called(self.job(place))
         return [variant.name for variant in variants().values() if variant.replaced.keys() & names]
 
     def _computed(self, place: Place, name: str) -> Values:
-        """The results of a variant, or of the correct backend (name ""); empty if it raises."""
-        with np.errstate(all="ignore"):  # some variants compute with NaN
+        """Returns the results of a variant, or of the correct backend if the name is ""; no results if the call raises an exception."""
+        with np.errstate(all="ignore"):  # some variants compute NaN
             (values,) = execute(self.target(name), [self.job(place)], "eager")
         return {} if isinstance(values, Exception) else values
 
@@ -104,11 +104,11 @@ class Known:
         )
 
     def agrees(self, place: Place, name: str, returned: Values, dtype: Dtype) -> bool:
-        """Whether all returned and expected results equal a variant's."""
+        """Whether the target's results of a stage equal a variant's."""
         return self.equals(place, self.computed(place, name), returned, dtype)
 
     def equals(self, place: Place, values: Values, returned: Values, dtype: Dtype) -> bool:
-        """Whether all returned and expected results at a place equal these values and not the expected ones."""
+        """Whether the target's results of a stage equal these values instead of the expected ones."""
         expected = self.expected(place)
         shared = [result for result in expected if result in returned]
         if not shared or not values.keys() >= set(shared):
@@ -117,13 +117,13 @@ class Known:
         bounds = {result: precision(call, result, dtype) for result in shared}
         away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
         wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
-        if wrong <= 1:  # a target that lacks results matches no variant that has them
+        if wrong <= 1:  # a target without a result matches no variant with it
             return values.keys() == returned.keys() != expected.keys()
         return away <= min(SLACK, wrong / 2)
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
-    """Tuples (variant, number of stages that agree, number of stages)."""
+    """Returns tuples (variant, number of stages that agree, number of stages that count)."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
     raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
     raised = [place for place in raised if known.compares(place)]
@@ -149,7 +149,7 @@ def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[
 
 
 def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]) -> Iterator[tuple[str, int, int]]:
-    """Yield, likeliest first, the variants that explain a stage no earlier variant explains."""
+    """Yields the likeliest variants first; each explains a stage that no earlier variant explains."""
     explained: set[Place] = set()
     for name, agreed, of in counted:
         if agree[name] - explained:
@@ -158,7 +158,7 @@ def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
-    """The stages of a case that pass completely, or that fail with a returned result, depending on `state`."""
+    """Returns the stages of a case that pass completely, or those that fail with a returned result, depending on `state`."""
     states: dict[str, set[str]] = {}
     for outcome in result.outcomes:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)
@@ -171,9 +171,9 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
 
 
 def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
-    """The distance of a result from a variant's, in tolerances that use the larger of the variant's scale and magnitude.
+    """Returns the distance between a result and a variant's, in tolerances. Tolerances use the variant's scale or, if larger, magnitude.
 
-    If the variant computes NaN or infinity, the target must compute one of them, not necessarily the same one.
+    Where the variant computes NaN or infinity, the target may compute either of the two.
     """
     want, got = np.asarray(want), np.asarray(got)
     if value.kind != "float" or want.shape != got.shape or got.dtype.kind != "f":

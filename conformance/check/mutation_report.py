@@ -1,8 +1,8 @@
-"""Test the suite on known variants: every variant must fail a vector.
+"""Test the suite on known variants. Every variant must fail on a vector.
 
-A variant runs in float64, op by op, on the cases that call a replaced name. Algorithms run one after another, until two
-cases have failed. Trajectories take longer, so only their first step runs. Error cases come last and only if
-nothing else has failed, because most variants validate nothing.
+A variant runs in float64, op by op, on the cases that call a replaced name. For each variant, algorithms run one after
+another until two cases have failed. Trajectories take longer, so only their first step runs. Error cases come last and
+only if nothing else has failed, because most variants validate nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,8 +32,8 @@ ENOUGH = 2
 class MutationReport:
     """The cases that catch each variant.
 
-    caught: for each variant, ids of cases that fail on it, with the first differing stage; all such cases if there are
-    fewer than two. cases: ids of all cases available.
+    caught: for each variant, the ids of at least two cases that fail on it, or of fewer if no more do, each with the
+    first stage that differs. cases: the ids of all available cases.
     """
 
     caught: Mapping[str, Mapping[str, str]]
@@ -41,7 +41,7 @@ class MutationReport:
 
     @property
     def survivors(self) -> list[str]:
-        """The variants that no case of their algorithms catches, if all these cases were run."""
+        """The variants that no case of their algorithms catches, among variants for which all these cases were run."""
         run = {id.split("/")[0] for id in self.cases}
         return [
             name
@@ -51,13 +51,13 @@ class MutationReport:
 
     @property
     def singly_detected(self) -> dict[str, str]:
-        """The variants that exactly one case catches, with that case; empty if only part of the suite was run."""
+        """The variants that exactly one case catches, with this case. Empty if only a part of the suite was run."""
         whole = {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
         return {name: next(iter(ids)) for name, ids in self.caught.items() if whole and len(ids) == 1}
 
 
 def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:
-    """Run every variant on its cases."""
+    """Runs every variant on its cases."""
     cases = [first_step(case) for case in cases]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="reading cases", unit="case", disable=None)}
     caught = {}
@@ -67,7 +67,7 @@ def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> Mutat
 
 
 def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
-    """The failing cases, algorithm by algorithm until there are enough, starting with the algorithms that must catch it."""
+    """Returns cases that fail on the variant, until there are enough. Runs first the algorithms that must catch the variant."""
     target, caught, otherwise = Target(variant.name, DTYPE, module_of(variant.replaced)), dict[str, str](), False
 
     def rank(case: Case) -> tuple[bool, bool, bool, str]:
@@ -77,7 +77,7 @@ def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
     for (is_error, *_), part in groupby(sorted(cases, key=rank), rank):
         if len(caught) >= ENOUGH or (is_error and otherwise):
             break
-        with np.errstate(all="ignore"):  # some variants compute with NaN
+        with np.errstate(all="ignore"):  # some variants compute NaN
             results = run_cases(target, list(part), "eager")
         caught |= {result.id: result.first.stage for result in results if falls(result)}
         otherwise = bool(caught) and not is_error
@@ -98,7 +98,7 @@ def _called_by(case: Case) -> set[str]:
 
 
 def first_step(case: Case) -> Case:
-    """A trajectory truncated to its first step; other cases unchanged."""
+    """Truncates a trajectory to its first step. Returns other cases unchanged."""
     if case.kind != "trajectory":
         return case
     (stage,) = case.stages
@@ -117,7 +117,7 @@ def _sliced(value: Value) -> Value:
 
 
 def table(report: MutationReport) -> str:
-    """One line per variant of these cases: the number of catching cases, the first with its stage, and the ledger id.
+    """Returns a line for each variant: the number of cases that catch it, the first such case and stage, and the ledger id.
 
     Problems and a line of totals follow.
     """

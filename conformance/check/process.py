@@ -1,7 +1,7 @@
-"""Run a target in a separate process that does not know the expected values and can only answer with bytes.
+"""Run a target in a separate process that receives no expected values and answers only with bytes.
 
-A target therefore cannot read or change the expected values, the comparison or the report, nor end the run. A target that hangs is killed
-after its time limit. This is not a sandbox: a target can do to the machine anything that the user's programs can.
+A target can therefore neither read nor change the expected values, the comparison or the report, and cannot end the run. A target
+that exceeds its time limit is killed. The process is not a sandbox: a target can do anything that the user's own programs can do.
 """
 
 import atexit
@@ -53,7 +53,7 @@ Read = TypeVar("Read")
 
 
 class EndedError(Exception):
-    """A process gave no answer: it ended, timed out, or sent invalid data."""
+    """Raised if a target's process gives no valid answer: it ended, timed out, or sent invalid data."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -80,9 +80,9 @@ class Process:
             )
 
     def ask(self, request: bytes, limit: float, size: int, read: Callable[[Any, Any], Read]) -> Read:
-        """The answer to a request, parsed by `read`. Raises EndedError without an answer; the process has then ended.
+        """Sends a request and returns the answer parsed by `read`. Raises EndedError if there is no valid answer.
 
-        limit: maximum seconds. size: maximum bytes of the answer. read: parses entry and arrays; it may raise anything.
+        limit: maximum seconds. size: maximum bytes of the answer. read: parses the answer's entry and arrays.
         """
         deadline = time.monotonic() + limit
         try:
@@ -103,7 +103,7 @@ class Process:
             reason = f"no answer within {limit:g} s"
         except (EOFError, ConnectionError):
             reason = self._status()
-        except Exception as error:  # any exception means an invalid answer
+        except Exception as error:  # any exception means that the answer is invalid
             reason = f"unreadable answer: {type(error).__name__}: {error}"
         end()
         raise EndedError(Failure(reason))
@@ -119,7 +119,7 @@ class Process:
         return bytes(data)
 
     def _status(self) -> str:
-        """The exit status, in words, of a process that closed its socket."""
+        """Describes how a process ended that closed its socket."""
         try:
             status = self.popen.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -129,7 +129,7 @@ class Process:
         return f"the process exited with status {status}"
 
     def end(self) -> None:
-        """Kill the process and all its descendants still in its session."""
+        """Kills the process and all its descendants that are still in its session."""
         with suppress(ProcessLookupError):
             killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
@@ -140,7 +140,7 @@ _running: list[Process] = []
 
 
 def process(interface: type[Target], name: str, memory: int = 0) -> Process:
-    """The running process if it runs this target, else a new process, which replaces the running one."""
+    """Returns the running process if it runs this target. Otherwise ends it, and starts and returns a new one."""
     if not _running or _running[0].key != (interface, name, memory, *TRUSTED):
         end()
         _running.append(Process(interface, name, memory))
@@ -148,7 +148,7 @@ def process(interface: type[Target], name: str, memory: int = 0) -> Process:
 
 
 def relieve() -> None:
-    """End the running process if it has too many memory maps for another part (where the system reports them)."""
+    """Ends the running process if the system reports too many memory maps for it to run another part."""
     with suppress(IndexError, OSError), open(f"/proc/{_running[0].popen.pid}/maps", "rb") as maps:
         if sum(1 for _ in maps) > MAPS:
             end()
@@ -156,15 +156,15 @@ def relieve() -> None:
 
 @atexit.register
 def end() -> None:
-    """End the running process, if any."""
+    """Ends the running process, if there is one."""
     while _running:
         _running.pop().end()
 
 
 def claims(interface: type[Target], name: str) -> str:
-    """The version of the specification that a target claims to follow, or "".
+    """Returns the version of the specification that a target claims to follow, or "".
 
-    Raises ConfigError, naming the target, if the target cannot be imported or lacks a name that the suite calls.
+    Raises ConfigError, which names the target, if the target cannot be imported or lacks a name that the suite always calls.
     """
     problem = "expected a module name, such as package.module"
     if name and not name.startswith("."):
@@ -182,8 +182,8 @@ def claims(interface: type[Target], name: str) -> str:
 class Remote:
     """A target in one dtype, in a separate process. If the process ends, the next job starts a new one.
 
-    limit: seconds per job; jobs compiled together share the sum. memory: see `worker.main`. called: the functions of
-    moespec that it was observed to call; see `watch.py`.
+    limit: seconds per job; jobs that are compiled together share the sum of their limits. memory: see `worker.main`.
+    called: the functions of moespec that the target was observed to call; see `watch.py`.
     """
 
     def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
@@ -193,7 +193,7 @@ class Remote:
         relieve()
 
     def facts(self) -> Facts:
-        """The target's facts. This triggers the imports, so they do not count towards a case's time. Raises EndedError."""
+        """The target's facts. This request triggers the imports, so that no case's time includes them. Raises EndedError."""
         running, dtype = process(*self.key), self.dtype.name
         if dtype not in running.facts:
             request, limit = pack({"dtype": dtype}, {}), max(self.limit, LIMIT)
@@ -201,7 +201,7 @@ class Remote:
         return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """Like `worker.answers`. Compiled jobs run together; uncompiled jobs, and jobs that end the process, run one by one."""
+        """Like `worker.answers`. Runs compiled jobs together. Runs other jobs, and those that end the process, one by one."""
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)
@@ -231,7 +231,7 @@ class Remote:
 
 
 def _found(count: int, answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
-    """Parse the answers to `count` jobs. Raises an exception if the answers are malformed."""
+    """Parses the answers to `count` jobs. Raises an exception if the answers are malformed."""
     answers: list[Answer] = [{} for _ in range(count)]
     for name, array in arrays.items():
         number, _, result = name.partition("/")
@@ -245,7 +245,7 @@ NOTHING = Value(np.zeros(0), (), "int")
 
 
 def _question(job: Job, gradient: bool) -> Case:
-    """The case without expected values: stage results keep numbers only if the job reads them."""
+    """Returns the job's case without expected values. Of the stages' results, it keeps only the numbers that the job reads."""
     case, asked = job.case, {job.stage.name: set(job.values)}
     if gradient and case.expected_gradients.losses:
         asked["route"] = set(job_of(case, "route").values)
@@ -262,7 +262,7 @@ def _question(job: Job, gradient: bool) -> Case:
 
 
 def _outputs(stage: Stage, read: set[str], asked: bool) -> dict[str, Value]:
-    """The results that are read, and names of the rest; no names for a stage that is neither read nor requested."""
+    """Returns the results that the job reads, and only names for other results of the stages that it reads or runs."""
     alone = stage.name in read and len(stage.outputs) == 1
     known = {
         name: replace(value, scale="magnitude") if alone or f"{stage.name}/{name}" in read else NOTHING
@@ -272,7 +272,7 @@ def _outputs(stage: Stage, read: set[str], asked: bool) -> dict[str, Value]:
 
 
 def _size(case: Case) -> int:
-    """The size in bytes of a case's expected results."""
+    """Returns the size in bytes of a case's expected results."""
     values = [value for stage in case.stages for value in stage.outputs.values()]
     values += case.gradients.wrt.values() if case.gradients else ()
     return sum(8 * value.array.size for value in values)

@@ -1,7 +1,7 @@
-"""Relate the numbers of a wrong result to the expected ones. A relation is reported only if it holds numerically.
+"""Find how the numbers of a wrong result are related to the expected ones. A relation is reported only if it holds numerically.
 
-A relation holds if the result is within a few tolerances of a guess and at least twice as far from the expected value. A single number,
-such as a loss, is always a multiple of any other, so for single numbers several cases must share the relation.
+A relation predicts a value. It holds if the result is within a few tolerances of this value and at least twice as far from the expected
+one. Any two single numbers, such as losses, have some ratio, so a ratio of single numbers is reported only if several cases share it.
 """
 
 import math
@@ -65,7 +65,7 @@ OF_TWO: dict[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong result: the expected and the computed values. dtype: the dtype whose roundoff bounds its errors."""
+    """A wrong result with its expected and computed values. dtype: the dtype whose roundoff bounds the errors of the result."""
 
     case: Case
     name: str
@@ -98,21 +98,21 @@ class Wrong:
         return bool(away <= min(1.0, off / (2 if self.dtype.roundoff <= DTYPES["float32"].roundoff else 8)))
 
     def factor(self, at: Any = ...) -> float:
-        """The factor common to all entries; NaN if there is none or if all expected values are 0."""
+        """Returns the factor between all expected entries and the computed ones; NaN if there is none or all expected values are 0."""
         got, want = self.got[at], self.want[at]
         with np.errstate(all="ignore"):
             times = float((got * want).sum() / (want**2).sum())
         return times if math.isfinite(times) and self.fits(times * want, at) else math.nan
 
     def summand(self, at: Any = ...) -> float:
-        """The summand common to all entries; NaN if there is none."""
+        """Returns the number that, added to all expected entries, gives the computed ones; NaN if there is none."""
         with np.errstate(all="ignore"):
             added = float(np.median(self.got[at] - self.want[at]))
         return added if math.isfinite(added) and self.fits(self.want[at] + added, at) else math.nan
 
 
 def quantities(case: Case) -> dict[str, float]:
-    """The nonzero sizes, numeric options and scalar inputs of a case, by name."""
+    """Returns the nonzero sizes, numeric options and scalar inputs of a case by name."""
     outputs = (value for stage in case.stages for value in stage.outputs.values())
     arrays: list[Tensor | Value] = [*case.inputs.values(), *outputs]
     found: dict[str, Any] = {axis: n for each in arrays for axis, n in zip(each.axes, each.array.shape, strict=False)}
@@ -123,7 +123,7 @@ def quantities(case: Case) -> dict[str, float]:
 
 
 def _names(wrongs: Sequence[Wrong], numbers: Sequence[float]) -> list[str]:
-    """The simplest names that fit the numbers in all cases, if at most three names fit."""
+    """Returns the simplest expressions in the cases' sizes and options that equal the numbers, if at most three do."""
     if np.allclose(np.abs(numbers), 1):
         return []
     known = [quantities(each.case) for each in wrongs]
@@ -147,7 +147,7 @@ def _here(names: Sequence[str]) -> str:
 
 
 def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> str:
-    """A sentence about a number with the same value, or the same name, in all results; "" if neither holds."""
+    """Returns a sentence about a number with the same value, or the same expression, in all results; "" if there is neither."""
     first, names = numbers[0], _names(wrongs, numbers)
     if text.endswith("plus {}") and first < 0:
         first, numbers, text = -first, [-x for x in numbers], text.replace("plus", "minus")
@@ -168,8 +168,8 @@ MEASURES = ((Wrong.factor, "it is {} times the expected value"), (Wrong.summand,
 
 
 def shared(wrongs: Sequence[Wrong]) -> list[str]:
-    """For each wrong result of one stage, describe the factor, summand or function that most results share or that one
-    result with several entries has; else ""."""
+    """Describes for each wrong result of a stage the factor, summand or function that most of the results share or that
+    several of its entries share; "" if there is none."""
     said = [""] * len(wrongs)
     for measure, text in MEASURES:
         found = {i: x for i, each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]}
@@ -189,14 +189,14 @@ def shared(wrongs: Sequence[Wrong]) -> list[str]:
 
 
 def _is_plain(wrongs: Sequence[Wrong], wrong: Wrong, factor: float) -> bool:
-    """Whether a single number's factor is informative: an option, or 2 or 1/2 in the only failing case."""
+    """Whether the factor of a single number is informative: it equals an option, or it is 2 or 1/2 in the only failing case."""
     options = [x for x in quantities(wrong.case).values() if x != round(x)]
     known = [*options, *(1 / x for x in options), *((0.5, 1.0, 2.0) if len(wrongs) == 1 else ())]
     return bool(np.isclose(abs(factor), known, rtol=SLACK * wrong.unit + 1e-9, atol=0).any())
 
 
 def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
-    """Yield relations of a wrong result to the expected one and to other arrays of its shape, strictest first."""
+    """Yields relations between a wrong result and the expected one or other arrays of its shape, strictest first."""
     got, want, differs = wrong.got, wrong.want, wrong.differs
     if (lost := ~np.isfinite(got)).any():
         kind = "NaN" if np.isnan(got[lost]).all() else "not finite"
@@ -226,7 +226,7 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
 
 
 def in_other_places(wrong: Wrong) -> Iterator[str]:
-    """Yield a sentence if a result is only reordered along an axis, or has another place's expected values."""
+    """Yields a sentence if a result is only reordered along an axis, or contains the expected values of another place."""
     want, axes = wrong.want, wrong.value.axes
     if want.ndim > 1 and want.shape[-1] == want.shape[-2] and wrong.fits(want.swapaxes(-1, -2)):
         yield "its last two axes are swapped"
@@ -247,7 +247,7 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
 
 
 def _of_parts(wrong: Wrong) -> Iterator[str]:
-    """Yield a sentence if each token, expert or group, or each pair of these, has a separate factor."""
+    """Yields a sentence if the entries of each token, expert or group, or of each pair of these, have a common wrong factor."""
     got, want, axes = wrong.got, wrong.want, wrong.value.axes
     long = [i for i in range(want.ndim) if want.shape[i] > 1]
     for kept in [kept for n in range(1, len(long)) for kept in combinations(long, n)]:
@@ -268,7 +268,7 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
 
 
 def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
-    """Describe where the marked entries are: where an array has a property, or in one part of an axis; else ""."""
+    """Describes where the marked entries are if an array has a property there or if they share a part of an axis; else ""."""
     count, axes = int(np.count_nonzero(marked)), wrong.value.axes
     for name, array in (
         {"the expected value": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
@@ -295,7 +295,7 @@ def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
 
 
 def rounded(wrongs: Sequence[Wrong]) -> str:
-    """The format whose rounding explains all errors of one stage, exactly or by size; else ""."""
+    """Returns the number format whose rounding explains all errors of one stage, exactly or by their size; else ""."""
     for name, bits in FORMATS.items() if wrongs else ():
         if any(2.0**-bits <= 8 * each.unit for each in wrongs):
             continue
@@ -313,20 +313,20 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
 
 
 def short(x: Array, bits: int) -> Array:
-    """The numbers rounded to a significand of `bits` bits."""
+    """Rounds the numbers to a significand of `bits` bits."""
     fraction, exponent = np.frexp(x)
     return np.asarray(np.ldexp(np.round(fraction * 2.0**bits), exponent - bits))
 
 
 def _is_rounded(wrong: Wrong, bits: int) -> bool:
-    """Whether a result has a significand of `bits` bits and is adjacent to the expected value or, with many bits, near it."""
+    """Whether a result has a significand of `bits` bits and is the expected value's neighbour or, for many bits, close to it."""
     last = np.ldexp(1.0, np.frexp(wrong.want)[1] - bits)
     near = np.maximum(last * (1 if bits < 24 else 16), 2.0**-126) >= np.abs(wrong.got - wrong.want)
     return bool((wrong.got == short(wrong.got, bits)).all() and near.all())
 
 
 def error_size(wrong: Wrong, arrays: Mapping[str, Array]) -> str:
-    """The errors relative to the expected values, the number of wrong entries, and their location."""
+    """Describes the errors relative to the expected values, the number of wrong entries, and their location."""
     error, size = np.abs(wrong.got - wrong.want)[wrong.differs], np.abs(wrong.want)[wrong.differs]
     relative = float(np.median(np.divide(error, size, out=np.full_like(error, np.inf), where=size > 0)))
     percent = f"{100 * relative:.3g} %" if relative < 10 else f"{relative:.2g} times"

@@ -36,8 +36,8 @@ Arrays = dict[str, NDArray[Any]]
 class OpenStage:
     """A stage ready to run.
 
-    inputs: arrays by name. expected: results by name, or the class of the error that the stage must raise. run(): the target's
-    results by name as NumPy arrays; raises the target's exceptions.
+    inputs: the stage's arrays by name. expected: results by name, or the class of the error that the stage must raise.
+    run(): returns the target's results by name as NumPy arrays, and raises the target's exceptions.
     """
 
     inputs: Arrays
@@ -58,9 +58,9 @@ def open_case(
     size: str = "small",
     vectors: Path = VECTORS,
 ) -> OpenStage:
-    """Open a stage (or `gradient`) of the case with this id on a target module, an adapter or a folder of files.
+    """Opens a stage (or `gradient`) of the case with this id, to run on a target module or an adapter or to read from a folder of files.
 
-    seed, size: the seed and size of a fresh case. Raises ValueError if there is no such case or stage.
+    seed, size: for a fresh case, its seed and size. Raises ValueError if the case or stage does not exist.
     """
     if seed is None:
         cases = load(vectors, id.__eq__)
@@ -111,7 +111,7 @@ def _read(path: Path, stage: str) -> Arrays:
 
 
 def code(report: Report, result: CaseResult, case: Case) -> str:
-    """A few self-contained lines of Python that show where a failed case first differs, or ""."""
+    """Returns a few self-contained lines of Python that show where a failed case first differs, or ""."""
     stage, _, name = result.first.stage.partition("/")
     stages = {each.name: each for each in case.stages}
     if stage != "gradient" and stage not in stages:

@@ -50,8 +50,8 @@ FINER = {"float64": (), "float32": ("float64",)} | dict.fromkeys(("bfloat16", "f
 class Match:
     """A known variant that matches a target's results, in one algorithm, dtype and mode.
 
-    variant, computes, ledger, who: the variant's fields. agree: number of stages in which target and variant agree. of:
-    number of stages that fail or would fail under the variant. If agree < of, the variant is a partial explanation.
+    variant, computes, ledger, who: the variant's fields. agree: the number of stages in which the target agrees with the variant.
+    of: the number of stages that fail on the target or the variant. If agree < of, the variant is a partial explanation.
     """
 
     algorithm: str
@@ -66,12 +66,12 @@ class Match:
 
     @property
     def question(self) -> str:
-        """The ledger entry that the variant answers differently; "" if none."""
+        """The ledger entry that the variant answers differently from the specification, or ""."""
         return self.ledger.rstrip(ascii_lowercase)
 
     @property
     def text(self) -> str:
-        """A sentence for the report, after "it"."""
+        """The rest of a sentence in the report that begins with "it"."""
         verb = "equals" if self.agree == self.of else "agrees in part with"
         notes = [f"in {self.agree} of {self.of} stages"]
         notes += [f"ledger {self.ledger}"] if self.ledger else []
@@ -83,7 +83,7 @@ class Match:
 class Table:
     """A small wrong result as text: matrices of expected and computed values.
 
-    name: the names of stage and result. wrong: mask of the entries outside their tolerance.
+    name: the names of the stage and its result. wrong: a mask of the entries outside their tolerance.
     """
 
     name: str
@@ -96,9 +96,9 @@ class Table:
 class CaseResult:
     """The result of one case in one dtype and mode.
 
-    returned: the target's results for each failing stage, by name. seconds: an equal share of the time for all cases of
-    its algorithm, which are compiled together. table: the first wrong result, if it is small. explanation: for a
-    failure, which results are right, which are wrong, and how; see `explain.py`.
+    returned: the target's results for each failing stage, by name. seconds: an equal share of the time that its algorithm's cases took.
+    table: the first wrong result, if it is small.
+    explanation: for a failure, states which results are right or wrong, and what is wrong with them; see `explain.py`.
     """
 
     id: str
@@ -114,24 +114,24 @@ class CaseResult:
 
     @property
     def state(self) -> str:
-        """The state of the outcome that decides the case."""
+        """The state of the case, which is the first in `STATES` that one of its outcomes has."""
         return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
 
     @property
     def fraction(self) -> float:
-        """The largest finite fraction of a tolerance."""
+        """The largest finite fraction of the tolerance that a result of the case uses."""
         return max((o.fraction for o in self.outcomes if math.isfinite(o.fraction)), default=0.0)
 
     @property
     def first(self) -> Outcome:
-        """The first deciding outcome: for a failure, where the target first differs or raises."""
+        """The first outcome with the state of the case. In a failed case, the first stage that differs or raises an exception."""
         deciding = FAILED if self.state in FAILED else (self.state,)
         return next(outcome for outcome in self.outcomes if outcome.state in deciding)
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A dtype that a target does not support, with the reason and the number of omitted cases."""
+    """A dtype that a target does not support, with the reason and the number of cases not run."""
 
     dtype: str
     reason: str
@@ -142,11 +142,11 @@ class Unsupported:
 class Report:
     """The results of one target.
 
-    interface: target, adapter or files; target: the name of the checked object. suite: the sha256 of `suite.json`. problems: sentences
-    about problems outside the cases, such as an unused waiver; each counts as a failure. matches: the known variants that match failures.
-    seed, size: set if fresh cases replace the vectors. repeat: whether everything was computed twice. claims: the version of the
-    specification that the target claims to follow, or "". left_out: ids of cases of the same rows that were not run, with their `--class`
-    word. called: the functions of moespec that the target was observed to call.
+    interface: "target", "adapter" or "files". target: the name of the checked module, object or folder. suite: the sha256 of `suite.json`.
+    problems: sentences about problems outside the cases, each counted as a failure. matches: the known variants that match failures.
+    seed, size: of the fresh cases, if they replace the vectors. repeat: whether everything was computed twice.
+    claims: the version of the specification that the target claims to follow, or "". left_out: ids of cases not run, with `--class` words.
+    called: the functions of moespec that the target was observed to call.
     """
 
     interface: str
@@ -165,7 +165,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on a claimed version that differs from the installed one, and on calls of moespec."""
+        """Notes that the claimed version differs from the installed one, or that the target calls moespec."""
         notes = []
         if self.claims and not is_installed(self.claims):
             notes.append(f"{self.target} claims to follow moespec {self.claims} but was checked with {version()}")
@@ -176,13 +176,13 @@ class Report:
 
     @property
     def remarks(self) -> list[str]:
-        """Notes, and problems outside the cases."""
+        """The unsupported dtypes, the problems outside the cases, and the notes, as sentences."""
         lacking = [f"{u.dtype} not supported ({u.cases} cases): {u.reason}" for u in self.unsupported]
         return [*lacking, *self.problems, *self.notes]
 
     @property
     def title(self) -> str:
-        """The name of the target and, for fresh cases, the seed."""
+        """The name of the target and, if the cases are fresh, their seed."""
         return self.target if self.seed is None else f"{self.target} ({self.made})"
 
     @property
@@ -192,7 +192,7 @@ class Report:
 
     @property
     def citation(self) -> str:
-        """A citable sentence: the numbers of passed and of all cases in each dtype and mode, and the algorithms and suite."""
+        """A citable sentence with the numbers of passed cases and all cases in each dtype and mode, the algorithms and the suite."""
         groups: dict[str, list[CaseResult]] = {}
         for result in self.results:
             groups.setdefault(f"{result.dtype} {result.mode}", []).append(result)
@@ -204,7 +204,7 @@ class Report:
         return f"{self.title} passes {', '.join(parts) or 'no case'} of moespec {version()} conformance; {suite}"
 
     def matches_of(self, result: CaseResult) -> list[Match]:
-        """The known variants that match failures of a result's algorithm in its dtype and mode."""
+        """Returns the known variants that match failures of a result's algorithm in its dtype and mode."""
         place = (result.algorithm, result.dtype, result.mode)
         return [match for match in self.matches if (match.algorithm, match.dtype, match.mode) == place]
 
@@ -233,9 +233,9 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """For the chosen rows: the number of cases that pass wherever they are compared, the number of all cases, and the uncompared cases.
+    """Returns the numbers of cases in the chosen rows: those that pass wherever they are compared, all, and those not compared.
 
-    Uncompared cases are counted by `--class` word.
+    Cases that are not compared are counted by `--class` word.
     """
     words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
     cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}
@@ -248,7 +248,7 @@ def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
 
 
 def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Add to each failure's explanation where the same case passes: in another mode or a finer dtype."""
+    """Adds to a failure's explanation that the same case passes in another mode or a finer dtype."""
     passed = {(r.id, r.dtype, r.mode) for r in results if r.state == "pass"}
 
     def noted(r: CaseResult) -> CaseResult:
@@ -263,7 +263,7 @@ def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
 
 
 def unpacked(content: dict[str, Any]) -> Report:
-    """The inverse of `asdict` for a report that another process of the same run sent as JSON."""
+    """Converts the `asdict` of a report, sent as JSON by another process of the same run, into the report."""
     for each in content["results"]:
         each["outcomes"] = [Outcome(**outcome) for outcome in each["outcomes"]]
         each["table"] = each["table"] and Table(**each["table"])

@@ -38,9 +38,9 @@ STRIDED_KINDS = ("value", "degenerate", "overflow", "tie", "gradient")
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan of a run: the case ids, dtypes and modes to check on a report's target.
+    """A plan of a run with the case ids, dtypes and modes in which to check a target.
 
-    report: has the target and the seed of fresh cases, but no results. limit, memory: see `run_part`.
+    report: names the target and the seed of fresh cases, but contains no results yet. limit, memory: see `run_part`.
     """
 
     report: Report
@@ -53,9 +53,9 @@ class Plan:
     memory: float = 0.0
 
     def parts(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield the parts that run together: (dtype, mode, case ids of one algorithm).
+        """Yields the parts (dtype, mode, case ids of one algorithm) that run together.
 
-        Composite algorithms are slow and come late in the registry, so they run first.
+        Composite algorithms run first, because they are slow. The registry lists them last.
         """
         groups = [list(group) for _, group in groupby(self.ids, lambda id: id.partition("/")[0])]
         for group in groups[::-1]:
@@ -66,7 +66,7 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """For each function, the first value case and the first gradient case, preferring cases that test the fewest functions."""
+        """For each function, chooses a value case and a gradient case: the first of those that test the fewest functions."""
         about = {id: self._about(id) for id in ids}
         firsts: dict[tuple[bool, str], str] = {}
         for kind in STRIDED_KINDS:
@@ -76,7 +76,7 @@ class Plan:
         return [id for id in ids if id in firsts.values()]
 
     def _about(self, id: str) -> tuple[str, list[str]]:
-        """A case's class and the calls that it tests. A fresh case makes the calls of its committed case."""
+        """Returns the class of a case and the calls that it tests. A fresh case makes the same calls as its committed case."""
         if (path := self.vectors / f"{id}.json").exists():
             return suite.about(path)
         from moespec.conformance.golden import fresh  # imports all cases
@@ -84,7 +84,7 @@ class Plan:
         return fresh.kind(id), ["moe_layer"]
 
     def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
-        """The results of a part's cases, or some of them, by id. A mode that the target lacks has no results.
+        """Runs some or all cases of a part; returns results by id. There are no results for a mode that the target lacks.
 
         Raises VectorError for a damaged vector and GoldenError for a fresh case that cannot be generated.
         """
@@ -114,7 +114,7 @@ class Plan:
         return cls(**plan | {"report": unpacked(plan["report"]), "waivers": waivers, "vectors": Path(plan["vectors"])})
 
     def joined(self, reports: Sequence[Report]) -> Report:
-        """Merge reports of single cases into one, independent of their order."""
+        """Merges reports of single cases into one report that does not depend on their order."""
         numbers = {id: number for number, id in enumerate(self.ids)}
 
         def place(report: Report) -> tuple[int, int, int]:
@@ -145,7 +145,7 @@ def _case(vectors: Path, seed: int | None, id: str) -> Case:
 
 @lru_cache(maxsize=1)
 def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> "Known":
-    """The cases and the variants' results on them, shared by all dtypes."""
+    """Returns the cases with the results of known variants, which all dtypes share."""
     from moespec.conformance.check.match_variant import Known
 
     return Known([_case(vectors, seed, id) for id in ids])
@@ -161,18 +161,18 @@ def run_part(
     limit: float = LIMIT,
     memory: float = 0.0,
 ) -> tuple[list[CaseResult], str, list[str]]:
-    """The results of one algorithm's cases, the reason for an unsupported dtype (or ""), and the moespec functions that the target calls.
+    """Returns an algorithm's results, why the dtype is unsupported (or ""), and the moespec functions that the target calls.
 
     The target runs in a process that later parts reuse until `process.end` is called. repeat: whether to run each case
-    twice. limit: seconds per case. memory: GiB that the target's process may address; 0 for unlimited, since JAX and
-    GPUs reserve many times what they use.
+    twice. limit: seconds per case. memory: GiB that the target's process may address. 0 means no limit, which JAX and
+    GPUs need because they reserve far more than they use.
     """
     begun = time.perf_counter()
     target = Remote(interface, name, ALL_DTYPES[dtype], limit, int(memory * 2**30))
     try:
         reason = target.facts().unsupported
         results = [] if reason else run_cases(target, cases, mode, repeat)
-    except EndedError as error:  # an error outside the call of a case
+    except EndedError as error:  # an error outside of any case
         lost = error.failure
         outcome = Outcome("target", lost.state, lost.fraction, lost.text, lost.trace)
         return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], "", target.called
@@ -182,9 +182,9 @@ def run_part(
 
 
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
-    """The results of the cases in the target's dtype, algorithm by algorithm, from two calls each with `repeat`.
+    """Runs the cases in the target's dtype, algorithm by algorithm. With `repeat`, calls each stage twice.
 
-    Returns no results if strided arrays are requested but the target's arrays cannot be strided. A Target runs in this process.
+    Returns no results if the mode needs strided arrays and the target has none. A `Target` runs in this process, a `Remote` in another.
     """
     facts = target.facts()
     if mode == STRIDED and not facts.strides:
@@ -197,7 +197,7 @@ def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of cases on a target. `answers` queries the target like `worker.answers`."""
+    """A run of cases on a target. `answers` has the interface of `worker.answers`."""
 
     target: Target | Remote
     answers: Callable[..., list[Answer]]
@@ -206,25 +206,25 @@ class _Run:
     repeat: bool
 
     def ask(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """The target's answers to jobs or their gradients, or the reason for not running them."""
+        """Returns the target's answer to each job or its gradient, or a failure with the reason for not running it."""
         obstacles = [self._obstacle(job, gradient) for job in jobs]
         able = [job for job, obstacle in zip(jobs, obstacles, strict=True) if obstacle is None]
         results = iter(self.answers(able, mode, gradient=gradient) if able else ())
         return [next(results) if obstacle is None else obstacle for obstacle in obstacles]
 
     def _obstacle(self, job: Job, gradient: bool) -> Failure | None:
-        """The reason for not running a job or its gradient, or None."""
+        """Returns a failure with the reason for not running a job or its gradient, or None."""
         dtype = self.target.dtype
         lacks = self.facts.without_gradients if gradient else ""
         if lacks := lacks or self.target.lacks(job, self.facts, dtype):
             return Failure(lacks, state="not implemented")
-        # A model's parameters are float32 in every dtype.
+        # A model has float32 parameters in every dtype, so its inputs need not be exact in the dtype.
         if not function(job.stage.call).batched and not all(exact(t.array, dtype) for t in job.case.inputs.values()):
             return Failure(f"an input has numbers that {dtype.name} does not have", state="inconclusive")
         return None
 
     def results(self, cases: Sequence[Case]) -> list[CaseResult]:
-        """The results of one algorithm's cases."""
+        """Returns the results of one algorithm's cases."""
         results = {c.id: CaseResult(c.id, c.algorithm, c.kind, self.target.dtype.name, self.mode) for c in cases}
         for case, (state, message) in self._verdicts([case for case in cases if case.expect is not None]):
             results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
@@ -234,7 +234,7 @@ class _Run:
         for job, outcomes in self._outcomes(jobs, results, gradient=True):
             results[job.case.id].outcomes += outcomes
 
-        # A case's main stages and gradient come first. Compilation is slow, so compiled steps only explain failures.
+        # Main stages and gradients run first. Compiled steps run only to explain failures, because compilation is slow.
         values = [case for case in cases if case.expect is None]
         self._stages(values, results, whole=True)
         passed = {case.id for case in values if results[case.id].state == "pass"}
@@ -243,9 +243,9 @@ class _Run:
         return list(results.values())
 
     def _verdicts(self, cases: Sequence[Case]) -> Iterator[tuple[Case, tuple[str, str]]]:
-        """Yield the verdict on each error case. Compiled code does not inspect values, so it need not raise runtime errors."""
+        """Yields the verdict on each error case. Compiled code need not raise runtime errors, since it does not inspect values."""
         pairs = [invalid_and_valid(case) for case in cases]
-        # Many error cases edit the same valid case, which runs only once.
+        # Many error cases are edits of one valid case, which runs only once.
         valid_jobs = {_content(valid): valid for _, valid in pairs}
         known = dict(zip(valid_jobs, self.ask(list(valid_jobs.values()), self.mode), strict=True))
         for case, (invalid, valid) in zip(cases, pairs, strict=True):
@@ -260,9 +260,9 @@ class _Run:
     def _stages(
         self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool, passed: Collection[str] = ()
     ) -> None:
-        """Run the main stages or the steps of cases. Their outcomes are inserted before existing ones, because steps come earlier.
+        """Runs the main stages or the steps of cases. Inserts their outcomes before existing ones, because steps come earlier.
 
-        passed: cases whose main stages pass. One of their steps can still fail, but a step that does not run does not count against them.
+        passed: cases whose main stages pass. Their steps may still fail, but a step that cannot run is ignored.
         """
         chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
         before: dict[str, list[Outcome]] = {}
@@ -275,7 +275,7 @@ class _Run:
     def _outcomes(
         self, jobs: Sequence[Job], results: dict[str, CaseResult], *, gradient: bool = False
     ) -> Iterator[tuple[Job, list[Outcome]]]:
-        """The outcomes of each job or its gradient. Wrong return values are stored in the results."""
+        """Yields the outcomes of each job or its gradient. Stores wrong return values in `results`."""
         first = self.ask(jobs, self.mode, gradient=gradient)
         second = iter(self.ask(jobs, self.mode, gradient=gradient) if self.repeat else ())
         for job, answer in zip(jobs, first, strict=True):
@@ -291,9 +291,9 @@ class _Run:
 
 
 def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[str, Any] | Failure) -> list[Outcome]:
-    """A failure for each result of a stage that differs between the two calls.
+    """Returns a failure for each result of a stage that differs between two calls.
 
-    A first call without results is already a failure. If only the second call has no results, that is an error.
+    Returns nothing if the first call has no results, which is already a failure. If only the second call has none, that is an error.
     """
     if isinstance(first, Failure):
         return []
@@ -313,7 +313,7 @@ def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[st
 
 
 def invalid_and_valid(case: Case) -> tuple[Job, Job]:
-    """The job that must raise, and the valid job one edit away that must not."""
+    """Returns the invalid job, which must raise an error, and the valid job that differs in one edit."""
     wanted = case.expected_error
     edit = wanted.valid
     stages = tuple(
@@ -325,15 +325,15 @@ def invalid_and_valid(case: Case) -> tuple[Job, Job]:
 
 
 def verdict(case: Case, invalid: object, valid: object, *, required: bool = False) -> tuple[str, str]:
-    """State and message from the answers (results or a failure) to the invalid and the valid call.
+    """Returns a state and a message, given the answers (results or failures) to the invalid and the valid call.
 
-    The class is compared by name along its bases, so a target may define its own errors. The message must contain the
-    argument as a word; the rest of the text is ignored. A missing runtime error is "unchecked", or a failure for a
-    target that checks values (`required`).
+    The error's class, or a base class, must have the expected name, so a target may define its own errors. The message must contain the
+    argument as a word; the rest of the text is ignored. If the runtime error is missing, the state is "unchecked", or a
+    failure if the target checks values (`required`).
     """
     want, argument = case.expected_error.error, case.expected_error.argument
     for result in (valid, invalid):
-        if isinstance(result, Failure) and not result.classes:  # its process ended, or the target declines it
+        if isinstance(result, Failure) and not result.classes:  # the process ended, or the target declines the call
             return result.state, result.text
     if isinstance(valid, Failure):
         return "fail", f"the valid counterpart raises {valid.text}"
@@ -348,7 +348,7 @@ def verdict(case: Case, invalid: object, valid: object, *, required: bool = Fals
 
 
 def _content(job: Job) -> tuple[object, ...]:
-    """A key that is equal for equal jobs."""
+    """Returns a key that is the same for equal jobs."""
     arrays = sorted((n, t.array.dtype.str, t.array.shape, t.array.tobytes()) for n, t in job.values.items())
     calls = [(stage.call, stage.arguments, stage.options) for stage in job.case.stages]
     return job.stage.name, json.dumps(calls, sort_keys=True), *arrays

@@ -1,21 +1,21 @@
-"""A target (any module with some of the public names) and case stages that run on it, op by op or compiled.
+"""Run stages of cases, op by op or compiled, on a target, which is any module with some of the public names.
 
 docs/conformance.md documents a target's names and declarations. A target cannot decline a case at run time: any
-exception counts as an error. Its arrays are copies that it must not modify. It runs in a separate process
-(`process.py`), except known variants and reproductions, which run in the suite's process. Besides `compile` it may
-offer `quick_compile` and `trace`, which are less thorough and faster.
+exception counts as an error. The target must not modify its arrays, which are copies. A target runs in a separate
+process (`process.py`); known variants and reproductions run in the suite's process. Besides `compile`, a target may
+offer `quick_compile` and `trace`, which are faster and less thorough.
 
-Compilers are slow and cases are many and small. In compiled mode, all stages of one algorithm in one dtype are
-therefore compiled as ONE function from the list of their values to the list of their results. Cases that differ only in
-numbers share one part of it, which is called once per case. If the function raises, each stage is compiled separately, so the
-exception is attributed to the right stage. Each case uses the cheapest compiler that shows what the case is for:
+Compilers are slow, and there are many small cases. In compiled mode, all stages of one algorithm in one dtype are
+therefore compiled as ONE function from the list of their values to the list of their results. Cases that differ only in numbers
+share a part of this function, which is called once per case. If the function raises an exception, each stage is
+compiled separately to find the one that fails. Each case uses the cheapest compiler that serves its purpose:
 
     compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
                     their gradients
     quick_compile   the first case of every other call, and the first gradient: graph construction
     trace           all other cases, and errors: a graph traced from shapes (data-dependent branches fail) and then run
 
-The last two receive functions from `value_and_grad`, as in training. Without `trace`, the target's `quick_compile` is
+`quick_compile` and `trace` receive functions from `value_and_grad`, as in training. Without `trace`, the target's `quick_compile` is
 used, or else `compile`.
 """
 
@@ -54,7 +54,7 @@ DEFAULT = ("eager", STRIDED)
 
 
 class ChangedError(Exception):
-    """The target modified an input array."""
+    """Raised if the target modified an input array."""
 
 
 def claimed(target: Any) -> str:
@@ -66,10 +66,10 @@ _numbers = count(1)
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of the function that no compiler has cached.
+    """Returns a copy of the function that no compiler has cached.
 
-    Compilers cache a function by its code and generalise it for new constants. Each case has different constants and
-    must be compiled afresh.
+    A compiler caches a function by its code and generalises it when constants change. Cases have different constants,
+    and each must be compiled afresh.
     """
     f: Any = function
     code = f.__code__.replace(co_firstlineno=next(_numbers))
@@ -91,11 +91,11 @@ class Target:
         self.module: Any = module or importlib.import_module(name)
 
     def context(self) -> AbstractContextManager[Any]:
-        """The context in which everything in this dtype runs."""
+        """Returns the context manager in which the target runs in its dtype."""
         return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
 
     def check(self) -> None:
-        """Raise ConfigError if the target lacks a name that every target needs, or has an invalid declaration."""
+        """Raises ConfigError if the target lacks a name that every target needs, or has an invalid declaration."""
         missing = [needed for needed in ("from_numpy", "to_numpy") if not hasattr(self.module, needed)]
         if missing:
             raise ConfigError(f"has no {' and no '.join(missing)}; see docs/conformance.md")
@@ -109,7 +109,7 @@ class Target:
             raise ConfigError(f"not_offered: {wrong}")
 
     def facts(self) -> "Facts":
-        """The target's facts, collected before it runs in this dtype."""
+        """Returns the target's properties, which are collected before it runs in this dtype."""
         try:
             with self.context():
                 array = self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""]
@@ -135,27 +135,27 @@ class Target:
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """The part of a case that this kind of target must compute."""
+        """Returns the part of a case that this kind of target must compute."""
         return case
 
     @staticmethod
     def lacks(job: "Job", facts: "Facts", dtype: Dtype) -> str:
-        """The reason that a target with these facts cannot run a job, or ""."""
+        """Returns the reason why a target with these properties cannot run a job, or ""."""
         if reason := facts.declared(job.case):
             return reason
         if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
         needs = call.needs(job.stage, job.stages, job.values)
-        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # targets lack custom steps
+        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # no target has custom steps
         return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:
-        """The reason why the target has no gradients, or ""."""
+        """Returns the reason why the target has no gradients, or ""."""
         needs = ("value_and_grad", "sum", "cast")
         return next((f"{name} is missing" for name in needs if not hasattr(self.module, name)), "")
 
     def result(self, job: "Job", compile: Any = None) -> Callable[[Values], Any]:
-        """A stage's call as a function of its arrays.
+        """Returns a function of a stage's arrays that makes the stage's call.
 
         compile: compiles the inner functions of a stage that is not traced.
         """
@@ -164,12 +164,12 @@ class Target:
         return call.result(self.module, job.stage, job.stages, job.values, more)
 
     def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
-        """The function compiled by the target's attribute `compiler`."""
+        """Compiles a function with the target's attribute named `compiler`."""
         compiled: Callable[..., Any] = getattr(self.module, compiler)(unseen(function))
         return compiled
 
     def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
-        """The function's `value_and_grad`, compiled by the target's attribute `compiler` (None: not compiled)."""
+        """Returns the function's `value_and_grad`, compiled with the target's attribute named `compiler` unless it is None."""
         B: Any = self.array_operations()
         if not compiler or compiler == "compile":
             derivative: Callable[..., Any] = B.value_and_grad(
@@ -180,32 +180,32 @@ class Target:
         return derivative
 
     def derivative(self, job: "Job") -> Callable[[Values, Any], Values] | None:
-        """An adapter's derivative of the complete layer, if any, as a function of the stage's arrays and the cotangent."""
+        """Returns None. An adapter may return a function of the stage's arrays and the cotangent that differentiates the layer."""
         return None
 
     def array_operations(self) -> Any:
-        """An object with `value_and_grad`, `sum` and `cast`."""
+        """Returns an object that offers `value_and_grad`, `sum` and `cast` for the target's arrays."""
         return self.module
 
     def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
-        """Copies of values as the target's arrays in its dtype."""
+        """Copies values into arrays of the target in its dtype."""
         plain = {name: value.array.copy() for name, value in values.items()}
         arrays = self.module.from_numpy(plain, dtype or self.dtype.name)
         return {name: _strided(array) if self.strided else array for name, array in arrays.items()}
 
     def mixes(self, stage: Stage) -> bool:
-        """Whether a stage is a model that computes in bfloat16 (an option) with float32 parameters."""
+        """Whether a stage calls a model that has float32 parameters but computes in bfloat16, which is an option."""
         return function(stage.call).batched and self.dtype.name == "bfloat16"
 
     def finished(self, job: "Job", results: Any) -> Values:
-        """Results as NumPy arrays with routings reduced; see `finish`. Raises TypeError for a result wider than the dtype."""
+        """Converts results to NumPy and reduces routings; see `finish`. Raises TypeError if a result is wider than the dtype."""
         on_numpy = self.module.to_numpy(results)
         if not job.on_numpy:
             self.check_dtypes(on_numpy)
         return finish(on_numpy)
 
     def check_dtypes(self, results: Mapping[str, Any]) -> None:
-        """Raise TypeError for an array wider than the dtype: float64 computation must not pass as a lower precision."""
+        """Raises TypeError if an array is wider than the dtype, because computing in float64 must not pass as a lower precision."""
         widest = 8 if self.dtype.name == "float64" else 4
         for name, value in results.items():
             dtype = getattr(value, "dtype", None)
@@ -213,12 +213,12 @@ class Target:
                 raise TypeError(f"{name} has dtype {dtype}, expected {self.dtype.name}")
 
     def copies(self, arrays: Values) -> Values:
-        """Copies of the target's arrays, for comparison after a call."""
+        """Copies the target's arrays, for comparison after a call."""
         return {name: np.array(array) for name, array in self.module.to_numpy(arrays).items()}
 
 
 def _strided(array: Any) -> Any:
-    """The same tensor as a view of every second number of a larger one whose last two axes are swapped in memory."""
+    """Returns an equal tensor that is a view of every second number in a larger tensor whose last two axes are swapped in memory."""
     if array.ndim < 2:
         return array.repeat_interleave(2)[::2] if array.ndim else array
     return array.mT.repeat_interleave(2, dim=-1)[..., ::2].mT
@@ -228,9 +228,9 @@ def _strided(array: Any) -> Any:
 class Facts:
     """A target's properties in one dtype.
 
-    unsupported, without_gradients: the reason for lacking the dtype or gradients, or "". checks_values: whether it must reject non-finite
-    values. strides: whether its arrays, like torch's, can have several memory layouts. missing: the paths that stages need and it lacks;
-    see `call.missing`. not_offered: the cases and options that it declines, with reasons; see `declined.py`.
+    unsupported, without_gradients: the reason why the target lacks the dtype or gradients, or "". strides: whether its arrays
+    can be strided. checks_values: whether the target must reject non-finite values. missing: the names that the target lacks;
+    see `call.missing`. not_offered: the cases and options that the target declines, with reasons; see `declined.py`.
     """
 
     unsupported: str = ""
@@ -241,14 +241,14 @@ class Facts:
     not_offered: dict[str, str] = field(default_factory=dict)
 
     def declared(self, case: Case) -> str:
-        """The target's reason for declining a case, or ""."""
+        """Returns the target's reason for declining a case, or ""."""
         reasons = (reason for entry, reason in self.not_offered.items() if declines(entry, case))
         return next((f"declared as not offered: {reason}" for reason in reasons), "")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One stage of one case with the arrays that it reads."""
+    """One stage of one case, with the arrays that the stage reads."""
 
     case: Case
     stage: Stage
@@ -261,17 +261,17 @@ class Job:
 
     @property
     def traced(self) -> bool:
-        """Whether the complete stage can be compiled."""
+        """Whether the stage can be compiled as a whole."""
         return function(self.stage.call).traced
 
     @property
     def on_numpy(self) -> bool:
-        """Whether the stage takes NumPy arrays for every target (a function that is never compiled)."""
+        """Whether the stage takes NumPy arrays on every target, because its function is never compiled."""
         return function(self.stage.call).on_numpy
 
     @property
     def program(self) -> str:
-        """A key equal for jobs that differ only in numbers: calls, options, names, shapes and dtypes."""
+        """A key of calls, options, names, shapes and dtypes, which is the same for jobs that differ only in numbers."""
         called = [self.stage, *call.earlier(self.stage, self.stages, self.values)]
         calls = [(s.name, s.call, s.arguments, s.options) for s in called]
         arrays = sorted((name, value.array.dtype.str, value.array.shape) for name, value in self.values.items())
@@ -279,7 +279,7 @@ class Job:
         return json.dumps([calls, arrays, inputs, sorted(self.stage.outputs)], sort_keys=True)
 
     def bind(self, target: Target, compiler: str | None = None) -> Callable[[Values], Values]:
-        """The stage as a function of its arrays; everything static is closed over.
+        """Returns a function that takes only the stage's arrays and runs the stage on the target.
 
         compiler: compiles the inner functions of a stage that is not traced.
         """
@@ -292,9 +292,9 @@ class Job:
         return run
 
     def arrays(self, target: Target) -> Values:
-        """The values as the target's arrays: inputs in its dtype, earlier results in float32 or better.
+        """Converts the stage's values to the target's arrays: inputs in its dtype, earlier results in float32 or better.
 
-        NumPy arrays are rounded as the target rounds.
+        Stages that take NumPy arrays get values rounded as the target rounds them.
         """
         results = {name: value for name, value in self.values.items() if name not in self.case.inputs}
         inputs = {name: value for name, value in self.values.items() if name in self.case.inputs}
@@ -306,14 +306,14 @@ class Job:
 
 
 def job_of(case: Case, name: str) -> Job:
-    """The job of the stage with this name."""
+    """Returns the job that runs the case's stage with this name."""
     values, stage = call.golden(case), case.stage(name)
     read = call.reads(stage, {each.name: each for each in case.stages}, values)
     return Job(case, stage, {reference: values[reference] for reference in read})
 
 
 def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
-    """The finished results, or the exception, of each job of one algorithm."""
+    """Runs the jobs of one algorithm and returns the results or the exception of each job."""
     results: dict[int, Values | Exception] = {}
     by = compilers(target, jobs, mode)
     for compiler in filter(None, dict.fromkeys(by)):
@@ -327,7 +327,7 @@ def execute(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exc
 
 
 def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None]:
-    """The compiler of each job of one algorithm, None for op by op; see the module's docstring."""
+    """Chooses the compiler of each job of one algorithm, or None to run op by op; see the module's docstring."""
     if mode != "compiled":
         return [None] * len(jobs)
     quick, trace = (
@@ -344,7 +344,7 @@ def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None
 
 
 def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, Values | Exception]:
-    """Results of compiled jobs. Jobs that differ only in numbers share one part of the function, which is called once per job."""
+    """Runs jobs in one compiled function. Jobs that differ only in numbers share a part of it, which is called once per job."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.program, []).append(job)
@@ -380,7 +380,7 @@ def _alone(target: Target, job: Job, compiler: str | None) -> Values | Exception
 
 
 def check_unchanged(before: Values, after: Values) -> None:
-    """Raise ChangedError if an array has changed."""
+    """Raises ChangedError if an array has changed."""
     for name, array in before.items():
         if array.tobytes() != after[name].tobytes():
             raise ChangedError(f"the call changed its argument {name}")

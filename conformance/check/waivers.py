@@ -1,7 +1,7 @@
-"""Waivers: accepted failures in a TOML file; docs/conformance.md describes the entries.
+"""Waivers list accepted failures in a TOML file. docs/conformance.md describes the entries.
 
-A case that a waiver matches must fail or be skipped. The failure then counts as skipped, never as passed. A pass counts as a failure, even
-if the waiver is a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
+A case that a waiver matches must fail or be skipped. Its failure counts as skipped, never as passed. If it passes, that counts as a
+failure, even if the waiver is a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
 """
 
 import tomllib
@@ -21,12 +21,12 @@ __all__ = ["Waiver", "WaiverError", "read", "waived"]
 
 
 class WaiverError(Exception):
-    """A waiver file is malformed, or a waiver does not fit the suite. The message names the file and any such waiver."""
+    """Raised for a malformed waiver file or a waiver that does not fit the suite. The message names the file and the waiver."""
 
 
 @dataclass(frozen=True)
 class Waiver:
-    """One entry of the file. An empty dtype or mode matches all."""
+    """One entry of a waiver file. An empty dtype matches all dtypes, and an empty mode all modes."""
 
     case: str
     reason: str
@@ -48,9 +48,9 @@ class Waiver:
 
 
 def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waiver]:
-    """The waivers of a file. ids: ids of the suite's cases. modes: valid values of `mode`.
+    """Reads the waivers in a file. ids: the ids of the suite's cases. modes: the valid values of `mode`.
 
-    Raises WaiverError for the first problem, including two waivers for one result.
+    Raises WaiverError for the first problem, such as two waivers for one result.
     """
     try:
         content = tomllib.loads(read_file(path).decode())
@@ -107,7 +107,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
 
 
 def waived(waivers: Iterable[Waiver], result: CaseResult) -> CaseResult:
-    """Apply the first waiver that covers a result: a failure becomes waived, a pass becomes a failure, other states are unchanged."""
+    """Applies the first waiver that covers a result. A failure becomes "waived", a pass a failure; other states stay."""
     waiver = next((each for each in waivers if each.covers(result.id, result.dtype, result.mode)), None)
     if waiver is None or result.state not in ("pass", *FAILED):
         return result

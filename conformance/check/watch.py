@@ -1,6 +1,6 @@
-"""Detect whether a target's results come from moespec: functions and routers of the specification or our backends.
+"""Detect whether a target calls moespec, that is functions and routers of the specification or our backends, for its results.
 
-Calls in other processes or in compiled code are not detected. A target may use our conversions, gradients and compilation.
+Calls in other processes or in compiled code are not detected. A target may use moespec's conversions, gradients and compilation.
 """
 
 import sys
@@ -20,7 +20,7 @@ NAMES = {*FUNCTIONS, *ROUTERS}
 
 
 def _ours(frame: FrameType) -> bool:
-    """Whether a frame belongs to a public function of moespec."""
+    """Whether a stack frame belongs to a public function of moespec."""
     return frame.f_code.co_name in NAMES and _module(frame).startswith(OURS)
 
 
@@ -30,7 +30,7 @@ def _module(frame: FrameType) -> str:
 
 @contextmanager
 def watched(called: set[str]) -> Iterator[None]:
-    """Add to `called` each function called from outside moespec, or by the suite as the target's function."""
+    """Adds to `called` each function of moespec that other code calls, or that the suite calls as the target's own."""
 
     def seen(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and _ours(frame):

@@ -1,7 +1,7 @@
-"""A target's process: receives jobs as frames of bytes and answers with results or failures.
+"""The process of a target, which receives jobs as frames of bytes and answers with results or failures.
 
-A frame is its length (8 bytes) and a safetensors file; the tensor with the empty name is JSON. A request names a dtype,
-a mode and jobs: cases without numbers for the results to compute. `process.py` is the other side.
+A frame consists of a length (8 bytes) and a safetensors file, in which the tensor with an empty name contains JSON. A request
+names a dtype, a mode and jobs, whose cases contain no numbers for the results to compute. `process.py` sends requests.
 """
 
 import importlib
@@ -43,7 +43,7 @@ SENT = "fiub"
 
 
 def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-    """A target's answers to one algorithm's jobs, or to their gradients: finished results or failures."""
+    """Returns a target's answers (results or failures) to one algorithm's jobs, or to their gradients."""
     with target.context():
         target.strided = mode == STRIDED
         found = (gradients if gradient else execute)(target, jobs, mode)
@@ -51,22 +51,22 @@ def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = 
 
 
 def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """A frame with an entry as JSON and arrays by name."""
+    """Returns a frame with an entry, which is encoded as JSON, and arrays by name."""
     body = save({"": np.frombuffer(json.dumps(entry).encode(), np.uint8), **arrays})
     return len(body).to_bytes(8, "little") + body
 
 
 def unpack(body: bytes) -> tuple[Any, Arrays]:
-    """The entry and arrays of a frame without its length. Raises an exception if the frame is invalid."""
+    """Returns the entry and arrays in a frame, which is given without its length. Raises an exception if the frame is invalid."""
     arrays = {name: tensor.array for name, tensor in tensors.decoded(body, half=True).items()}
     return json.loads(arrays.pop("").tobytes()), arrays
 
 
 def main(interface: str, name: str, descriptor: int, memory: int, trusted: Sequence[str]) -> None:
-    """Answer requests about the target `name` until the socket closes.
+    """Answers requests about the target `name` until the socket closes.
 
     interface: `module:class` of the target. descriptor: the socket's file descriptor. memory: bytes that the process
-    may address; 0 for unlimited. trusted: custom objects to import.
+    may address; 0 for unlimited. trusted: names of custom objects to import.
     """
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -80,7 +80,7 @@ def main(interface: str, name: str, descriptor: int, memory: int, trusted: Seque
             for each in trusted:
                 load_own("trust", each)
             reply = pack(*_reply(opened, entry, arrays))
-        except BaseException as error:  # including SystemExit and MemoryError
+        except BaseException as error:  # includes SystemExit and MemoryError
             reply = pack({"failure": asdict(Failure.of(error))}, {})
         stream.write(reply)
         stream.flush()
@@ -104,7 +104,7 @@ def _reply(opened: Callable[[str], Target], entry: Any, arrays: Arrays) -> tuple
 
 
 def _lost_device() -> Failure | None:
-    """The failure if torch's GPU context is lost in this process, for example after an out-of-bounds index; else None."""
+    """Returns a failure if this process has lost torch's GPU context, for example after an out-of-bounds index; else None."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_initialized():
@@ -115,7 +115,7 @@ def _lost_device() -> Failure | None:
 
 
 def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
-    """The target's problem, if any, and the version of the specification that it claims to follow."""
+    """Returns why the target cannot run (or "") and the version of the specification that it claims to follow."""
     try:
         target = opened("float64")
         target.check()
@@ -127,7 +127,7 @@ def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
 
 
 def _told(answers: Sequence[Answer]) -> tuple[Any, Arrays]:
-    """Failures and result arrays by job number. Arrays that a frame cannot hold are not results."""
+    """Returns failures and result arrays by job number. If the frame format cannot store an array, its job becomes a failure."""
     failures: dict[str, Any] = {}
     arrays: Arrays = {}
     for number, answer in enumerate(answers):
