@@ -114,7 +114,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
     ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
     ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: no such folder",)),
-    ("--router hash --codes 4 --hash.kind clustered", ("model.codes=4", "the 8 clusters")),
+    ("--router hash --codes 4 --hash.kind clustered", ("model.codes=4", "needs at least 8 codewords")),
     ("--router hash --hash.kind clustered --model.token-ids position", ("hash.kind='clustered'", "position")),
     ("--router hash --model.token-ids bigram --codes 1000000", ("model.token_ids", "entries of tables")),
     ("--model.moe none --router switch", ("model.router='switch' has no effect",)),

@@ -94,9 +94,9 @@ def test_idx(idx_folder: Path) -> None:
         (lambda content: b"\0\0\x0d" + content[3:], "expected unsigned bytes"),
         (lambda content: b"PNG" + content, "not an IDX file"),
         (lambda content: gzip.compress(content)[:-9], "cannot be read"),
-        (lambda content: idx_bytes(np.zeros((7, 5, 5), np.uint8)), r"labels-idx1-ubyte.*shape \(6,\) for the 7 images"),
+        (lambda content: idx_bytes(np.zeros((7, 5, 5), np.uint8)), r"labels-idx1-ubyte.* has shape \(6,\), expected \(7,\)"),
         (lambda content: idx_bytes(np.zeros((6, 4, 4), np.uint8)), ", but t10k of"),
-        (None, "no file t10k-images-idx3-ubyte"),
+        (None, "expected a file t10k-images-idx3-ubyte"),
     ],
 )
 def test_damaged_idx(idx_folder: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -147,7 +147,7 @@ def test_damaged_cifar(cifar_folder: tuple[str, Path]) -> None:
     wrong = bytearray(content)
     wrong[3 * length + len(kind.labels) - 1] = last
     for damaged, message in (
-        (content[:-length], f"{19 * length:,} bytes, expected {20 * length:,} (20 images of {length:,} bytes)"),
+        (content[:-length], f"the file has {19 * length:,} bytes, expected {20 * length:,} (20 images of {length:,} bytes)"),
         (bytes(wrong), f"image 3 has the label {last}, expected 0 to {last - 1}"),
         (None, "cannot be read (No such file or directory)"),
     ):
@@ -176,7 +176,7 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"images": np.zeros((10, 4), np.uint8)}, r"images has shape \(10, 4\)"),
         ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, r"images has shape \(0, 4, 4, 1\)"),
         ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
-        ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
+        ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\), expected one for each of 10 images"),
         ({"val_images": 0, "validation_images": 0}, "found several validation splits, 'val' and 'validation'"),
         ({"labels": np.full(10, -1)}, "labels has label -1, expected 0 or more"),
         ({"labels": np.arange(10) % 2 * 2}, "no training image has class 1"),
