@@ -94,7 +94,10 @@ def test_idx(idx_folder: Path) -> None:
         (lambda content: b"\0\0\x0d" + content[3:], "expected unsigned bytes"),
         (lambda content: b"PNG" + content, "not an IDX file"),
         (lambda content: gzip.compress(content)[:-9], "cannot be read"),
-        (lambda content: idx_bytes(np.zeros((7, 5, 5), np.uint8)), r"labels-idx1-ubyte.* has shape \(6,\), expected \(7,\)"),
+        (
+            lambda content: idx_bytes(np.zeros((7, 5, 5), np.uint8)),
+            r"labels-idx1-ubyte.* has shape \(6,\), expected \(7,\)",
+        ),
         (lambda content: idx_bytes(np.zeros((6, 4, 4), np.uint8)), ", but t10k of"),
         (None, "expected a file t10k-images-idx3-ubyte"),
     ],
@@ -147,7 +150,10 @@ def test_damaged_cifar(cifar_folder: tuple[str, Path]) -> None:
     wrong = bytearray(content)
     wrong[3 * length + len(kind.labels) - 1] = last
     for damaged, message in (
-        (content[:-length], f"the file has {19 * length:,} bytes, expected {20 * length:,} (20 images of {length:,} bytes)"),
+        (
+            content[:-length],
+            f"the file has {19 * length:,} bytes, expected {20 * length:,} (20 images of {length:,} bytes)",
+        ),
         (bytes(wrong), f"image 3 has the label {last}, expected 0 to {last - 1}"),
         (None, "cannot be read (No such file or directory)"),
     ):
