@@ -133,11 +133,11 @@ def test_folders_that_lack_something(folder: Path) -> None:
             ("a.csv", f"image,caption\n{name},b\n", f"row 1: {name!r} is not a file below")
             for name in ("../out.png", "out.png")
         ),
-        ("a.csv", "image,caption\n0/0.png,a cat, asleep\n", "row 1: more values than columns"),
+        ("a.csv", "image,caption\n0/0.png,a cat, asleep\n", "row 1 has more values than columns"),
         ("a.csv", "image,caption\n0/0.png\n", r"row 1, 0/0\.png: expected a caption \(text\), got None"),
         ("a.csv", f"image,caption\n0/0.png,{'x' * 140_000}\n", r"row 1 cannot be read \(field larger than field limit"),
         ("a.jsonl", '{"image": "0/0.png", "caption": []}', r"row 1: 0/0\.png has no caption"),
-        ("a.jsonl", '{"image": null, "caption": ""}', "row 1: no image None"),
+        ("a.jsonl", '{"image": null, "caption": ""}', "row 1: expected the name of an image, got None"),
         ("a.jsonl", "[" * 100_000, "row 1 cannot be read"),
     ],
 )

@@ -63,7 +63,7 @@ GRIDS = {
     "training.steps = [5, 5]": "grid: steps=5: duplicate entry 'steps=5'",
     f"data.path = ['{'x' * 200}']": "grid: path=xxx",
     f"training = {{steps = {[*range(1, 1000)]}, batch = {[*range(1, 1000)]}}}": "998001 combinations, expected 1 to 100",
-    "": "grid.toml: 0 combinations",
+    "": "grid.toml: the lists have 0 combinations",
     "experts = [2, 4]\nmodel.experts = [2, 4]": "grid.toml: experts: the file sets this option twice",
 }
 
@@ -316,7 +316,7 @@ def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Pat
     for wrong in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"}, {"quartiles": [1]}, *pairs):
         path.write_text(json.dumps({**older, **wrong}))
         message = said([*flags, "--out", str(tmp_path / "out")], 2)
-        assert re.search(r"=2\.0-seed0\.json: .*\. Delete it; the same command rebuilds it", message)
+        assert re.search(r"=2\.0-seed0\.json: .*\. Delete this file; the same command rebuilds it", message)
 
 
 def test_what_cannot_be_trained_is_said_first(whole: Path, flags: list[str], tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]

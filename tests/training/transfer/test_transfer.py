@@ -139,13 +139,13 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
 @pytest.mark.parametrize(
     ("of_source", "fields", "message"),
     [
-        ({}, {"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), but \(2, 2, 1, 16\) in the model"),
-        ({}, {"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), but \(8, 24\) in the model"),
+        ({}, {"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\) in the source, but \(2, 2, 1, 16\) in the model"),
+        ({}, {"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\) in the source, but \(8, 24\) in the model"),
         ({}, {"depth": 3}, r"blocks/2/norm1/scale \(8,\) is not in the source; --init-skip blocks/2/norm1/scale initializes it"),
         ({}, {"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is unexpected"),
         ({}, {"positions": "sincos2d"}, r"positions \(1, 16, 8\) is unexpected"),
-        (SOFT, {"moe": "none"}, r"blocks/1/mlp/w1 \(8, 12\) is missing"),
-        (SOFT, {"image_size": 16}, r".*slots has shape \(8, 4, 4\), but \(8, 4, 16\) in the model; --model\.router-options"),
+        (SOFT, {"moe": "none"}, r"blocks/1/mlp/w1 \(8, 12\) is not in the source"),
+        (SOFT, {"image_size": 16}, r".*slots has shape \(8, 4, 4\) in the source, but \(8, 4, 16\) in the model"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(of_source, fields, message):
