@@ -54,7 +54,7 @@ def used(**changes):
         (lambda: used(route=lambda *_, **__: None), "route: expected a RouterOutput, got NoneType"),
         (lambda: used(route=of_two_losses), r"losses\['balance'\]: expected a scalar, got shape \(2,\)"),
         (lambda: used(init=lambda *_: None), "init: expected a dict of NumPy arrays, got None"),
-        (lambda: used(frozen=("kernel",)), r"'kernel': \(decays, frozen\) is \(True, True\), but \(True, F"),
+        (lambda: used(frozen=("kernel",)), r"'kernel'.* has \(decays, frozen\)=\(True, True\), but another"),
         (lambda: router_name("nowhere.at:all"), "nowhere.at is not imported; import it first"),
         (lambda: router_name("my_routers.tempered:Options"), "expected the name of a Router, got <class"),
         (lambda: router_name("os:path"), "expected your own module, not one of Python's standard library"),

@@ -93,7 +93,7 @@ LOGGED = {"loss": 0.5, "images_per_second": 9.0}
     [
         (b"0.5", b"0.7", "damaged or edited: its checksum does not match its content"),
         (b"\n", b"\x0b", "not JSON"),  # line 3 is then a part of line 2
-        (b".+", b'{"kind": "train", "step": 2, "loss": 1}', "train without 'images_per_second'"),
+        (b".+", b'{"kind": "train", "step": 2, "loss": 1}', "kind train lacks 'images_per_second'"),
         (b".+", b'{"kind": "train", "step": "2"}', 'expected a record with "kind" and "step"'),
     ],
 )
