@@ -236,4 +236,4 @@ def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys, said):
         assert capsys.readouterr().out == (message or "data: digits (from the run)\n")
     write(tmp_path / "x.safetensors", weights(), "moespec")
     wrong = said(["finetune", str(tmp_path / "x.safetensors"), "--run", str(tmp_path / "new")], 2)
-    assert "x.safetensors: not a run, so its data is unknown; set --data and --data.path" in wrong
+    assert "x.safetensors is not a run, so its data is unknown; set --data and --data.path" in wrong

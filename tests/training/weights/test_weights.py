@@ -114,7 +114,7 @@ def test_timm_by_its_names(tmp_path):
     write(tmp_path / "x.safetensors", Weights(config, vit.init(config), {}), "timm")
     ours = read(tmp_path / "x.safetensors", Given(model="vit_tiny_patch16_224")).config
     assert ours == replace(config, gelu="erf")
-    with pytest.raises(ConfigError, match="model='vit_base_patch16_224': has width=768, the weights have 192"):
+    with pytest.raises(ConfigError, match="model='vit_base_patch16_224' has width=768, the weights have 192"):
         read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
     with pytest.raises(ConfigError, match="heads: cannot be inferred from the weights; pass --set heads=6 or --model"):
         read(tmp_path / "x.safetensors", Given())
@@ -369,7 +369,7 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
     [
         ("vmoe_soft_moe", Given(), "the routers of the MoE blocks cannot be inferred from the weights"),
         ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; pass --set image_size=224"),
-        ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the weights have 2"),
+        ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16' has patch_size=16, the weights have 2"),
         ("mixer.npz", Given(fields={"heads": 2}), "heads=2: MixerConfig has only"),
         ("", Given(), "expected a run (config.toml) or a hub folder (config.json)"),
     ],
