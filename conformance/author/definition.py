@@ -27,13 +27,15 @@ class Noise(NamedTuple):
 class Draws(NamedTuple):
     """Describes how to draw tokens: the grid of the values, the maximum number of attempts, and the sufficient tie margin.
 
-    Two scores that differ by 12 % of their sum usually stay distinct in bfloat16.
+    Two scores that differ by 12 % of their sum usually stay distinct in bfloat16. fixed: the attempt of each group, for cases in
+    which the largest margins of several attempts differ only by rounding, so that processors would choose different ones.
     """
 
     reach: float = 2.0
     tries: int = 150
     enough: float = 0.12
     step: float = 0.25
+    fixed: tuple[int, ...] = ()
 
 
 DRAWS = Draws()

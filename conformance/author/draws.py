@@ -96,14 +96,16 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
     if not routed.drawn:
         return dict(definition.inputs)
     key = f"routers/{routed.router}/{definition.name}"
-    draws = [_clear(definition, f"{key}/{group}") for group in range(routed.groups)]
+    draws = [
+        _clear(definition, f"{key}/{group}", routed.draws.fixed[group : group + 1]) for group in range(routed.groups)
+    ]
     inputs = {"tokens": tensor(np.stack([tokens for tokens, _ in draws]), "groups tokens width"), **definition.inputs}
     if routed.noise:
         inputs["noise"] = tensor(np.stack([noise for _, noise in draws]), f"groups {routed.noise.axes}")
     return inputs
 
 
-def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
+def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[NDArray[np.float32], Any]:
     """Draw tokens and noise of one group. Take the first draw with a sufficient tie margin, or else the draw with the largest."""
     routed = _routed(definition)
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
@@ -112,7 +114,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         sizes["columns"] = arrays["router/kernel"].shape[1]  # branches may have columns of their own
     best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
-    for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
+    for attempt in fixed or range(routed.draws.tries if any(value.any() for value in parameters) else 1):
         tokens = grid(
             f"{key}/{attempt}", (sizes["tokens"], sizes["width"]), reach=routed.draws.reach, step=routed.draws.step
         )

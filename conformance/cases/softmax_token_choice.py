@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from moespec.backends.routers.composition import noisy_logits
-from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.definition import Definition, Draws
 from moespec.conformance.author.inputs import kernel, of_experts
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, dropless, router_case, several_choices
@@ -39,7 +39,8 @@ def cases() -> Iterator[Definition]:
     yield case("dropless_tie", "tie", purpose, "tie_order", "room_for_all", zero=True, sizes=(7, 8, 3), **unlimited)
     purpose = "Nine choices of twelve experts, and no capacity at evaluation."
     many: dict[str, Any] = {"capacity_factor": 0.5, "eval_capacity_factor": math.inf, "choices": 9}
-    yield case("nine_choices", "value", purpose, "room_for_all", "evaluation_capacity", sizes=(5, 12, 7), **many)
+    many |= {"sizes": (5, 12, 7), "draws": Draws(fixed=(140, 105))}
+    yield case("nine_choices", "value", purpose, "room_for_all", "evaluation_capacity", **many)
 
 
 def _choices() -> Iterator[Definition]:
