@@ -44,7 +44,7 @@ def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
         (lambda run: training.train(run.config, data={"hue": 0.2}), "^data.hue=0.2 has no effect here"),
         (
             lambda run: training.train(run.config, run=run.path, training={"batch": 8}),
-            "changed configuration: training.batch",
+            "the configuration changed: training.batch",
         ),
         (lambda run: training.train(run=run.path, resume=True), "^log='a:b': the run's config.toml names code that"),
         (

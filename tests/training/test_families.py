@@ -95,7 +95,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("mixer", {"stochastic_depth": math.nan}, "stochastic_depth: expected "),
     ("sparse_mlp", {"experts": -1}, "experts=-1"),
     ("sparse_mlp", {"group_size": -1}, "group_size=-1"),
-    ("sparse_mlp", {"token_experts": 3, "token_choices": 4}, "token_choices=4: more than token_experts=3"),
+    ("sparse_mlp", {"token_experts": 3, "token_choices": 4}, "token_choices=4 exceeds token_experts=3"),
     ("sparse_mlp", {"router": "soft_moe"}, "router='soft_moe': expected one of 'importance_score', 'softmax_token_choice'"),
     ("text", {"vocabulary": 0}, "vocabulary=0"),
     ("text", {"pool": "token"}, "pool='token'"),

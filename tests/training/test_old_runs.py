@@ -44,7 +44,7 @@ def test_it_goes_on_as_it_did(run: Path, request: Any, said: Any, monkeypatch: A
         "moespec.training.objectives.classification.evaluation_size", lambda sizes, model, batch, images: batch
     )
     if request.node.callspec.params["run"].name in NOISY:
-        for by, more in (("0.1, as it names none", {}), ("7.1", {"version": "7.1"})):
+        for by, more in (("0.1, since it records none", {}), ("7.1", {"version": "7.1"})):
             checkpoint.amend(newest := run / "checkpoints/00000001", checkpoint.read_record(newest) | more)
             error = said(["train", "--run", str(run), "--resume"], 2)
             assert "the gating noise of this run was not drawn by threefry2x32-20" in error

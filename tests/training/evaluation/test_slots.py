@@ -122,7 +122,7 @@ def test_inspect_analysis(runs, backend: str, tmp_path: Path, said) -> None:  # 
     assert f"block 1: 90% of a slot comes from {block['tokens_needed']['median']:.0f} of 4 tokens" in shown
     for flags, message in (
         (["--analysis", "--image", "x.png"], "inspect: set either --image FILE or --analysis"),
-        (["--analysis", "--panels", "0", "1"], "panels='0 1': has no effect with --analysis, which covers all slots"),
+        (["--analysis", "--panels", "0", "1"], "panels='0 1' has no effect with --analysis, which covers all slots"),
         (["--analysis", "--out", str(tmp_path / "x.json")], "expected a name ending in .png"),
     ):
         assert message in said(["inspect", run, *flags], 2)

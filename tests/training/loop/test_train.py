@@ -331,4 +331,4 @@ def test_the_first_is_named(backend: str) -> None:
     for clip in (1.0, None):
         first = first_of(B, {2: {"b": 0.0}, 3: {"loss": nan}}, clip=clip)
         assert "at step 3: the gradient of b/kernel is not finite (the loss is " in first
-    assert "between step 1 and 6, but not when these steps were repeated" in first_of(B, {})
+    assert "between steps 1 and 6, but not when these steps were repeated" in first_of(B, {})
