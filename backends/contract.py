@@ -20,7 +20,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.routers import Router
 from moespec.spec.routing import Params, Routing
 
-__all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "Renewal", "State", "Step", "filled_alone"]
+__all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "State", "StateUpdate", "Step", "filled_alone"]
 
 Axis = int | tuple[int, ...]
 State = Any
@@ -29,8 +29,8 @@ Metrics = dict[str, Array]
 LossFunction = Callable[..., tuple[Array, Metrics]]
 """`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`. Where routers keep a state, it
 returns a third value: a nested dict of sums, which are added over parts and devices."""
-Renewal = Callable[[Params, Any], Params]
-"""`renew(params, sums)` returns new values, as a nested dict, for values that no optimiser trains: the router states after a step."""
+StateUpdate = Callable[[Params, Any], Params]
+"""`update_states(params, sums)` returns new values, as a nested dict, for leaves that the optimiser leaves alone: the router states."""
 Step = Callable[[State, Any, float], tuple[State, Metrics]]
 """`step(state, batch, learning_rate) -> (state, metrics)`. A step may consume its input state."""
 
@@ -218,11 +218,11 @@ class Backend(Blocks, Protocol):
         *,
         accumulate: int = 1,
         averaged: bool = False,
-        renew: Renewal | None = None,
+        update_states: StateUpdate | None = None,
     ) -> Step:
         """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
 
-        averaged: if true, the loss also takes `state_average`, as a constant, after the parameters and the batch. renew: takes the
+        averaged: if true, the loss also takes `state_average`, as a constant, after the parameters and the batch. update_states: takes the
         parameters before the update, and the sums that the loss returns, added over all parts and devices.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are

@@ -423,13 +423,13 @@ def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) ->
     return (total, metrics, statistics) if statistics else (total, metrics)
 
 
-def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
-    """Returns the argument `renew` of `make_step` for a model with these layers; empty if no router keeps a state."""
+def state_update(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
+    """Returns the argument `update_states` of `make_step` for a model with these layers; empty if no router keeps a state."""
     stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
-    return {"renew": partial(renewed, B, stateful)} if stateful else {}
+    return {"update_states": partial(updated_states, B, stateful)} if stateful else {}
 
 
-def renewed(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
+def updated_states(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
     """Computes the router states of a model after a step, as nested dicts, from the summed statistics of its `Output`."""
     new: Params = {}
     for layer in layers:

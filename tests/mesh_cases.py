@@ -159,8 +159,8 @@ def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict
     case, config = CASES[router], model(router)
     state, metrics = B.init_state(params(config), case.optimizer), []
     loss = make_loss(B, config, "softmax", recompute=case.recompute)
-    renewal = layers.renewal(B, vit.moe_layers(config, BATCH))
-    step = B.make_step(loss, case.optimizer, accumulate=case.accumulate, **renewal, **options)
+    state_update = layers.state_update(B, vit.moe_layers(config, BATCH))
+    step = B.make_step(loss, case.optimizer, accumulate=case.accumulate, **state_update, **options)
     for number, batch in enumerate(batches()):
         rows = rows_of(B, batch)
         if before and not number:

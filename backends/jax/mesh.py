@@ -28,7 +28,7 @@ from moespec.backends.jax.training import (
     LossFunction,
     Metrics,
     Params,
-    Renewal,
+    StateUpdate,
     Static,
     Step,
     TrainState,
@@ -249,7 +249,7 @@ class OnMesh(SplitExperts):
         *,
         accumulate: int = 1,
         averaged: bool = False,
-        renew: Renewal | None = None,
+        update_states: StateUpdate | None = None,
     ) -> Step:
         """Returns the training step for a batch that `put` has sharded. The loss and the metrics are means over groups and images.
 
@@ -286,7 +286,7 @@ class OnMesh(SplitExperts):
             result: tuple[Leaves, Found] = spread(trained, frozen, batch, *average)
             return result
 
-        return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
+        return compiled_step(gradients, optimizer, averaged=averaged, update=update_states)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
         """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same part."""

@@ -77,7 +77,7 @@ class TrainState(NamedTuple):
 
 
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
-Renewal = Callable[[Params, Any], Params]
+StateUpdate = Callable[[Params, Any], Params]
 Found = tuple[Metrics, list[Any]]
 """Metrics including "loss", means over parts and devices, and the sums that the loss also returns."""
 Gradients = Callable[..., tuple[Leaves, Found]]
@@ -122,13 +122,13 @@ def make_step(
     *,
     accumulate: int = 1,
     averaged: bool = False,
-    renew: Renewal | None = None,
+    update_states: StateUpdate | None = None,
 ) -> Step:
     """A compiled `step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
     A new learning rate causes no compilation.
     """
-    return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged, renew=renew)
+    return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged, update=update_states)
 
 
 def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
@@ -163,7 +163,7 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
 
 
 def compiled_step(
-    gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False, renew: Renewal | None = None
+    gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False, update: StateUpdate | None = None
 ) -> Step:
     """The step of `make_step`, with the gradients and metrics that `gradients_of` computes."""
     chain = transformation(optimizer)
@@ -184,8 +184,8 @@ def compiled_step(
         done = state.step + 1
         ema = optimizer.ema_after(done.astype(jnp.result_type(float)), jnp)
         average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
-        renewed = {} if renew is None else flatten(renew(state.params, *sums))
-        new = TrainState(unflatten({**moved, **frozen, **renewed}), moments, average, done, state.config)
+        updated = {} if update is None else flatten(update(state.params, *sums))
+        new = TrainState(unflatten({**moved, **frozen, **updated}), moments, average, done, state.config)
         return new, {**metrics, "grad_norm": norm}
 
     compiled: Step = jax.jit(step, donate_argnums=0)

@@ -92,7 +92,7 @@ def make_step(
     *,
     accumulate: int = 1,
     averaged: bool = False,
-    renew: Callable[[Params, Any], Params] | None = None,
+    update_states: Callable[[Params, Any], Params] | None = None,
 ) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: one update, see `moespec.backends.contract.Backend`."""
     if accumulate < 1:
@@ -112,10 +112,10 @@ def make_step(
         trained = [g for path, g in leaves(gradient) if optimizer.rate_of(path)]
         metrics["grad_norm"] = np.sqrt(sum(np.sum(g * g) for g in trained))
         new = _update(state, gradient, metrics["grad_norm"], learning_rate, optimizer)
-        if renew is not None:
+        if update_states is not None:
             total = _sum([sums for (_, (_, (sums,))), _ in parts])
-            renewed = {path: np.asarray(leaf) for path, leaf in leaves(renew(state["params"], total))}
-            new["params"] = unflatten({**flatten(new["params"]), **renewed})
+            updated = {path: np.asarray(leaf) for path, leaf in leaves(update_states(state["params"], total))}
+            new["params"] = unflatten({**flatten(new["params"]), **updated})
         return new, metrics
 
     return step

@@ -28,7 +28,7 @@ from moespec.backends.torch.arrays import default_device, from_numpy, use_device
 from moespec.backends.torch.collectives import ALONE, Devices, gather
 from moespec.backends.torch.expert_parallel import SplitOverGroup
 from moespec.backends.torch.sharded_state import Part, SpreadState, pieces_of, read_state
-from moespec.backends.torch.training import LossFunction, Params, Renewal, set_gradients, update
+from moespec.backends.torch.training import LossFunction, Params, StateUpdate, set_gradients, update
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError
 
@@ -180,7 +180,7 @@ class OnMesh(SplitOverGroup):
         *,
         accumulate: int = 1,
         averaged: bool = False,
-        renew: Renewal | None = None,
+        update_states: StateUpdate | None = None,
         compiled: bool = True,
     ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
         """Returns the training step for the rows of this process. The loss and the metrics are means over groups and images.
@@ -196,7 +196,7 @@ class OnMesh(SplitOverGroup):
             found = set_gradients(evaluate, given, state.trained(), batch, accumulate, share=share)
             metrics, sums = state.add_gradients(*found)
             metrics["grad_norm"] = state.norm()
-            update(state, metrics["grad_norm"], learning_rate, renew, sums)
+            update(state, metrics["grad_norm"], learning_rate, update_states, sums)
             return state, metrics
 
         return step

@@ -37,7 +37,7 @@ __all__ = [
 Params = dict[str, Any]
 Leaves = dict[Path, Tensor]
 LossFunction = Callable[..., Any]
-Renewal = Callable[[Params, Any], Params]
+StateUpdate = Callable[[Params, Any], Params]
 Found = tuple[dict[str, Tensor], list[Any]]
 """Metrics including "loss", means over the parts of a batch, and the sums that the loss also returns."""
 
@@ -226,7 +226,7 @@ def make_step(
     *,
     accumulate: int = 1,
     averaged: bool = False,
-    renew: Renewal | None = None,
+    update_states: StateUpdate | None = None,
     compiled: bool = True,
     cuda_graph: bool = False,
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
@@ -253,7 +253,7 @@ def make_step(
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
         if cuda_graph:
             metrics = {name: value.clone() for name, value in metrics.items()}
-        update(state, metrics["grad_norm"], learning_rate, renew, sums)
+        update(state, metrics["grad_norm"], learning_rate, update_states, sums)
         return state, metrics
 
     return step
@@ -296,12 +296,12 @@ def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
 
 
 def update(
-    state: TrainState, norm: Tensor, learning_rate: float, renew: Renewal | None = None, sums: Sequence[Any] = ()
+    state: TrainState, norm: Tensor, learning_rate: float, states: StateUpdate | None = None, sums: Sequence[Any] = ()
 ) -> None:
     """Updates a state by the gradients of its leaves, whose global norm is `norm`. Multiplies them by `min(1, clip / norm)`."""
-    if renew is not None:
+    if states is not None:
         leaves = flatten(state.params)
-        for path, leaf in flatten(renew(state.params, *sums)).items():
+        for path, leaf in flatten(states(state.params, *sums)).items():
             leaves[path].copy_(leaf)
     trained, config = state.trained(), state.config
     if config.clip is not None:

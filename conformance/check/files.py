@@ -14,7 +14,7 @@ from moespec.conformance.compare import DTYPES, Dtype, Outcome, certified, compa
 from moespec.conformance.format import Case, Value
 from moespec.conformance.functions import function
 from moespec.models.files import read_file
-from moespec.models.tensors import Found, decoded
+from moespec.models.tensors import StoredTensor, decoded
 
 __all__ = ["MODE", "FileError", "check", "dtype_of", "expected", "read", "read_all"]
 
@@ -30,7 +30,7 @@ class FileError(Exception):
     """Raised if a file cannot be compared. The message names the file."""
 
 
-def read(path: Path) -> dict[str, Found]:
+def read(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file. Raises FileError, which names the file, if the file contains anything else."""
     try:
         return decoded(read_file(path, LIMIT))
@@ -40,7 +40,7 @@ def read(path: Path) -> dict[str, Found]:
         raise FileError(f"{path}: {error}") from error
 
 
-Files = dict[str, dict[str, Found] | FileError]
+Files = dict[str, dict[str, StoredTensor] | FileError]
 
 
 def read_all(folder: Path, ids: Collection[str]) -> Files:
@@ -111,7 +111,7 @@ def _end(case: Case) -> list[str]:
     return list(expected(case))
 
 
-def _outcomes(case: Case, tensors: dict[str, Found] | FileError | None, dtype: Dtype) -> list[Outcome]:
+def _outcomes(case: Case, tensors: dict[str, StoredTensor] | FileError | None, dtype: Dtype) -> list[Outcome]:
     if isinstance(tensors, FileError):
         return [Outcome("file", "fail", inf, str(tensors))]
     if tensors is None:
@@ -133,7 +133,7 @@ def _outcomes(case: Case, tensors: dict[str, Found] | FileError | None, dtype: D
     return outcomes + [Outcome(name, "not implemented", 0.0, f"{name} is not in the file") for name in missing]
 
 
-def _compared(case: Case, name: str, value: Value, found: Found, dtype: Dtype) -> list[Outcome]:
+def _compared(case: Case, name: str, value: Value, found: StoredTensor, dtype: Dtype) -> list[Outcome]:
     if found.dtype in FLOATS and list(DTYPES).index(FLOATS[found.dtype]) > list(DTYPES).index(dtype.name):
         return [Outcome(name, "fail", inf, f"dtype {found.dtype} is coarser than {dtype.name}")]
     stage, result = name.split("/", 1)

@@ -129,12 +129,12 @@ def _trained(
     accumulate: number of micro-batches whose gradients are averaged. train: passed to the model.
     before: called before each step with the current parameters and images.
     """
-    from moespec.models.layers import renewal
+    from moespec.models.layers import state_update
 
     # `compile` compiles the loss for all targets, so `make_step` need not compile it again.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
-    options |= renewal(B, model.moe_layers(config, batch // accumulate))
+    options |= state_update(B, model.moe_layers(config, batch // accumulate))
     loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics would be averaged
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)

@@ -28,7 +28,7 @@ from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.report import matrix
-from moespec.models.tensors import Found
+from moespec.models.tensors import StoredTensor
 from moespec.spec import errors
 
 ALGORITHMS = sorted({case.algorithm for case in CASES})
@@ -181,7 +181,7 @@ def test_only_bfloat16_has_results_of_another_precision(dtype):
 )
 def test_files_in_bfloat16_may_round_what_models_compute_with_and_nothing_else(id, result, state):
     case = BY_ID[id]
-    written = Found("BF16", to_bfloat16(expected(case)[result].array))
+    written = StoredTensor("BF16", to_bfloat16(expected(case)[result].array))
     (found,) = check({id: {result: written}}, [case], DTYPES["bfloat16"])
     (outcome,) = [outcome for outcome in found.outcomes if outcome.state != "not implemented"]
     assert (outcome.stage, outcome.state) == (result, state)

@@ -37,8 +37,8 @@ def biases(B, accumulate, steps, **how):
     """The bias of the model after each step."""
     optimizer = B.OptimizerConfig("adamw", weight_decay=0.1, ema=0.9)
     loss = make_loss(B, CONFIG, "softmax", recompute=accumulate > 1)
-    renewal = layers.renewal(B, vit.moe_layers(CONFIG, 8))
-    step = B.make_step(loss, optimizer, accumulate=accumulate, **renewal, **how)
+    state_update = layers.state_update(B, vit.moe_layers(CONFIG, 8))
+    step = B.make_step(loss, optimizer, accumulate=accumulate, **state_update, **how)
     state, found = B.init_state(vit.init(CONFIG), optimizer), []
     for batch in batches(steps):
         state, _ = step(state, B.from_numpy(batch), 0.01)

@@ -13,7 +13,7 @@ from moespec.backends.contract import Backend, Step
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import DataError
 from moespec.models.families import family, fewest_images
-from moespec.models.layers import renewal
+from moespec.models.layers import state_update
 from moespec.models.random_keys import of_step
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.own import is_own
@@ -162,7 +162,7 @@ def step_maker(B: Backend, config: Config) -> Callable[[OptimizerConfig], Step]:
         for where, tower in objective.routed(config, model).items()
         for layer in family(tower).moe_layers(tower, fewest_images(tower))
     ]
-    how: Any = {"accumulate": training.accumulate, "averaged": objective.averaged, **renewal(B, layers)}
+    how: Any = {"accumulate": training.accumulate, "averaged": objective.averaged, **state_update(B, layers)}
     if not pays(B, training.total, training.compile):
         how["compiled"] = False
     if training.cuda_graph:

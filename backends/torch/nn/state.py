@@ -21,7 +21,7 @@ class RouterState(nn.Module):
     """The state of a router as buffers, and the sums of its statistics since the last update.
 
     Buffers keep their dtype when a module is cast: in bfloat16, a bias that moves by 0.001 would not change. rule: the router's name
-    and options, from which `renew` looks up the `update` function, because a function could be neither copied nor pickled.
+    and options, from which `update` looks up the router's function, because a function could be neither copied nor pickled.
     """
 
     def __init__(self, arrays: Mapping[str, Any], device: torch.device | str | None) -> None:
@@ -44,7 +44,7 @@ class RouterState(nn.Module):
             except RuntimeError as error:
                 self._lost(error)
 
-    def renew(self) -> None:
+    def update(self) -> None:
         """Updates the state from the sums over all processes, and resets the sums. Without a forward pass, it does nothing."""
         if self.rule is None or not self._sums:
             return
@@ -85,4 +85,4 @@ def update_states(module: nn.Module) -> None:
     """
     for child in module.modules():
         if isinstance(child, RouterState):
-            child.renew()
+            child.update()
