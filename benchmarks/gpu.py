@@ -3,10 +3,10 @@
     python benchmarks/gpu.py --backend torch
     python benchmarks/gpu.py --backend jax
 
-The default model is a ViT-B/16 in bfloat16 with 256 images. Models with experts have experts in every second block. `pass` is the time of
-the loss and its gradients. `step` also includes clipping and AdamW. Both times are medians after two warm-up rounds. `pass_over_dense` is
-the ratio of `pass` to the `pass` of the dense model. `pass_per_operation` divides this ratio by the ratio of FLOPs (`moespec count`). The
-same ratios exist for `step`. For a test on a CPU, use small sizes: --model vit_tiny --image-size 8 --images 4 --rounds 2.
+The default model is a ViT-B/16 in bfloat16 with 256 images. Models with experts have experts in every second block. `pass` is the median
+time of the loss and its gradients. `step` is the median time of a complete training step, with clipping and AdamW. `pass_over_dense` is
+the ratio of `pass` to the `pass` of the dense model. `pass_per_operation` is `pass_over_dense` divided by the ratio of FLOPs (`moespec
+count`). For a test on a CPU, use small sizes: --model vit_tiny --image-size 8 --images 4 --rounds 2.
 """
 
 import argparse

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-if hasattr(os, "sched_setaffinity"):  # before JAX and torch count the cores
+if hasattr(os, "sched_setaffinity"):  # pins the process before JAX and torch count the cores
     os.sched_setaffinity(0, {CORE})
 os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", THP_MEM_ALLOC_ENABLE="1")
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
-    """Returns, for each pass, the minimum CPU time in seconds and the ratio of the median to the minimum."""
+    """Return, for each pass, the minimum CPU time in seconds and the ratio of the median to the minimum."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(True)
     seconds: dict[str, list[float]] = {name: [] for name in each}

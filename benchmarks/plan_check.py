@@ -60,7 +60,7 @@ def configured(case: dict[str, Any]) -> tuple[Config, MeshSizes]:
 
 
 def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
-    """Compiles the step of a case, and returns its memory and its communication in bytes."""
+    """Compile the step of a case, and return its memory and its communication in bytes."""
     config, sizes = configured(case)
     training, mesh = config.training, OnMesh(sizes, ahead.devices(case["topology"]))
     program, _ = ahead.compiled(

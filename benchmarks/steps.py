@@ -55,7 +55,7 @@ def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
 
 
 def of_vmoe(config: vit.VitConfig, router: Any, experts: int, images: Any, targets: Any) -> Pass:
-    """Return a pass of the ViT of google-research/vmoe, with a router or dense."""
+    """Return a pass of the ViT of google-research/vmoe, with experts if `router` is set."""
     import jax
     import jax.numpy as jnp
 

@@ -45,7 +45,7 @@ CASES = {**{name: (name, {}) for name in B.ROUTERS}, **MORE}
 
 
 def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, dict[str, Any], Any]:
-    """Compile the gradient of the parameters and of a scale of the tokens. Return the FLOPs, the row of results and the jaxpr."""
+    """Compile the gradient for the parameters and for a scale of the tokens. Return the FLOPs, the row of results and the jaxpr."""
     params = {**params, "scale": np.ones(WIDTH, np.float32)}
     batch = {**batch, "x": jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)}
 

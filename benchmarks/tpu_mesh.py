@@ -110,7 +110,7 @@ def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
 
 
 def compare(rows: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Exit with status 0 if no step needs other collectives or more bytes than the committed results, otherwise with status 1."""
+    """Exit with status 1 if a step has other collectives or more bytes than in `committed`, otherwise with status 0."""
     wrong = []
     for name, row in rows.items():
         before = committed[name]

@@ -5,7 +5,7 @@
 
 A step computes in bfloat16 and includes clipping and AdamW. Images have 224 pixels. Models with experts have experts in every second block.
 A row contains FLOPs relative to three times the FLOPs of a forward pass (`moespec count`), bytes, memory and the compilation time. The
-compiler also counts the optimiser (visible with more than 8 experts) and products with one-hot rows, but `moespec count` does not.
+FLOPs of the compiler include the optimiser and products with one-hot rows, which `moespec count` omits.
 """
 
 import ahead  # isort: skip  # this import comes first, because it selects the compiler

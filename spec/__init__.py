@@ -7,7 +7,7 @@ return float64. Functions also take complex arrays, for differentiation by the c
 passes noise as arrays, and a random generator for the initial parameters of a router.
 
 `ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently. A ledger entry contains
-the answer of this specification, the alternatives, and the implementations of each answer. `moespec ledger` prints the entries.
+the answer of this specification, the alternatives, and the known sources of each answer. `moespec ledger` prints the entries.
 The errors are ConfigError, ShapeError, DtypeError and ContractError, subclasses of `SpecError`, which is a `ValueError`.
 
 `import moespec.spec.algorithms.token_choice as module` imports the module of one algorithm. The docstring of a module
@@ -57,7 +57,7 @@ from moespec.spec.algorithms.router_jitter import router_jitter as router_jitter
 from moespec.spec.algorithms.image_pooling import pool_images as pool_images
 from moespec.spec.algorithms.image_pooling import spread_images as spread_images
 
-# Affinities: logits to scores.
+# Affinities, which convert logits to scores.
 from moespec.spec.algorithms.softmax import softmax_affinity as softmax_affinity
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity as sigmoid_affinity
 from moespec.spec.algorithms.sigmoid_affinity import sqrt_softplus_affinity as sqrt_softplus_affinity
@@ -92,7 +92,7 @@ from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
 from moespec.spec.algorithms.batch_priority import batch_priority as batch_priority
 from moespec.spec.algorithms.importance_score import importance_score_order as importance_score_order
 
-# Allocations: scores to routings.
+# Allocations, which convert scores to routings.
 from moespec.spec.algorithms.token_choice import token_choice as token_choice
 from moespec.spec.algorithms.expert_choice import expert_choice as expert_choice
 from moespec.spec.algorithms.importance_score import importance_score_choice as importance_score_choice

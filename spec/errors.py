@@ -1,4 +1,4 @@
-"""The errors that the specification raises. Each message names the invalid argument and its value."""
+"""The errors that the specification raises. Each error message names the invalid argument and its value."""
 
 __all__ = ["ConfigError", "ContractError", "DtypeError", "ShapeError", "SpecError"]
 

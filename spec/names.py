@@ -1,4 +1,4 @@
-"""Error messages that suggest similar names, read-only tables with such errors, and the public names of a module."""
+"""Suggestions of similar names for error messages, read-only tables with such messages, and the public names of a module."""
 
 import sys
 import warnings

@@ -1,6 +1,6 @@
-"""Names of user-defined objects, `package.module:object`, which select objects in the same options as the names of moespec objects.
+"""Names of user-defined objects, `package.module:object`. Users can pass such a name wherever moespec expects the name of an object.
 
-Such a name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command line
+The name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command line
 calls `load_own` only with names that the user passes. A name in a third-party file therefore cannot run code.
 """
 
@@ -42,7 +42,7 @@ def shown(value: object) -> str:
 
 
 def load_own(argument: str, name: str) -> Any:
-    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if this fails."""
+    """Imports the module and returns the object `package.module:object`. Raises ConfigError if the import or the lookup fails."""
     module, _, attribute = name.rpartition(":")
     if not is_own(name):
         raise ConfigError(f"{argument}={name!r}: expected package.module:object")
@@ -80,7 +80,7 @@ def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..
 
 
 def own_name(argument: str, value: object) -> str:
-    """Returns the name `package.module:object` of an object, for users who pass the object itself.
+    """Returns the name `package.module:object` of a module-level object.
 
     Raises ConfigError if the object has no name in an imported module.
     """

@@ -65,8 +65,8 @@ class RouterOutput(NamedTuple):
     """The output of a router: the routing, its auxiliary losses, metrics, and statistics.
 
     `losses` holds the *weighted* auxiliary losses, whose sum is added to the main loss. `metrics` holds unweighted
-    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update. Statistics are
-    sums over tokens, so they can be added over groups, micro-batches and devices.
+    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update. The
+    statistics of all groups, micro-batches and devices are added before the update.
     """
 
     routing: Any

@@ -63,7 +63,7 @@ def measured() -> tuple[Measured, ...]:
 def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, list[Seen]]:
     """Returns the known answers of an implementation, by the id of the ledger entry.
 
-    name: a result of `find`. packages: the packages on which the suite ran, or None for the result of `measured`.
+    name: a name that `find` returned. packages: the packages on which the suite ran, or None for the result of `measured`.
     """
     mine = [each for each in (measured() if packages is None else packages) if is_of(each.repository, "", name)]
     by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
@@ -86,7 +86,7 @@ def _measured(entry: LedgerEntry, packages: Sequence[Measured]) -> Iterator[Seen
 
 
 def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
-    """The names of all implementations with known answers: sorted papers, then sorted repositories."""
+    """The names of all implementations with known answers: papers, then repositories, in alphabetical order."""
     said = [each.who for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations]
     ran = [each.repository for each in (measured() if packages is None else packages) if each.readings]
     names = {spelled(name): name for name in (*ran, *said)}

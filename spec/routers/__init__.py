@@ -74,7 +74,7 @@ from moespec.spec.routers.record import Router
 __all__ = ["ROUTERS", "Router", "RouterName", "Routers", "router_name"]
 
 
-MYPY = False  # mypy treats this constant as True, and does not support `LiteralString`
+MYPY = False  # mypy, which does not support `LiteralString`, treats `MYPY` as True
 
 
 class NoSuchRouter:

@@ -81,7 +81,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """Returns `kernel` (width, experts) and the predictor: `w1` (width, width), `b1` (width,), `w2` (width, experts), `b2` (experts,)."""
+    """Returns `kernel` (width, experts); for a predictor, `w1` (width, width), `b1` (width,), `w2` (width, experts), `b2` (experts,)."""
     params, width = init_kernel(generator, options), options.width
     for name, size in {"1": width, "2": options.experts}.items() if options.predictor else ():
         params[f"w{name}"] = lecun_normal(generator, (width, size), width)
@@ -105,7 +105,7 @@ def route(
 ) -> RouterOutput:
     """Expert Choice by the softmax. The combine weights are the softmax. This router takes no noise.
 
-    At evaluation, an expert takes tokens according to its threshold (see `scores_above`).
+    At evaluation, the threshold of an expert determines the tokens of the expert (see `scores_above`).
 
     state: `thresholds` (experts,). `statistics["reached"]`: the result of `capacity_thresholds`.
 

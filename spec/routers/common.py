@@ -54,7 +54,7 @@ def check_logits(logits: Array, options: Any) -> None:
 
 
 def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:
-    """Returns the balance loss. The load covers `scope` and counts the first `choices` choices of each token, or 1 if `choices` is None."""
+    """Returns the balance loss. The load covers `scope` and counts the first `choices` (default: 1) choices of each token."""
     load = None if scope == "group" else expert_load(scores, choices=choices or 1, scope=scope)
     return balance_loss(scores, load) if choices is None else balance_loss(scores, load, choices=choices)
 

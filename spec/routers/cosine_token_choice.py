@@ -65,8 +65,8 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """Returns `projection` (width, dimensions), `embeddings` (dimensions, experts), small as in Tutel, a scalar `temperature`
-    and, with the option of the same name, `projection_bias` (dimensions,), all 0."""
+    """Returns `projection` (width, dimensions), `embeddings` (dimensions, experts) and the scalar `temperature`. If the option
+    `projection_bias` is True, also returns `projection_bias` (dimensions,), all 0. The embeddings are small, as in Tutel."""
     projection = lecun_normal(generator, (options.width, options.dimensions), options.width)
     embeddings = generator.normal(0.0, 0.01, (options.dimensions, options.experts)).astype(np.float32)
     start = options.initial_temperature

@@ -77,10 +77,10 @@ def noise(options: Options) -> Noise | None:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
+    """Token Choice of two experts by the softmax, with gates that sum to 1 over both experts.
 
-    noise: (tokens,), uniform on [0, 1). A token keeps its second expert if 2 g2 exceeds the noise, where g2 is the gate of
-    the second expert. To sample the second expert, noise is (tokens, experts), uniform on (0, 1). If noise is None
+    noise: (tokens,), uniform on [0, 1). A token keeps its second expert if 2 g2 exceeds the noise, where g2 is the
+    normalised gate of the second expert. To sample the second expert, noise is (tokens, experts), uniform on (0, 1). If noise is None
     (evaluation), every token keeps its second-best expert. train: whether to use the training capacity.
 
     Source: GShard, Algorithm 1. A sampled second expert: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,

@@ -1,4 +1,4 @@
-"""Hierarchical noisy top-k gating: a token chooses branches, and experts in each branch.
+"""Hierarchical noisy top-k gating: a token chooses branches, then experts in each chosen branch.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix B |
 |---|---|

@@ -6,7 +6,7 @@
 | scores (images, E) | softmax(W x), of an image x |
 | `choices` | k |
 
-An image requires the parameters of only `choices` experts per layer. The losses balance the choices of all images in a
+A layer needs the parameters of only `choices` experts for an image. The losses balance the choices of all images in a
 group. In a group with one image, the losses push the image toward choosing all experts equally.
 
 Ambiguity ledger

@@ -8,7 +8,7 @@
 | expert | the block f |
 
 The paper has one expert. For the setting of the paper, set `experts=1`, and set `capacity_factor` to the fraction of tokens to
-process. Other tokens use only the residual connection. Here, the expert is the MLP of a block. In the paper, f also includes attention.
+process. Other tokens use only the residual connection. Here, the expert is the MLP of a block. In the paper, the expert includes attention.
 
 Ambiguity ledger
 

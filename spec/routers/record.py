@@ -53,10 +53,10 @@ class Router(Generic[OptionsOf]):
         ContractError for invalid arrays.
     noise: `noise(options)` describes the noise array that the router takes in training, or returns None for no noise.
     state: `state(options)` describes, by name, the arrays that the router keeps from step to step. No optimiser changes the state.
-    update: `update(options, state, statistics)` returns the state after a step. `statistics` is the sum over all tokens of the step.
+    update: `update(options, state, statistics)` returns the state after a step. `statistics` is the sum over all groups of the step.
         `update` raises ConfigError for a router without a state, or for a state with wrong names.
     requires: the name of an additional input of `route`: "ids" for (tokens,) integers, or "" for no input.
-    decays: the names of parameters with weight decay. frozen: the names of parameters without gradients and training.
+    decays: the names of parameters with weight decay. frozen: the names of parameters without gradients.
     models: published models that use this router, some with non-default options.
     balances: a text that describes the balancing. drops: a text that describes the tokens that may get no expert.
     cost: a text that states the cost of routing a group, in multiply-adds unless stated otherwise.

@@ -7,8 +7,8 @@
 | selection at evaluation | argmax of the logits |
 | gate | softmax (or sigmoid) of the logits at the chosen expert |
 
-Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may be unbalanced. For example,
-the plan of equal tokens is uniform. Rounding errors then determine the argmax, and all tokens may choose the same expert.
+In training, S-BASE is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may be unbalanced. For example,
+the plan is uniform if all tokens are equal. Rounding errors then determine the argmax, and all tokens may choose the same expert.
 
 Ambiguity ledger
 

@@ -118,7 +118,7 @@ class Options(RouterOptions):
 
     @property
     def best_of_group(self) -> int:
-        """The number of experts whose scores are summed to the score of a group."""
+        """The number of experts whose scores add up to the score of a group."""
         return {"top_2": 2, "top_k_over_m": self.choices // self.chosen_groups, "max": 1}[self.group_score]
 
 

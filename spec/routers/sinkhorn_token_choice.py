@@ -65,7 +65,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Tokens choose experts by the Sinkhorn plan of the noisy logits. By default, the softmax gives the combine weights.
+    """Tokens choose experts by the Sinkhorn plan of the noisy logits. By default, the combine weights are the noisy softmax.
 
     noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
 

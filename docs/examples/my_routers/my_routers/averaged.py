@@ -32,7 +32,7 @@ def offset(load, strength):
 
 
 def compose(B, params, tokens, options, *, state, noise=None, train=False):
-    """The router for every `B`: a backend, or the specification, where arrays have no groups axis."""
+    """The router for any backend `B`, and for the specification, where arrays have no groups axis."""
     scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     selection = B.biased_scores(scores, offset(state["load"], options.strength))
     capacity = options.capacity(train=train)

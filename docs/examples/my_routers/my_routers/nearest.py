@@ -32,7 +32,7 @@ def nearness(B, tokens, centres):
 
 
 def compose(B, params, tokens, options, *, noise=None, train=False):
-    """The router for every `B`: a backend, or the specification, where arrays have no groups axis."""
+    """The router for any backend `B`, and for the specification, where arrays have no groups axis."""
     scores = nearness(B, tokens, params["centres"])
     routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     return spec.RouterOutput(routing, {}, B.routing_metrics(routing))
