@@ -11,7 +11,7 @@ class Algorithm:
 
     name: the name of the row.
     cites: the publications that define the algorithm.
-    revision: a version number, which increases whenever computed values change on purpose.
+    revision: an integer, which increases whenever computed values change on purpose.
     functions: the names of the functions in `moespec.spec` that the row covers; empty for a model.
     """
 

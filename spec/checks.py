@@ -82,14 +82,14 @@ def check_numbers(name: str, array: Any, axes: str) -> None:
 
 
 def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    """Raises `DtypeError` unless `array` holds integers, and `ShapeError` unless `array` has the shape `shape`."""
+    """Raises `DtypeError` unless `array` holds integers, and `ShapeError` unless `array` has the shape `shape`, one entry per token."""
     _check_integer_dtype(name, array)
     if shape_of(array) != tuple(shape):
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {shape_of(array)}")
 
 
 def check_mask(name: str, mask: Any, shape: tuple[int, ...], each: str) -> None:
-    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless `mask` has the shape `shape`."""
+    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless `mask` has the shape `shape`, one entry per `each`."""
     if dtype_name(mask) != "bool":
         raise DtypeError(f"{name}: expected booleans, got {dtype_name(mask)}")
     if tuple(mask.shape) != tuple(shape):

@@ -121,7 +121,7 @@ def z_score(deviation: Array, scale: Array) -> Array:
     `SMALLEST_SCALE`. Without this rule, the derivative could overflow, and infinity times a density of 0 is NaN.
     """
     value, least = deviation.real, FAR * scale.real
-    is_far = (value >= least) | (-value >= least)  # includes every scale of 0
+    is_far = (value >= least) | (-value >= least)  # also True for a scale of 0
     end = np.where(value > 0, FAR, np.where(value < 0, -FAR, 0.0))
     constant = np.where(is_far, end, value / np.where(is_far, 1.0, scale.real))
     # Replace the scale before the division, because a NaN in the derivative of a discarded quotient would remain.

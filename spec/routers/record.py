@@ -45,7 +45,7 @@ class Router(Generic[OptionsOf]):
     name: the name of the router, the last component of the module name. source: the publications that define the router.
     Options: the class of the options. init: `init(generator, options)` returns the initial parameters as float32 NumPy arrays.
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, the losses, the
-        metrics, and the statistics for `update`. `route` takes `state` only if the router has a state. `requires` names a further
+        metrics, and the statistics for `update`. `route` takes `state` only if the router has a state. `requires` names another
         input. tokens: (tokens, width), in a backend (groups, tokens, width). params: parameters like the result of `init`.
         options: an instance of `Options`, or of another class with the same fields. noise: an array that `noise(options)`
         describes, or None for no noise. train: whether to route for training. `route` raises ConfigError for the options

@@ -85,8 +85,8 @@ def route(
     noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
 
     The plan carries no gradient. If the combine weights are the plan, only the losses of the router train the kernel. With
-    `transport_objective="semi_dual"`, the rows of the plan sum to 1. Therefore, `batch_priority="sum"` orders tokens only by
-    rounding errors, and `batch_priority="max"` orders tokens that the plan assigns to one expert only by rounding errors.
+    `transport_objective="semi_dual"`, the rows of the plan sum to 1. Then `batch_priority="sum"` orders the tokens by rounding
+    errors. With `batch_priority="max"`, rounding errors order the tokens that the plan assigns to only one expert.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
