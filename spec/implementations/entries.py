@@ -1,6 +1,6 @@
 """The ledger entries that concern a router or a function: the entries of all modules that the router or function uses.
 
-A search in the code finds these modules. The search starts from a function, or from the `route`, `init`, `noise` and `Options`
+A search in the code finds the modules. The search starts from a function, or from the `route`, `init`, `noise` and `Options`
 of a router, and follows every function and class of the specification that the code names.
 """
 

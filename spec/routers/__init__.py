@@ -7,7 +7,7 @@ Backends do not run these files: `moespec.backends.routers` implements each rout
 are (T, D). `Router.noise` describes the array `noise`. With `noise=None`, routing uses no noise. `train` selects the capacity
 and, in some routers such as BASE, the assignment of tokens. The text below the field of an option documents the option.
 `moespec.spec.options` documents shared options. `options.capacity(train=train)` is the number of slots C of an expert:
-`capacity_factor` K T / E, rounded. If `eval_capacity_factor` is set, it replaces `capacity_factor` at evaluation.
+`capacity_factor` K T / E, rounded. At evaluation, `eval_capacity_factor` (if set) replaces `capacity_factor`.
 
 `moespec list routers` shows the source, the models, the balancing, the cost and the dropped tokens of each router.
 

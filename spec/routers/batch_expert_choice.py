@@ -1,4 +1,4 @@
-"""Batch-level Expert Choice: an expert takes its best tokens from several images, and a predictor sets their number at evaluation.
+"""Batch-level Expert Choice: an expert takes its best tokens from several images, and a predictor sets the number of tokens at evaluation.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
