@@ -1,7 +1,7 @@
-"""Compile layers and training steps ahead of time, without the devices. Import this module before JAX, which reads the
-environment variables set here at import.
+"""Compile layers and training steps for a TPU ahead of time. No TPU is needed. Import this module before JAX, because
+this module sets environment variables that JAX reads at import.
 
-`pip install 'moespec[jax]' libtpu` installs the compiler. Its figures replace the matching rows of a file in `benchmarks/results`.
+`pip install 'moespec[jax]' libtpu` installs the TPU compiler.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 for variable, value in {
-    "JAX_PLATFORMS": "cpu",  # the TPU compiler is requested by name
+    "JAX_PLATFORMS": "cpu",  # JAX's default platform; `devices` requests the TPU compiler
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -40,13 +40,13 @@ from moespec.version import version  # noqa: E402
 
 
 def devices(name: str) -> Any:
-    """The devices of a topology. Models can have any size because nothing is allocated."""
+    """Return the devices of a TPU topology. Disable the check that a model fits into memory, since nothing is allocated."""
     memory.of_machine = lambda: float("inf")
     return topologies.get_topology_desc(name, platform="tpu").devices
 
 
 def on(device: Any, tree: Any) -> Any:
-    """The shapes of a pytree of arrays, placed on one device."""
+    """Return the shapes and dtypes of a pytree of arrays, with a sharding for one device."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
@@ -60,8 +60,8 @@ def lowered_step(
     config: Run = Run(),  # noqa: B008
     random: bool = True,
 ) -> Any:
-    """A training step, ready to compile. where: a device or `OnMesh`. config: resolved configuration of a run
-    (objective, loss, gradient accumulation, recomputation). random: False turns noise and dropout off."""
+    """Return a lowered training step, ready to compile. where: a device or an `OnMesh` backend. config: the resolved configuration
+    of a run, with objective, loss, gradient accumulation and recomputation. random: whether to include noise and dropout."""
     config = replace(config, training=replace(config.training, batch=images))
     objective = objective_of(config)
     size, shapes = model.image_size, shapes_of(config, model)
@@ -92,7 +92,7 @@ def lowered_step(
 
 
 def compiled(lowered: Any) -> tuple[Any, dict[str, Any]]:
-    """The compiled program and the figures that every row records."""
+    """Return the compiled program, with its temporary memory in MiB and its compilation time in seconds."""
     start = time.perf_counter()
     program = lowered.compile()
     seconds = round(time.perf_counter() - start, 1)
@@ -100,24 +100,24 @@ def compiled(lowered: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def mib(size: float) -> float:
-    """Bytes in MiB."""
+    """Convert bytes to MiB."""
     return round(size / 2**20, 1)
 
 
 def recorded(name: str, part: str = "rows") -> Any:
-    """The rows of a result file."""
+    """Return the value of the key `part` in a result file."""
     return json.loads((RESULTS / f"{name}.json").read_text())[part]
 
 
 def add(name: str, row: dict[str, Any], of: tuple[str, ...]) -> None:
-    """Print a row and store it in a result file, where it replaces the row with the same values of the keys `of`."""
+    """Print a row and write the row to a result file. The new row replaces any row with the same values for the keys `of`."""
     print(json.dumps(row), flush=True)
     rows = {json.dumps([one[key] for key in of]): one for one in [*recorded(name), row]}
     write(name, {"rows": list(rows.values())})
 
 
 def write(name: str, figures: dict[str, Any]) -> None:
-    """Write a result file with the versions and command that produced it."""
+    """Write a result file, which also records the command and the versions of packages."""
     report = {
         "command": f"python benchmarks/{Path(sys.argv[0]).name}",
         "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],

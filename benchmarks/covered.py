@@ -1,8 +1,8 @@
-"""Run tests and record statement coverage per top-level folder in `benchmarks/results/coverage.json`: `nox -s coverage`.
+"""Run tests and write the statement coverage of each top-level folder to `benchmarks/results/coverage.json`.
 
     python benchmarks/covered.py [PYTEST ARGUMENT ...]
 
-The default arguments are `-m fast`. Code that runs in subprocesses is not counted.
+The default arguments are `-m fast`. The coverage excludes code that runs in subprocesses. `nox -s coverage` runs this script.
 """
 
 import json
@@ -22,7 +22,7 @@ FILE = {"COVERAGE_FILE": str(FOLDER / "data")}
 
 
 def counted() -> dict[str, dict[str, int]]:
-    """Count the statements in each top-level folder and the statements that the run covered."""
+    """Count all statements and the covered statements in each top-level folder."""
     result = FOLDER / "result.json"
     subprocess.run([*COVERAGE, "json", "-q", "-o", str(result)], cwd=ROOT, env={**os.environ, **FILE}, check=True)
     statements: Counter[str] = Counter()

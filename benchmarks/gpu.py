@@ -1,12 +1,12 @@
-"""Measure time, memory and time per operation of a ViT training step on the accelerator, dense and with experts.
+"""Measure the time and the peak memory of ViT training steps on the accelerator, for a dense model and for models with experts.
 
     python benchmarks/gpu.py --backend torch
     python benchmarks/gpu.py --backend jax
 
-By default the model is a compiled B/16 in bfloat16 with 256 images and experts in every second block. `pass` times the loss and its
-gradients. `step` adds clipping and AdamW. Each is the median of the rounds after two warm-up rounds, and each timing ends by reading a
-number back. `over_dense` is the time divided by the dense model's. `per_operation` is `over_dense` divided by the ratio of operation counts
-(`moespec count`). To try it on a CPU, use small sizes: --model vit_tiny --image-size 8 --images 4 --rounds 2.
+The default is a compiled ViT-B/16 in bfloat16 with 256 images. Models with experts have experts in every second block. `pass` is the median
+time of the loss and its gradients. `step` is the median time of a training step, with clipping and AdamW. Each timing includes reading a
+result on the host. `pass_over_dense` is the ratio of `pass` to the `pass` of the dense model. `pass_per_operation` is `pass_over_dense`
+divided by the ratio of FLOPs (`moespec count`). For a CPU, use small sizes: --model vit_tiny --image-size 8 --images 4 --rounds 2.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
         config = vits.of_case(name, options.model, experts, **of_images)
         try:
             row = measured(config, options)
-        except (MemoryError, RuntimeError) as error:  # usually out of device memory
+        except (MemoryError, RuntimeError) as error:  # usually, the model exceeds the device memory
             row = {"error": str(error).splitlines()[0][:200]}
         rows.append({"model": name, **({"experts": experts} if experts else {}), **row})
         for key in ("pass", "step"):
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds per pass and per step, peak memory of the step, and operations in one image's forward pass."""
+    """Return the seconds per pass and per step, the peak memory of a step, and the FLOPs of the forward pass of one image."""
     B = importlib.import_module(f"moespec.backends.{options.backend}")
     arrays, params = B.from_numpy(vits.batch_of(config, options.images)), vit.init(config)
     loss = make_loss(B, config, "softmax", recompute=options.recompute)
@@ -72,14 +72,14 @@ def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, An
 
     if (
         options.backend == "torch" and sys.modules["torch"].cuda.is_available()
-    ):  # JAX reports only the peak of the whole process
+    ):  # JAX reports only the peak memory of the whole process
         sys.modules["torch"].cuda.reset_peak_memory_stats()
     seconds["step"] = timed(B, one_step, options.rounds)
     return {**seconds, "most_mib": most(options.backend), "flops": sum(counts.flops(config).values())}
 
 
 def a_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any) -> Callable[[], Any]:
-    """The compiled loss and gradients, without router statistics. The closure keeps the parameters alive."""
+    """Return a function that runs the compiled loss and gradients on `params` and `batch`, without router statistics."""
     run = B.compile(B.value_and_grad(lambda *of: loss(*of)[:2]))
 
     def one() -> Any:
@@ -90,7 +90,7 @@ def a_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any) -> Callabl
 
 
 def timed(B: Any, one: Callable[[], Any], rounds: int) -> float:
-    """The median seconds per round."""
+    """Return the median time of a round in seconds, after two warm-up rounds."""
     seconds = []
     for _ in range(rounds + 2):
         start = time.perf_counter()
@@ -100,7 +100,7 @@ def timed(B: Any, one: Callable[[], Any], rounds: int) -> float:
 
 
 def most(backend: str) -> float | None:
-    """Peak device memory in MiB; None on a CPU."""
+    """Return the peak device memory in MiB, or None on a CPU."""
     framework: Any = sys.modules[backend]
     if backend == "torch":
         return framework.cuda.max_memory_allocated() / 2**20 if framework.cuda.is_available() else None

@@ -1,15 +1,15 @@
-"""Measure how a layer's time grows with the number of experts (at a constant total number of slots) and the tokens per group, on one core.
+"""Measure how the time of an MoE layer grows with the number of experts and with the number of tokens per group, on one core.
 
     python benchmarks/growth.py --backend torch
 
-Times cover forward and backward and are divided by the dense MLP's on the same tokens, as in `layers.py`. More experts have fewer slots
-each, so the experts' total work is constant. Narrow experts let 2 048 of them fit into memory and make the cost of routing visible.
+`times_dense` is the time of a forward and backward pass divided by the time of the dense MLP, as in `layers.py`. The total number of slots
+does not depend on the number of experts. The experts are narrow, so 2 048 experts fit into memory and the cost of routing is visible.
 """
 
 import argparse
 import importlib
 
-from layers import measure, passes  # isort: skip  # first: it pins the process to one core
+from layers import measure, passes  # isort: skip  # this import comes first, because it pins the process to one core
 import record
 
 ROUTERS = ["softmax_token_choice", "softmax_expert_choice", "soft_moe"]

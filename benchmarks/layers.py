@@ -1,14 +1,14 @@
-"""Time an MoE layer of every router, forward and backward, against the dense MLP and other projects, in one process.
+"""Compare the time of an MoE layer, for each router, with the time of the dense MLP and of other projects' layers.
 
     python benchmarks/layers.py --backend torch
     python benchmarks/layers.py --backend jax
 
-Passes run in turn on one core and compute the gradients of all parameters and of the tokens. Each layer reports its
-minimum CPU time over the rounds and the spread (median / minimum). `times_dense` is that time divided by the dense
-MLP's. `work` is the number of expert rows per token, so a layer whose only cost is its experts has `times_dense` equal
-to `work`. torch flushes denormals to zero, as XLA does, and uses huge pages, as under `moespec train`.
+A pass computes the output of a layer and the gradients of all parameters and of the tokens. All passes take turns on one core, in
+one process. `cpu_seconds` is the minimum CPU time over the rounds, and `spread` is the median divided by the minimum. `times_dense`
+is the ratio of `cpu_seconds` to the `cpu_seconds` of the dense MLP. `work` is the number of rows that the experts process per token.
+If only experts took time, `times_dense` would equal `work`. torch flushes denormals to zero, like XLA, and uses huge pages, like training.
 
-Other projects, if importable: soft-moe-pytorch and st-moe-pytorch with torch; google-research/vmoe with JAX. vmoe needs
+The other projects, if installed, are soft-moe-pytorch and st-moe-pytorch for torch, and google-research/vmoe for JAX. vmoe needs
 flax and checkouts of google-research/vmoe and google-research/vision_transformer on PYTHONPATH.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-if hasattr(os, "sched_setaffinity"):  # before the frameworks count the cores
+if hasattr(os, "sched_setaffinity"):  # pins the process before JAX and torch count the cores
     os.sched_setaffinity(0, {CORE})
 os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", THP_MEM_ALLOC_ENABLE="1")
 
@@ -55,15 +55,15 @@ def main() -> None:
 
 
 def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
-    """The minimum CPU time of each pass and the ratio of median to minimum, or the error of a pass that fails."""
+    """Return, for each pass, the minimum CPU time in seconds and the ratio of the median to the minimum."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(True)
     seconds: dict[str, list[float]] = {name: [] for name in each}
-    for one in each.values():  # compiles it
+    for one in each.values():  # compilation and warm-up
         one()
         one()
     for _ in tqdm(range(rounds), desc="rounds"):
-        for name, one in each.items():  # in turn, so that drift in the machine's speed affects all alike
+        for name, one in each.items():  # passes take turns, so a drift in machine speed affects all passes
             start = time.process_time()
             one()
             seconds[name].append(time.process_time() - start)
@@ -74,7 +74,7 @@ def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
-    """Yield (name, (pass, work))."""
+    """Yield each layer as (name, (pass, work))."""
     random = np.random.default_rng(0)
     groups, count, width, hidden = options.groups, options.tokens, options.width, options.hidden
     tokens = random.standard_normal((groups, count, width)).astype(np.float32)
@@ -109,7 +109,7 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
 
 
 def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str = "tokens") -> Pass:
-    """A loss and its gradients for `params`, compiled with JAX and op by op with torch. Waits for the loss and one gradient."""
+    """Return a function that runs a loss and its gradients, compiled with JAX and eager with torch, and waits for the results."""
     run = B.value_and_grad(loss)
     if B.name == "jax":
         run = B.compile(run)
@@ -123,7 +123,7 @@ def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str 
 
 
 def of_jax(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
-    """The layers of google-research/vmoe."""
+    """Yield the layers of google-research/vmoe, if installed."""
     import jax
     import jax.numpy as jnp
 
@@ -135,7 +135,7 @@ def of_jax(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tupl
 
 
 def of_torch(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
-    """The layers of soft-moe-pytorch and st-moe-pytorch, if installed, with an equal number of slots."""
+    """Yield the layers of soft-moe-pytorch and st-moe-pytorch, if installed, with `tokens / experts` slots per expert."""
     import torch
 
     slots = round(options.tokens / options.experts)

@@ -9,13 +9,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned numbers."""
+    """Return a Markdown table. All columns except the first are right-aligned."""
     align = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, align, *rows])
 
 
 def rewrite(path: Path, tables: Mapping[str, str]) -> None:
-    """Write tables between their markers on a page. Raises SystemExit unless each marker occurs exactly once."""
+    """Write each table between its markers on a page. Raise SystemExit unless each marker occurs exactly once."""
     text = path.read_text()
     for name, content in tables.items():
         begin, end = f"<!-- {name}: made by benchmarks/{Path(sys.argv[0]).name} -->", f"<!-- end of {name} -->"

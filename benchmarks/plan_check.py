@@ -1,15 +1,15 @@
-"""Compare the training-step memory that `moespec plan` predicts with the TPU compiler's figure.
+"""Compare the memory of a training step that `moespec plan` predicts with the memory that the TPU compiler reports.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/plan_check.py [PART OF A NAME ...]
 
-Each `case` of the file, `benchmarks/results/plan.json`, names a model, a mesh, a TPU topology (no TPU is needed) and the images per device,
-`images`. To compile another step, add its `case` there. The compiler's arguments are parameters, optimiser state and the batch; its
-temporary memory and the plan's remaining entries are gradients and activations. `ratio` is the plan's total divided by the compiler's and
-should be slightly above 1 (LEAST to MOST). `links` compares the plan's bytes with the bytes that the compiled collectives return. An
-all-to-all also returns the part that stays on the device, and that part is counted.
+Each `case` in `benchmarks/results/plan.json` names a model, a mesh, a TPU topology and the number of `images` per device. No TPU is needed.
+To compile another step, add a `case` to this file. The compiler reports the memory of the arguments (parameters, optimiser state and batch)
+and temporary memory (mostly gradients and activations). `ratio` is the total memory that the plan predicts, divided by the total that the
+compiler reports. `links` contains the bytes of communication that the plan predicts. `collectives` contains the bytes of the collectives in
+the compiled step.
 
-`tests/training/planning/test_plan.py` checks the plan against these figures. The exit status is 1 if a ratio is outside LEAST to MOST.
+`tests/training/planning/test_plan.py` checks the plan against this file. The exit status is 1 if a ratio is below LEAST or above MOST.
 """
 
 import json
@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-import ahead  # isort: skip  # first: it selects the compiler
+import ahead  # isort: skip  # this import comes first, because it selects the compiler
 import record
 import tpu_mesh
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def configured(case: dict[str, Any]) -> tuple[Config, MeshSizes]:
-    """The configuration and the mesh of a case."""
+    """Return the configuration and the mesh of a case."""
     sizes = MeshSizes(**case["mesh"])
     optimizer = OptimizerConfig(**{"clip": 1.0, "weight_decay": 0.1, **case.get("optimizer", {})})
     training = TrainingConfig(batch=case["images"] * sizes.devices, **case.get("training", {}))
@@ -60,7 +60,7 @@ def configured(case: dict[str, Any]) -> tuple[Config, MeshSizes]:
 
 
 def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
-    """Memory in bytes of a case's compiled step."""
+    """Compile the step of a case, and return its memory and its communication in bytes."""
     config, sizes = configured(case)
     training, mesh = config.training, OnMesh(sizes, ahead.devices(case["topology"]))
     program, _ = ahead.compiled(
@@ -79,7 +79,7 @@ def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(case: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The plan's figures for a case next to the compiler's."""
+    """Return the predictions of the plan for a case, next to the report of the compiler (`said`)."""
     config, sizes = configured(case)
     planned = plan(config, sizes, CHIPS[case["topology"].partition(":")[0]])
     return {

@@ -1,4 +1,4 @@
-"""Write result files: the figures of a benchmark with its machine, versions and command."""
+"""Write result files, which contain the measurements, the machine, the package versions and the command of a benchmark."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "to
 
 
 def parser(text: str | None, *, backends: bool = False, **defaults: Any) -> argparse.ArgumentParser:
-    """The argument parser of a benchmark with this docstring. backends: whether to add --backend. defaults: its other options."""
+    """Return an argument parser for a benchmark. text: the help text. backends: whether to add --backend. defaults: more options."""
     options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     if backends:
         options.add_argument("--backend", choices=("jax", "torch"), required=True)
@@ -30,11 +30,11 @@ def parser(text: str | None, *, backends: bool = False, **defaults: Any) -> argp
 
 
 def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path:
-    """Write `benchmarks/results/<name>-<device>.json` and return its path. The device is the GPU's name or `cpu`.
+    """Write `benchmarks/results/<name>-<device>.json` and return its path. `<device>` is the name of the GPU, or `cpu`.
 
-    Earlier figures from the same command, machine and versions are kept as `before`, so two runs can be compared.
+    If an earlier run had the same command, machine and versions, the new file keeps the earlier `figures` as `before`.
 
-    of_device: False for machine-independent figures, written to `<name>.json`.
+    of_device: whether the measurements depend on the machine. If False, the file is `<name>.json`.
     """
     device = (_gpu() or "cpu").lower().replace(" ", "-")
     result = {
@@ -57,14 +57,14 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
 
 
 def save(path: Path, result: dict[str, Any]) -> Path:
-    """Write a result as JSON and return its path."""
+    """Write a result to a JSON file and return the path of the file."""
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 
 
 @cache
 def _earlier(path: Path) -> dict[str, Any]:
-    """The file's content before this run first wrote it; empty if there was no file."""
+    """Return the content of a file before this run first wrote to the file, or {} if there was no file."""
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return result
 

@@ -1,4 +1,4 @@
-"""The MoE layers that the benchmarks compile and time: one per router, and google-research/vmoe's."""
+"""The MoE layers that the benchmarks compile and time: one layer for each router, and the layers of google-research/vmoe."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,10 +10,10 @@ import numpy as np
 
 
 class Routed(NamedTuple):
-    """A router on tokens `(groups, tokens, width)`.
+    """A router and its inputs, except for the tokens.
 
-    params: its parameters under "router". batch: its other inputs: ids, noise, state, or tables instead of parameters.
-    route: maps these inputs and tokens to the router's output. shape: (groups, tokens per group).
+    params: the trainable parameters, under the key "router". batch: the remaining inputs, such as ids, hash tables, noise and state.
+    route: a function from `params`, `batch` and tokens to the output of the router. shape: (groups, tokens per group).
     """
 
     params: dict[str, Any]
@@ -33,8 +33,8 @@ def routed(
     experts: int,
     **options: Any,
 ) -> Routed:
-    """The router `name` with these options, random noise and random initial values."""
-    shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE balances over the tokens of all groups
+    """Return the router `name` with `options`, random noise and random initial parameters."""
+    shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE balances the tokens of all groups together
     router = B.ROUTERS[name]
     ids = router.requires == "ids"
     more = {"ids": shape[1]} if ids else {}
@@ -59,7 +59,7 @@ def routed(
 
 
 def drawn(random: np.random.Generator, noise: Any) -> Any:
-    """Draw random noise in the form that the router specifies."""
+    """Draw an array of noise with the shape and the distribution that `noise` specifies."""
     low, high = noise.interval or (0.0, 0.0)
     values = random.standard_normal(noise.shape) if noise.interval is None else random.uniform(low, high, noise.shape)
     return values.astype(np.float32)
@@ -71,7 +71,7 @@ def perceptron(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def vmoe_layers(tokens: int, hidden: int, experts: int, dtype: Any) -> Iterator[tuple[str, int, Any]]:
-    """Yield (name, choices, module) for google-research/vmoe's layers, or nothing if vmoe is not importable."""
+    """Yield (name, choices, module) for each layer of google-research/vmoe. Yield nothing if vmoe is not installed."""
     if not find_spec("vmoe"):
         return
     vit_moe = import_module("vmoe.nn.vit_moe")

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def read(name: str) -> Any:
-    """A committed result, without other projects' layers and models whose two runs differ by more than 10 %."""
+    """Return a committed result. Omit layers and models of other projects unless two runs agree within 10 %."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         raise SystemExit(f"{path}: no such file; the benchmark that writes it is named in docs/speed.md")
@@ -59,7 +59,7 @@ def read(name: str) -> Any:
 
 
 def of_layers(results: dict[str, Any], part: str = "layers") -> str:
-    """The table of layers (or of models, if `part` is "steps") with a caption describing the run."""
+    """Return the table of layers (or of models, if `part` is "steps"), with a caption that describes the run."""
     figures = {name: result["figures"][part] for name, result in results.items()}
     rows = []
     for name in dict.fromkeys(name for one in figures.values() for name in one):

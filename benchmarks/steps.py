@@ -1,11 +1,11 @@
-"""Time a ViT's loss and gradients, dense and with experts, against other projects' ViTs, in one process.
+"""Compare the time of the loss and gradients of ViTs, dense and with experts, with the time of other projects' ViTs.
 
     python benchmarks/steps.py --backend torch
     python benchmarks/steps.py --backend jax
 
-By default: ViT-S/16 at 224 pixels with 8 images in float32. Models run in turn on one core, and each reports its minimum CPU time over
-the rounds. `times_dense` is that time divided by our dense model's. MoE models have 8 experts in every second block. torch also times a
-ViT built from its own modules (`nn.TransformerEncoder`), and JAX google-research/vmoe's ViT if importable (see layers.py).
+The default model is ViT-S/16 in float32, with 8 images of 224 pixels. All models take turns on one core, in one process. `times_dense` is
+the minimum CPU time over the rounds, divided by the minimum of the dense model. MoE models have 8 experts in every second block. For torch,
+another ViT consists of torch's modules (`nn.TransformerEncoder`). For JAX, other ViTs come from google-research/vmoe, if installed.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from layers import Pass, measure, one_pass  # isort: skip  # first: it pins the process to one core
+from layers import Pass, measure, one_pass  # isort: skip  # this import comes first, because it pins the process to one core
 import record
 import vits
 
@@ -55,7 +55,7 @@ def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
 
 
 def of_vmoe(config: vit.VitConfig, router: Any, experts: int, images: Any, targets: Any) -> Pass:
-    """The ViT of google-research/vmoe."""
+    """Return a pass of the ViT of google-research/vmoe, with experts if `router` is set."""
     import jax
     import jax.numpy as jnp
 
@@ -88,7 +88,7 @@ def of_vmoe(config: vit.VitConfig, router: Any, experts: int, images: Any, targe
 
 
 def of_torch(config: vit.VitConfig, images: Any, targets: Any) -> Pass:
-    """A ViT built from torch's modules."""
+    """Return a pass of a dense ViT that consists of torch's modules."""
     import torch
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""The section "In short" of docs/speed.md: our layers against other projects' and the dense model, from the committed results."""
+"""The tables in the section "In short" of docs/speed.md, which compare this package with other projects and with dense models."""
 
 from collections.abc import Iterator
 from math import inf
@@ -12,7 +12,7 @@ BLOCKS = "XLA on a CPU multiplies blocks of 256 rows more slowly than all rows a
 
 
 def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield a row for each comparison. The arguments are results by backend."""
+    """Yield one table row for each comparison. Each argument maps the names of backends to results."""
 
     def times(result: Any, name: str, part: str = "layers") -> float:
         value: float = result["figures"][part].get(name, {"times_dense": inf})["times_dense"]
@@ -49,7 +49,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
 
 
 def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield rows with the bytes of a ViT-S/16 step relative to the dense step, and the bytes of a layer relative to vmoe's."""
+    """Yield rows for steps of ViT-S/16, with bytes relative to the dense step, and rows for layers, with the bytes of vmoe's layers."""
     of_model = [row for row in steps["rows"] if row["of"]["model"] == "vit_s16"]
     dense = next(row for row in of_model if row["of"]["case"] == "dense")
     for row in of_model[2:]:

@@ -1,16 +1,16 @@
-"""Compile an MoE layer of every router, forward and backward, ahead of time for a TPU. No TPU is needed.
+"""Compile the gradient of an MoE layer, for each router, ahead of time for a TPU. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_layers.py [--check] [ROUTER ...]
 
-The layers compute in bfloat16 on float32 parameters. The TPU compiler reports FLOPs, bytes and memory. The manual count is three times the
-forward products of experts, router and (Soft MoE) mixing; docs/speed.md lists everything else that it and `passes` include. Soft MoE's
-logits are three bfloat16 products. The second and third count as passes, not as FLOPs above the count.
+The layers compute in bfloat16 with float32 parameters. The TPU compiler reports FLOPs, bytes and memory. The manual count is three times
+the FLOPs of a forward pass: the products of the experts, of the router and, in Soft MoE, of dispatch and combine. docs/speed.md describes
+the manual count in full. Soft MoE computes logits with three bfloat16 products. Only `passes_over_count` includes the last two products.
 
-Without ROUTER arguments, google-research/vmoe's layers are also compiled if vmoe is importable, as in layers.py.
+Without ROUTER arguments, the script also compiles the layers of google-research/vmoe, if installed (see layers.py).
 
-The figures are written to `benchmarks/results/layers-tpu.json`. With --check nothing is written. The check fails if
-FLOPs exceed 1.05 times the count, or if FLOPs, passes, bytes or memory exceed 1.05 times the file's figures.
+The script writes the results to `benchmarks/results/layers-tpu.json`. With --check, the script writes nothing. The check fails if
+FLOPs exceed 1.05 times the manual count, or if FLOPs, passes, bytes or memory exceed 1.05 times the values in the file.
 """
 
 import json
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-import ahead  # isort: skip  # first: it selects the compiler
+import ahead  # isort: skip  # this import comes first, because it selects the compiler
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +45,7 @@ CASES = {**{name: (name, {}) for name in B.ROUTERS}, **MORE}
 
 
 def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, dict[str, Any], Any]:
-    """The compiled gradient of a layer, its figures and its jaxpr. The tokens are scaled first, so they also need a gradient."""
+    """Compile the gradient for the parameters and for a scale of the tokens. Return the FLOPs, the row of results and the jaxpr."""
     params = {**params, "scale": np.ones(WIDTH, np.float32)}
     batch = {**batch, "x": jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)}
 
@@ -61,7 +61,7 @@ def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, 
 
 
 def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, Any]:
-    """The figures of a router's layer, or of the dense MLP."""
+    """Return the row of results for the layer of a router, or for the dense MLP."""
     compute, shapes = layers.compute_dtype(B, "bfloat16"), perceptron(WIDTH, HIDDEN)
 
     def zeros(*leading: int) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
         slots = int(np.prod(routing.dispatch.shape[-2:]))
         parts = 2 * WIDTH * TOKENS * 2 * slots * GROUPS
         return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=parts)
-    if mostly_empty(routing):  # then rows are multiplied in complete tiles
+    if mostly_empty(routing):  # the kernel then multiplies complete tiles of rows
         slots = -(-routing.slot.size // megablox.TILE) * megablox.TILE / GROUPS
     else:
         slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
-    if "w1" in own:  # a predictor: its tokens are constant, so its first map needs two products, not three
+    if "w1" in own:  # a capacity predictor needs no gradient of the tokens, so its first map has two products, not three
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH
@@ -102,7 +102,7 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     tokens = jax.ShapeDtypeStruct((*of.shape, WIDTH), jnp.bfloat16)
     if not mostly_empty(routing) and one_hot.pays(tokens, routing.token):
         single = routing.slot is not None and routing.slot.shape[2] == 1
-        # Dispatch, combine and their gradients; combine is three products if a token has several slots.
+        # Dispatch, combine and their gradients are four products, or six if a token has several slots.
         others += slots * TOKENS * (4 if single else 6) / 3
     return over_count(row, flops, jaxpr, slots=slots, others=others)
 
@@ -110,10 +110,10 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
 def over_count(
     row: dict[str, Any], flops: float, jaxpr: Any, *, slots: float, others: float, parts: int = 0
 ) -> dict[str, Any]:
-    """The row with FLOPs and the manual count.
+    """Return the row, with FLOPs and passes divided by the manual count.
 
-    slots: expert rows per group. others: a group's other products, divided by the width. parts: FLOPs of Soft MoE's
-    logits that count as passes.
+    slots: expert rows per group. others: multiply-adds per group outside the experts, divided by the width. parts: FLOPs of
+    the second and third product of Soft MoE's logits.
     """
     count_by_hand = 2 * WIDTH * (2 * slots * HIDDEN + others) * GROUPS * 3
     extra = sum(extra_passes(jaxpr))
@@ -125,7 +125,7 @@ def over_count(
 
 
 def compile_vmoe(device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield names and figures of vmoe's layers."""
+    """Yield the name and the row of results of each layer of vmoe."""
     x = jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)
     for name, _, module in vmoe_layers(TOKENS, HIDDEN, EXPERTS, jnp.bfloat16):
 
@@ -138,7 +138,7 @@ def compile_vmoe(device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def extra_passes(jaxpr: Any) -> Iterator[float]:
-    """Yield, for each product at a higher precision, its FLOPs times the passes beyond the first."""
+    """Yield, for each float32 product, the FLOPs of all its bfloat16 passes except the first."""
     for equation in jaxpr.eqns:
         inner = list(jaxprs_in_params(equation.params))
         if platforms := equation.params.get("branches_platforms"):
@@ -154,7 +154,7 @@ def extra_passes(jaxpr: Any) -> Iterator[float]:
 
 
 def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each figure above its limit."""
+    """Yield a message for each value above its limit."""
     for name, row in rows.items():
         if row.get("flops_over_count", 0) > LIMIT:
             yield f"{name}: {row['flops_over_count']} times the FLOPs counted"
@@ -164,7 +164,7 @@ def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Compile each layer and print its figures as JSON. Returns 1 if --check finds a figure above its limit."""
+    """Compile each layer and print its row of results as JSON. Return 1 if --check finds a value above its limit."""
     parser = record.parser(__doc__, topology="v5e:2x2")
     known = ("dense", *CASES)
     parser.add_argument("names", nargs="*", choices=[[], *known], metavar="ROUTER", help=f"of: {', '.join(known)}")

@@ -1,14 +1,14 @@
-"""Count the communication between devices in a training step, read from the program that the TPU compiler produces for
-several TPUs. No TPU is needed.
+"""Count the collectives of a training step on several TPUs, and the bytes that the TPUs exchange. The script reads the
+program that the TPU compiler produces. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_mesh.py [--check] [ROUTER ...]
 
-docs/speed.md describes the model and the bytes that a device must receive (`bound`); docs/devices.md lists the collectives required. The
-figures are a step's collectives and the bytes that each device receives in them. Reduced bytes count twice, as in a ring.
+docs/speed.md describes the model and the bytes that a device must receive (`bound`). docs/devices.md lists the required collectives.
+The results are the number of collectives per step and the bytes that each device receives. The bytes of an all-reduce count twice.
 
-The figures are written to `benchmarks/results/mesh-tpu.json`. With --check nothing is written. The check fails if the
-number of collectives differs from the file's, or if bytes exceed 1.02 times the file's.
+Without arguments, the script writes the results to `benchmarks/results/mesh-tpu.json`. With --check, the script compares the results with
+this file. The check fails if a number of collectives differs, or if the bytes of a collective exceed 1.02 times the bytes in the file.
 """
 
 import json
@@ -17,7 +17,7 @@ import re
 import sys
 from typing import Any
 
-import ahead  # isort: skip  # first: it selects the compiler
+import ahead  # isort: skip  # this import comes first, because it selects the compiler
 import record
 
 from moespec.backends.jax.mesh import OnMesh
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:
-    """The figures of a step's collectives."""
+    """Compile a training step, and return the counts and megabytes of its collectives."""
     moe = {"router": router, "moe": "every_2", "experts": 8}
     config = vit.named("vit_s16", depth=2 * BLOCKS, dtype="bfloat16", **moe)
     optimizer = OptimizerConfig(clip=1.0, weight_decay=0.1)
@@ -79,7 +79,7 @@ def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:
 
 
 def collectives(text: str) -> Any:
-    """Yield the collectives of a compiled program with the bytes that a device receives."""
+    """Yield the kind of each collective in a compiled program, with the bytes that a device receives."""
     for line in text.splitlines():
         match = re.search(rf" ({'|'.join(KINDS)})(-start)?\(", line)
         if not match:
@@ -89,13 +89,13 @@ def collectives(text: str) -> Any:
         listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
         counted = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
         together = len(listed[1].split(",")) if listed else int(counted[1]) if counted else 2
-        # The collective returns the complete array, except for a scatter, which returns one part.
+        # `size` is the size of the result: the complete array, or one shard for a reduce-scatter.
         received = {"all-reduce": 2 * (together - 1) / together, "reduce-scatter": together - 1.0}
         yield match[1], size * received.get(match[1], (together - 1) / together)
 
 
 def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
-    """Bytes that a device must receive in a step: slots of remote experts, and gradients."""
+    """Return the bytes that a device must receive in a step: slots of remote experts, gradients and sharded parameters."""
     slots: Any = vit.router_config(config)
     per_image = config.experts * slots.capacity(train=True) * config.width * 2
     total = 4 * BLOCKS * IMAGES * per_image * (1 - 1 / sizes.expert)
@@ -110,7 +110,7 @@ def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
 
 
 def compare(rows: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Exit with status 1 if a step communicates more than the committed figures."""
+    """Exit with status 1 if a step has other collectives or more bytes than in `committed`, otherwise with status 0."""
     wrong = []
     for name, row in rows.items():
         before = committed[name]

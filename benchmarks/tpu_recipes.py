@@ -1,17 +1,17 @@
-"""Compile a training step of the package's recipes ahead of time for one TPU core. No TPU is needed.
+"""Compile a training step of each recipe ahead of time for one TPU core. No TPU is needed.
 
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]
 
-The step is complete: objective loss, backward pass, clipping and optimiser, with the recipe's model and `--images` images. A row has the
-compiler's figures: FLOPs relative to `moespec count` for the same images, memory, and seconds to compile; or its error if the step exceeds
-a core's memory. Rows are written to `benchmarks/results/recipes-tpu.json`, which keeps the rows of other recipes and topologies.
+A step consists of the loss, the backward pass, clipping and the optimiser, for the model of the recipe and `--images` images. A row
+contains FLOPs relative to `moespec count` for the same images, memory, and the compilation time. If the step exceeds the memory of a core,
+the row contains the error. A row replaces the row of the same recipe and topology in `benchmarks/results/recipes-tpu.json`.
 """
 
 from dataclasses import replace
 from typing import Any
 
-import ahead  # isort: skip  # first: it selects the compiler
+import ahead  # isort: skip  # this import comes first, because it selects the compiler
 import jax
 import record
 
@@ -25,7 +25,7 @@ LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 
 
 def compile_step(model: families.Config, config: Config, device: Any) -> dict[str, Any]:
-    """The figures of a training step of a resolved configuration; see `ahead.lowered_step`."""
+    """Compile a training step of a resolved configuration (see `ahead.lowered_step`), and return its row of results."""
     images, own = config.training.batch, parameters.count(objective_of(config).layout(config, model))
     row: dict[str, Any] = {"parameters": families.family(model).parameter_count(model) + own}
     try:

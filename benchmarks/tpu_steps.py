@@ -3,12 +3,12 @@
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_steps.py [--model vit_s16] [--images 32] [--experts 8] [CASE ...]
 
-Complete steps in bfloat16 with AdamW and clipping, 224 pixels, experts in every second block. A row has FLOPs relative to three times the
-count of a forward pass (`moespec count`), bytes and memory relative to the dense step, and the seconds to compile. With more than 8
-experts, FLOPs and bytes include optimiser work that the count omits. Products with one-hot rows are not counted.
+A step computes in bfloat16 and includes clipping and AdamW. Images have 224 pixels. Models with experts have experts in every second block.
+A row contains FLOPs relative to three times the FLOPs of a forward pass (`moespec count`), bytes, memory and the compilation time. The
+FLOPs of the compiler include the optimiser and products with one-hot rows, which `moespec count` omits.
 """
 
-import ahead  # isort: skip  # first: it selects the compiler
+import ahead  # isort: skip  # this import comes first, because it selects the compiler
 import record
 import vits
 from tpu_recipes import compile_step

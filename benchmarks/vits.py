@@ -1,4 +1,4 @@
-"""The ViTs whose steps are compiled and timed: dense, and with experts in every second block."""
+"""The ViTs that the benchmarks compile and time: a dense model, and models with experts in every second block."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 
 def of_case(case: str, name: str, experts: int, **fields: Any) -> vit.VitConfig:
-    """The model `name` in a case, "dense" or one of `ROUTERS`."""
+    """Return the configuration of the model `name`. case: "dense" or a key of `ROUTERS`."""
     moe = {"moe": "every_2", "experts": experts, "router": case.partition(",")[0]} if case != "dense" else {}
     return vit.named(name, router_options=ROUTERS.get(case, {}), **moe, **fields)
 
 
 def batch_of(config: vit.VitConfig, images: int) -> dict[str, Any]:
-    """Random images, their targets and a random key for noise."""
+    """Return a batch of random images and targets, with keys for noise if the model draws noise."""
     random = np.random.default_rng(0)
     pixels = random.standard_normal((images, config.image_size, config.image_size, config.channels), np.float32)
     targets = np.eye(config.classes, dtype=np.float32)[random.integers(config.classes, size=images)]

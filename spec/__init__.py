@@ -1,20 +1,20 @@
-"""The executable specification of mixture-of-experts routing: NumPy, float64, one routing group at a time.
+"""The executable specification of mixture-of-experts routing, in NumPy and float64, for one routing group at a time.
 
 Each module implements one algorithm in the notation of its paper. Each file in `routers` composes one router from algorithms. All
 sparse routers follow the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
 T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Functions take arrays of any floating dtype and
 return float64. Functions also take complex arrays, for differentiation by the complex step (see `numerics`). The caller
-passes all noise, and the random generator for the initial parameters of a router.
+passes noise as arrays, and a random generator for the initial parameters of a router.
 
-`ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently, with the answer of
-this specification, the alternatives, and the implementations known to give each. `moespec ledger` prints it.
-Every error is a ConfigError, ShapeError, DtypeError or ContractError. All are subclasses of `SpecError`, a `ValueError`.
+`ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently. A ledger entry contains
+the answer of this specification, the alternatives, and the known sources of each answer. `moespec ledger` prints the entries.
+The errors are ConfigError, ShapeError, DtypeError and ContractError, subclasses of `SpecError`, which is a `ValueError`.
 
-`import moespec.spec.algorithms.token_choice as module` imports the module of one algorithm. The docstring of the module
-contains its table of symbols and its ledger entries.
+`import moespec.spec.algorithms.token_choice as module` imports the module of one algorithm. The docstring of a module
+contains a table of symbols and the ledger entries of the algorithm.
 """
 
-# ruff: noqa: I001 (the sections are a table of contents)
+# ruff: noqa: I001 (the imports are sorted by topic, like a table of contents)
 
 import typing as _typing
 
@@ -57,7 +57,7 @@ from moespec.spec.algorithms.router_jitter import router_jitter as router_jitter
 from moespec.spec.algorithms.image_pooling import pool_images as pool_images
 from moespec.spec.algorithms.image_pooling import spread_images as spread_images
 
-# Affinities: logits to scores.
+# Affinities, which convert logits to scores.
 from moespec.spec.algorithms.softmax import softmax_affinity as softmax_affinity
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity as sigmoid_affinity
 from moespec.spec.algorithms.sigmoid_affinity import sqrt_softplus_affinity as sqrt_softplus_affinity
@@ -92,7 +92,7 @@ from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
 from moespec.spec.algorithms.batch_priority import batch_priority as batch_priority
 from moespec.spec.algorithms.importance_score import importance_score_order as importance_score_order
 
-# Allocations: scores to routings.
+# Allocations, which convert scores to routings.
 from moespec.spec.algorithms.token_choice import token_choice as token_choice
 from moespec.spec.algorithms.expert_choice import expert_choice as expert_choice
 from moespec.spec.algorithms.importance_score import importance_score_choice as importance_score_choice
@@ -197,4 +197,4 @@ if not _typing.TYPE_CHECKING:
 xp = _namespace
 """The array namespace: `xp.exp`, `xp.where` and so on. The `xp` of each backend has the same names."""
 
-__all__ = _public_names(globals())  # all names above; test_names compares them with each module's `__all__`
+__all__ = _public_names(globals())  # test_names compares this list with the `__all__` of each module

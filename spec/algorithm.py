@@ -10,8 +10,8 @@ class Algorithm:
     """One row of the conformance matrix.
 
     name: the name of the row.
-    cites: the publications that define it.
-    revision: an integer, raised whenever a computed value changes on purpose.
+    cites: the publications that define the algorithm.
+    revision: an integer, which increases whenever computed values change on purpose.
     functions: the names of the functions in `moespec.spec` that the row covers; empty for a model.
     """
 

@@ -1,7 +1,7 @@
-"""Argument checks of public functions that need only shapes, dtypes and plain numbers.
+"""Argument checks of public functions, for shapes, dtypes and Python numbers.
 
-These checks read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call them while it traces. Checks that read values
-are in `values`. Every message names the argument and its value.
+Array checks read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call these checks during tracing. The module `values`
+contains the checks that read the values of arrays. Every error message names the invalid argument.
 """
 
 import math
@@ -19,12 +19,12 @@ COMPLEX = ("complex128", "complex64")
 
 
 def dtype_name(array: Any) -> str:
-    """The name of an array's dtype without its framework, such as `float32`; for anything else, the name of its type."""
+    """The name of an array's dtype without the framework's name, such as `float32`, or the type name of another object."""
     return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array, or `()` for anything else."""
+    """The shape of an array, or `()` for an object without a shape."""
     return tuple(getattr(array, "shape", ()))
 
 
@@ -35,9 +35,9 @@ def check_floating(name: str, array: Any) -> None:
 
 
 def check_rank(name: str, array: Any, axes: str) -> None:
-    """Raises `ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
+    """Raises `ShapeError` unless `array` has one axis for each word of `axes`, and no axis is empty.
 
-    A leading `...` stands for any number of axes. For a scalar, `axes` is empty. The last axis may be empty if its word ends in `*`.
+    A leading `...` stands for any number of axes. For a scalar, `axes` is empty. The last axis may be empty if `axes` ends in `*`.
     """
     shape, names = shape_of(array), axes.split()
     if len(shape) != len(names) and (names[:1] != ["..."] or len(shape) < len(names) - 1):
@@ -48,7 +48,7 @@ def check_rank(name: str, array: Any, axes: str) -> None:
 
 
 def check_scores(name: str, array: Any, axes: str = "tokens experts") -> None:
-    """Calls `check_floating` and `check_rank`."""
+    """Calls `check_floating`, then `check_rank`."""
     check_floating(name, array)
     check_rank(name, array, axes)
 
@@ -82,14 +82,14 @@ def check_numbers(name: str, array: Any, axes: str) -> None:
 
 
 def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    """Raises `DtypeError` unless `array` holds integers, and `ShapeError` unless its shape is `shape`, with one entry per token."""
+    """Raises `DtypeError` unless `array` holds integers, and `ShapeError` unless `array` has the shape `shape`, one entry per token."""
     _check_integer_dtype(name, array)
     if shape_of(array) != tuple(shape):
         raise ShapeError(f"{name}: expected shape {tuple(shape)}, one entry per token, got {shape_of(array)}")
 
 
 def check_mask(name: str, mask: Any, shape: tuple[int, ...], each: str) -> None:
-    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless its shape is `shape`, with one entry per `each`."""
+    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless `mask` has the shape `shape`, one entry per `each`."""
     if dtype_name(mask) != "bool":
         raise DtypeError(f"{name}: expected booleans, got {dtype_name(mask)}")
     if tuple(mask.shape) != tuple(shape):
@@ -152,7 +152,7 @@ def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "cap
 
 
 def plural(count: int, things: str) -> str:
-    """Returns `count` followed by the noun `things`, a plural in -s: "1 token", "2 tokens"."""
+    """Returns `count` with the noun `things` (a plural) in the correct number, such as "1 token" or "2 tokens"."""
     return f"{count} {things[:-1] if count == 1 else things}"
 
 
@@ -178,7 +178,7 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_segments(hashes: int, **sizes: int) -> None:
-    """Raises `ConfigError` unless the number of hashes divides each of the sizes."""
+    """Raises `ConfigError` unless `hashes` divides each of `sizes`."""
     for name, size in sizes.items():
         if size % hashes:
             raise ConfigError(f"tables: {hashes} hashes do not divide the {name} width {size}")

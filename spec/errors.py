@@ -1,4 +1,4 @@
-"""The errors that the specification raises. Each message names the invalid argument and its value."""
+"""The errors that the specification raises. Each error message names the invalid argument and its value."""
 
 __all__ = ["ConfigError", "ContractError", "DtypeError", "ShapeError", "SpecError"]
 
@@ -8,11 +8,11 @@ class SpecError(ValueError):
 
 
 class ConfigError(SpecError):
-    """A static argument is outside its range, or an option is unknown (`choices > experts`, `capacity < 1`, ...)."""
+    """A static argument is outside its range (`choices > experts`, `capacity < 1`, ...), or an option is unknown."""
 
 
 class ShapeError(SpecError):
-    """An array has the wrong rank, or axes that must have equal sizes differ."""
+    """An array has the wrong rank, or an axis has the wrong size."""
 
 
 class DtypeError(SpecError):
@@ -20,4 +20,4 @@ class DtypeError(SpecError):
 
 
 class ContractError(SpecError):
-    """An array holds invalid values: NaN or infinity, or an order that is not a permutation."""
+    """An array holds invalid values, such as NaN, infinity, or an order that is not a permutation."""

@@ -1,4 +1,4 @@
-"""Initial parameters, the only random numbers in the specification. The caller passes the generator that draws them."""
+"""Initial parameters of routers. The caller passes the generator that draws the random numbers."""
 
 import numpy as np
 
@@ -19,15 +19,15 @@ def lecun_normal(generator: np.random.Generator, shape: tuple[int, ...], fan_in:
 
 
 def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float) -> Array:
-    """Float32 draws from the uniform distribution from `-reach` to `reach`."""
+    """Float32 draws from the uniform distribution between `-reach` and `reach`."""
     return generator.uniform(-reach, reach, shape).astype(np.float32)
 
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> Array:
-    """A float32 matrix with orthogonal columns of norm `gain`, or orthogonal rows if it has more columns than rows."""
-    from scipy.linalg import qr  # imported here because the import is slow
+    """A random float32 matrix with orthogonal columns of norm `gain`. A matrix with more columns than rows has orthogonal rows."""
+    from scipy.linalg import qr  # a local import, because importing SciPy is slow
 
     rows, columns = shape
     basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")
-    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # makes the distribution of matrices uniform
+    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # makes the distribution uniform over orthogonal matrices
     return (gain * (basis if rows >= columns else basis.T)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The ambiguity ledger: questions that implementations answer differently. Docstrings of modules contain the entries:
+"""The ambiguity ledger: questions that implementations answer differently. Docstrings of modules contain entries like this one:
 
     XX-1: The question?
         Reading: the answer of this specification.
@@ -6,11 +6,11 @@
         Alternative b: another answer.
             By: owner/repository, file.py, function.
 
-`By` lists who gives an answer: a paper that states it explicitly, or public code (repository and place). "the paper" is the
-paper in the module's table of symbols. Any other paper has a name and number, as in "Switch (arXiv 2101.03961),
-appendix B". A paper has the same name in every entry. Below the heading "Often done differently" are pitfalls:
-questions that a paper answers explicitly, but that implementations often answer differently. For the entries below
-"Ambiguity ledger", the paper is silent or ambiguous, or another source answers differently.
+`By` lists the sources of an answer: papers that state the answer explicitly, and public code (repository, file and function). "the
+paper" means the paper in the table of symbols of the module. Entries cite other papers by name and arXiv number, as in "Switch (arXiv
+2101.03961), appendix B", with the same name in every entry. The entries below the heading "Often done differently" are pitfalls: a
+paper answers the question explicitly, but implementations often differ from the paper. For the entries below the heading
+"Ambiguity ledger", the paper gives no clear answer, or another source differs from the paper.
 """
 
 import re
@@ -31,7 +31,7 @@ _READING = re.compile(
 
 @dataclass(frozen=True)
 class Implementation:
-    """A source that takes a reading ("the paper", another paper as "Name (arXiv number)", or a repository), and the place in it."""
+    """A source of an answer: "the paper", another paper as "Name (arXiv number)", or a repository. where: the location in the source."""
 
     who: str
     where: str = ""
@@ -41,9 +41,9 @@ class Implementation:
 class Reading:
     """One answer to a question of the ledger.
 
-    id: the id of the entry and a letter, as in "GS-3b"; the letter a is the answer of this specification.
+    id: the id of the entry and a letter, as in "GS-3b". The letter a denotes the answer of this specification.
     text: the answer.
-    implementations: who is known to give this answer.
+    implementations: the known sources of this answer.
     """
 
     id: str
@@ -63,7 +63,7 @@ class LedgerEntry:
 
     readings: the answers, starting with the answer of this specification.
     pitfall: whether a paper answers the question explicitly.
-    module: the module of the specification whose docstring holds the entry.
+    module: the name of the module whose docstring contains the entry.
     """
 
     id: str
@@ -74,7 +74,7 @@ class LedgerEntry:
 
 
 def entries(documentation: str, module: str = "") -> Iterator[LedgerEntry]:
-    """The entries in the docstring of a module."""
+    """Yields the ledger entries in the docstring of a module."""
     ledger, *pitfalls = documentation.split(f"\n{PITFALLS}\n", 1)
     for text, pitfall in ((ledger, False), ("".join(pitfalls), True)):
         for entry in _ENTRY.finditer(text + "\n"):

@@ -1,4 +1,4 @@
-"""Suggestions for unknown names in errors, read-only tables whose `KeyError` suggests names, and the public names of a module."""
+"""Suggestions of similar names for error messages, read-only tables with such messages, and the public names of a module."""
 
 import sys
 import warnings
@@ -19,7 +19,7 @@ def near(name: object, known: Iterable[str]) -> list[str]:
 
 
 def near_it(name: object, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name, such as `; did you mean soft_moe?`; empty if no known name is similar."""
+    """The end of an error message, such as `; did you mean soft_moe?`, or an empty string if no known name is similar."""
     return f"; did you mean {', '.join(found)}?" if (found := near(name, known)) else ""
 
 
@@ -43,7 +43,7 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns a module's `__getattr__` for deprecated public names: it warns and returns the object under its new name."""
+    """Returns a `__getattr__` for a module with deprecated names, which warns and returns the object with the new name."""
 
     def get(name: str) -> Any:
         if name not in names:
@@ -55,5 +55,5 @@ def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def public_names(module: Mapping[str, object]) -> list[str]:
-    """The sorted public names in the `globals()` of a module, without modules and names with a leading underscore."""
+    """The sorted public names in the `globals()` of a module, excluding modules and names with a leading underscore."""
     return sorted(name for name, value in module.items() if name[0] != "_" and not isinstance(value, ModuleType))

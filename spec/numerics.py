@@ -1,9 +1,9 @@
-"""Common functions in forms that stay exact under the complex step.
+"""Numerical functions that support the complex step.
 
-The specification computes derivatives by the complex step: the imaginary part of an analytic function at
-`x + 1e-30i v`, divided by 1e-30, is its derivative along `v`, without the rounding errors of finite differences. This requires
-three rules: branch on the real part, never conjugate, and never take a modulus. The functions here follow these rules,
-and a lint keeps unsafe functions out of the package.
+The specification computes derivatives by the complex step. The derivative of an analytic function along `v` is the imaginary
+part of its value at `x + 1e-30i v`, divided by 1e-30. Unlike finite differences, the complex step has no cancellation errors. Code
+must follow three rules: branch on the real part, never conjugate, and never take a modulus. The functions in this module follow
+these rules, and a lint check rejects unsafe NumPy functions in the package.
 """
 
 from typing import Annotated, Any
@@ -38,7 +38,7 @@ def stop_gradient(x: Leading) -> Array:
         x: an array of any shape.
 
     Returns:
-        An array of the shape of `x`: its real part, so the complex step sees no derivative.
+        The real part of `x`, for which the complex step gives no derivative.
 
     Raises:
         ShapeError: `x` is a nested list with rows of different lengths.
@@ -83,13 +83,13 @@ def positive_part(x: Array) -> Array:
 
 
 def softmax(x: Array, axis: Axis = -1) -> Array:
-    """`exp(x) / sum(exp(x))` along `axis`; subtracts the maximum first."""
+    """`exp(x) / sum(exp(x))` along `axis`, without overflow."""
     exponentials = np.exp(x - np.max(x.real, axis=axis, keepdims=True))
     return exponentials / np.sum(exponentials, axis=axis, keepdims=True)
 
 
 def logsumexp(x: Array, axis: int = -1) -> Array:
-    """`log(sum(exp(x)))` along `axis`; subtracts the maximum first."""
+    """`log(sum(exp(x)))` along `axis`, without overflow."""
     peak = np.max(x.real, axis=axis, keepdims=True)
     return np.log(np.sum(np.exp(x - peak), axis=axis)) + np.squeeze(peak, axis=axis)
 
@@ -97,7 +97,7 @@ def logsumexp(x: Array, axis: int = -1) -> Array:
 def softplus(x: Array) -> Array:
     """`log(1 + exp(x))` without overflow."""
     small = np.exp(np.where(x.real > 0, -x, x))
-    # NumPy's complex log1p rounds 1 + small; this adds the derivative to the real log1p.
+    # NumPy's complex log1p rounds 1 + small, so add the derivative to the real log1p instead.
     return positive_part(x) + (np.log1p(small.real) + (small - small.real) / (1.0 + small.real))
 
 
@@ -109,7 +109,7 @@ def sigmoid(x: Array) -> Array:
 
 def normal_cdf(z: Array) -> Array:
     """Distribution function of the standard normal, `(1 + erf(z / sqrt(2))) / 2`."""
-    from scipy.special import erf  # imported here because this import takes longer than that of this package
+    from scipy.special import erf  # a local import, because importing SciPy is slow
 
     return 0.5 * (1.0 + erf(z / np.sqrt(2.0)))
 
@@ -117,14 +117,14 @@ def normal_cdf(z: Array) -> Array:
 def z_score(deviation: Array, scale: Array) -> Array:
     """`deviation / scale` for `normal_cdf`, with a finite derivative for any scale of at least 0.
 
-    The result is a constant beyond `FAR`, where `normal_cdf` is 0 or 1, and where the scale is below `SMALLEST_SCALE`.
-    Otherwise, the derivative of the quotient would overflow, and infinity times a density of 0 is NaN.
+    The derivative is 0 where the quotient is beyond `FAR` (`normal_cdf` is then 0 or 1) and where the scale is below
+    `SMALLEST_SCALE`. Without this rule, the derivative could overflow, and infinity times a density of 0 is NaN.
     """
     value, least = deviation.real, FAR * scale.real
-    is_far = (value >= least) | (-value >= least)  # also true where the scale is 0
+    is_far = (value >= least) | (-value >= least)  # also True for a scale of 0
     end = np.where(value > 0, FAR, np.where(value < 0, -FAR, 0.0))
     constant = np.where(is_far, end, value / np.where(is_far, 1.0, scale.real))
-    # Replace the scale before dividing: `where` does not remove a NaN from the derivative of a quotient that it discards.
+    # Replace the scale before the division, because a NaN in the derivative of a discarded quotient would remain.
     is_constant = is_far | (scale.real < SMALLEST_SCALE)
     return np.where(is_constant, constant, deviation / np.where(is_constant, 1.0, scale))
 
@@ -138,9 +138,9 @@ def variance(x: Array, axis: int = -1) -> Array:
 def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Array:
     """`x` divided by its Euclidean norm along `axis`, in one of three forms.
 
-    `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All map 0
-    to 0. In `paper`, the norm of a zero vector counts as a constant; in `clamped`, any norm below epsilon does. For
-    such vectors, the derivative is that of `x / epsilon`, never NaN.
+    `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All
+    forms map 0 to 0. The norm is a constant for a zero vector in `paper`, and for a norm below epsilon in `clamped`.
+    For these vectors, the derivative is the derivative of `x / epsilon`, never NaN.
     """
     squares = np.sum(x * x, axis=axis, keepdims=True)
     if form == "rsqrt":

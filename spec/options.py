@@ -1,7 +1,7 @@
-"""Router options: the fields of all routers, the capacity, and the help of options that several routers share.
+"""Router options: the fields that all routers have, the capacity, and the help texts that several routers share.
 
-The module of each router defines its options as fields of the class `Options`. The type of a field defines its valid values
-(see `ranges`). Creating options checks every field, and errors name the option as the user wrote it.
+The module of each router defines its options as fields of the class `Options`. The type of a field defines the valid values (see
+`ranges`). The constructor checks every field, and errors name the option and the value that the user passed.
 """
 
 import math
@@ -65,7 +65,7 @@ class RouterOptions:
     """number T of tokens in a routing group"""
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)  # mypy considers the class of a dataclass unhashable
+        kind: Any = type(self)  # mypy treats the class of a dataclass as unhashable
         for name, hint in option_types(kind).items():
             check(name, value := getattr(self, name), hint)
             object.__setattr__(self, name, plain(value))
@@ -79,7 +79,7 @@ class RouterOptions:
 
     @classmethod
     def create(cls, router: str, values: dict[str, Any]) -> Self:
-        """The options of `router`. Raises ConfigError for an unknown or missing option."""
+        """Creates the options of `router`. Raises ConfigError for an unknown or missing option."""
         known = {field.name: field.default is MISSING for field in fields(cls)}
         for name, value in values.items():
             if name not in known:
@@ -105,19 +105,19 @@ class RouterOptions:
 
     @property
     def requests(self) -> tuple[int, int]:
-        """Returns the number of tokens that request slots, and the slots per token: one for each choice."""
+        """Returns the number of tokens that request slots, and the number of slots that each token requests."""
         return self.tokens, getattr(self, "choices", 1)
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the number of slots C of an expert. Without a capacity, each expert has a slot for every token.
+        """Returns the number of slots C of an expert. Without a capacity factor, each expert has a slot for every token.
 
-        Raises ConfigError if an expert has no slot or, in routers whose experts choose tokens, more slots than tokens.
+        Raises ConfigError if an expert has no slot. If experts choose tokens, also raises ConfigError for more slots than tokens.
         """
         return slots(self, train=train) if hasattr(self, "capacity_factor") else self.tokens
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Computes the number of slots C of an expert from the capacity options. Only `capacity_factor` is required. See `capacity_of`."""
+    """Computes the number of slots C of an expert from the capacity options (see `capacity_of`). Only `capacity_factor` must exist."""
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
     rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)

@@ -1,7 +1,7 @@
-"""Names of user-defined objects, `package.module:object`, which users can pass wherever they select a moespec object by name.
+"""Names of user-defined objects, `package.module:object`. Users can pass such a name wherever moespec expects the name of an object.
 
-Such a name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command
-line calls it only with names from its user. A name in a third-party file therefore cannot run code.
+The name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command line
+calls `load_own` only with names that the user passes. A name in a third-party file therefore cannot run code.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class OwnName(str):
-    """The type of a field that accepts names of user-defined and moespec objects. The value itself is a plain string."""
+    """The type of a field that accepts names of user-defined and moespec objects. The value is a plain string."""
 
 
 def is_own(name: object) -> bool:
@@ -28,34 +28,34 @@ def is_own(name: object) -> bool:
 
 
 def raised(error: BaseException) -> str:
-    """Describes an exception from the user's code and its last three locations in one line."""
+    """Describes an exception from user code in one line, with the last three locations of the traceback."""
     frames = [one for one in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in one.filename]
     places = ", ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames[-3:])
     return " ".join(f"{type(error).__name__}: {error}{places and f', at {places}'}".split())
 
 
 def shown(value: object) -> str:
-    """Describes a value from the user's code in one short line, even if its `repr` raises."""
+    """Describes a value from user code in one short line, even if the `repr` of the value raises an error."""
     kind = reprlib.Repr()
     kind.maxother = 120
     return " ".join(kind.repr(value).split())
 
 
 def load_own(argument: str, name: str) -> Any:
-    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if there is no such object."""
+    """Imports the module and returns the object `package.module:object`. Raises ConfigError if the import or the lookup fails."""
     module, _, attribute = name.rpartition(":")
     if not is_own(name):
         raise ConfigError(f"{argument}={name!r}: expected package.module:object")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # user code may raise any exception
         raise ConfigError(f"{argument}={name!r}: cannot be imported ({raised(error)})") from error
 
 
 def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
     """Returns the object `package.module:object` from a module that is already imported.
 
-    Raises ConfigError, which names the argument, if the module is not imported or has no such object of type `kind`.
+    Raises ConfigError if the module is not imported, or if the module has no object of this name with the type `kind`.
     """
     module, _, attribute = name.rpartition(":")
     if (imported := sys.modules.get(module)) is None:
@@ -73,14 +73,14 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
 
 
 def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
-    """Returns the function `package.module:object` from an imported module (see `find_own`). `load`: whether to import the module first."""
+    """Returns the function `package.module:object` (see `find_own`). load: whether to import the module first."""
     if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {shown(found)}")
     return found
 
 
 def own_name(argument: str, value: object) -> str:
-    """Returns the name `package.module:object` of an object that the user passes instead of a name.
+    """Returns the name `package.module:object` of a module-level object.
 
     Raises ConfigError if the object has no name in an imported module.
     """

@@ -1,4 +1,4 @@
-"""The valid values of an option, defined by the type of its field: a `Range` of numbers, the words of a `Literal`, or a bool."""
+"""Validation of options. The type of a field defines the valid values: a `Range` of numbers, the words of a `Literal`, or a bool."""
 
 import math
 import operator
@@ -53,7 +53,7 @@ Factor = Annotated[float, Range(0, above=True, below=False)]
 
 @cache
 def option_types(kind: Any) -> dict[str, Any]:
-    """The types of the fields, by name."""
+    """Returns the types of the fields of a dataclass, by name."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -66,7 +66,7 @@ def check(name: str, value: Any, hint: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Converts a NumPy number to a Python number, which cannot overflow, and an int that exceeds int64 to a float."""
+    """Converts a NumPy number to a Python number, because NumPy integers overflow, and an int beyond int64 to a float."""
     if isinstance(value, np.generic | np.ndarray) and not value.ndim:
         return value.item()
     return float(value) if isinstance(value, int) and 63 < value.bit_length() < 1024 else value
@@ -92,7 +92,7 @@ def _fits(value: Any, kind: Any) -> bool:
         number = float(value)
     except OverflowError:  # an integer too large for a float
         return False
-    return limits is None or number in limits  # NaN is in no range
+    return limits is None or number in limits  # no range contains NaN
 
 
 def _is_integer(value: Any) -> bool:

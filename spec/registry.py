@@ -1,7 +1,7 @@
 """The registry of the specification: the algorithms, which are the rows of the conformance matrix, and the ambiguity ledger.
 
-The module of an algorithm lists its rows in `ALGORITHMS`. The record of a router contains its row. The docstrings of
-all these modules contain the ledger entries.
+The module of an algorithm lists its rows in `ALGORITHMS`. The `Router` of each router module provides one row.
+The docstrings of all these modules contain the ledger entries.
 """
 
 import sys

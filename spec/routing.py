@@ -1,7 +1,7 @@
 """The types that all routers share: routings, and the inputs and outputs of a router.
 
 Axis names: `tokens, experts, capacity, width, hidden, choices` (T, E, C, D, H, K in shape comments). In the
-specification an array is one routing group. A backend adds a leading `groups` axis (G).
+specification, an array holds one routing group. In a backend, arrays have a leading `groups` axis (G).
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ Summed = Annotated[NDArray[Any], "summed over the groups"]
 class Routing(NamedTuple):
     """The two tensors that a router computes, each of shape `(tokens, experts, capacity)`.
 
-    `dispatch[t, e, c]` is the weight of token `t` in slot `c` of expert `e`. `combine[t, e, c]` is the weight with
-    which the output of that slot enters the output of token `t`. For sparse routers `dispatch` is 0 or 1 and
+    `dispatch[t, e, c]` is the weight of token `t` in slot `c` of expert `e`. `combine[t, e, c]` is the weight of
+    the output of this slot in the output of token `t`. In sparse routers, `dispatch` is 0 or 1, and
     `combine = dispatch * score`.
     """
 
@@ -42,7 +42,7 @@ def slot_tokens(routing: Routing) -> NDArray[np.intp]:
     """Returns the token in each slot of a sparse routing.
 
     Args:
-        routing: of (tokens, experts, capacity); a slot holds at most one token.
+        routing: tensors (tokens, experts, capacity), with at most one token in each slot.
 
     Returns:
         (experts, capacity) integers: the index of the token, or T for an empty slot.
@@ -64,9 +64,9 @@ def slot_tokens(routing: Routing) -> NDArray[np.intp]:
 class RouterOutput(NamedTuple):
     """The output of a router: the routing, its auxiliary losses, metrics, and statistics.
 
-    `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss). `metrics` holds unweighted
-    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update. Statistics are
-    sums, so those of groups, micro-batches and devices add up.
+    `losses` holds the *weighted* auxiliary losses, whose sum is added to the main loss. `metrics` holds unweighted
+    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update. The
+    statistics of all groups, micro-batches and devices are added before the update.
     """
 
     routing: Any
@@ -80,7 +80,7 @@ class Noise:
     """The noise that a router takes in training.
 
     shape: the shape of the array for one routing group.
-    interval: the ends of the interval for uniform entries; None for standard normal entries.
+    interval: the bounds of uniform entries, or None for standard normal entries.
     """
 
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One array of a router's initial state: its shape, and the value that all entries have."""
+    """One array in the initial state of a router: the shape, and the value of all entries."""
 
     shape: tuple[int, ...]
     value: float = 0.0

@@ -1,4 +1,4 @@
-"""Converts arguments to NumPy arrays after all checks of a public function, including checks of values."""
+"""Conversions of arguments to NumPy arrays, with checks of shapes, dtypes and values."""
 
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ def present(name: str, value: Value | None) -> Value:
 
 
 def check_finite(name: str, array: NDArray[Any]) -> None:
-    """Raises `ContractError` if a value is NaN or infinite. The message names the first index of such a value."""
+    """Raises `ContractError` if a value is NaN or infinite. The message contains the index of the first invalid value."""
     finite = np.isfinite(array)
     if not finite.all():
         index = tuple(int(i) for i in np.argwhere(~finite)[0])
@@ -29,7 +29,7 @@ def check_finite(name: str, array: NDArray[Any]) -> None:
 
 
 def check_permutation(name: str, order: NDArray[Any]) -> None:
-    """Raises `ContractError` unless the 1-D array holds each of `0 .. len - 1` once."""
+    """Raises `ContractError` unless the 1-D array `order` is a permutation of `0 .. len(order) - 1`."""
     if sorted(order.tolist()) != list(range(len(order))):
         raise ContractError(f"{name}: expected a permutation of 0 to {len(order) - 1}, got {order.tolist()}")
 
@@ -45,7 +45,7 @@ def even(name: str, value: ArrayLike) -> NDArray[Any]:
 def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
     """Returns `value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
     array = even(name, value)
-    if array.dtype not in DOUBLE:  # the complex step calls this a million times
+    if array.dtype not in DOUBLE:  # a fast path, because the complex step calls this function very often
         check_floating(name, array)
         array = array.astype(np.complex128 if dtype_name(array) in COMPLEX else np.float64)
     check_rank(name, array, axes)
@@ -54,7 +54,7 @@ def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
 
 
 def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
-    """Converts a scalar like `as_array`, and a Python int to a float."""
+    """Converts a Python int to a float, then calls `as_array` for a scalar."""
     if type(value) is int:
         try:
             value = float(value)

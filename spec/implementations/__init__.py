@@ -1,1 +1,1 @@
-"""How implementations answer the questions of the ledger: places in their code, and measurements."""
+"""How implementations answer the questions of the ledger, with evidence from source code and from measurements."""

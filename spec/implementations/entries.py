@@ -1,7 +1,7 @@
-"""The ledger entries that concern a router or a function: the entries of the modules that it is composed of.
+"""The ledger entries that concern a router or a function: the entries of all modules that the router or function uses.
 
-These modules are found in the code: the search starts from a function, or from a router's `route`, initial parameters, noise
-and options, and follows every function of the specification that the code names.
+A search in the code finds the modules. The search starts from a function, or from the `route`, `init`, `noise` and `Options`
+of a router, and follows every function and class of the specification that the code names.
 """
 
 import inspect
@@ -22,12 +22,12 @@ SPEC = "moespec.spec"
 
 
 def spelled(name: str) -> str:
-    """A name normalised for comparison: `Expert-Choice`, `expert choice` and `expert_choice` become equal."""
+    """Normalises a name for comparison, so that `Expert-Choice`, `expert choice` and `expert_choice` become equal."""
     return "".join(letter for letter in name.casefold() if letter.isalnum() or letter in "/.")
 
 
 def algorithm_of(name: str) -> str:
-    """The row of the conformance matrix, router or public function that `name` refers to. Raises ConfigError for an unknown name."""
+    """Returns the row of the conformance matrix or the public function that `name` refers to. Raises ConfigError for an unknown name."""
     functions = [public for public in spec.__all__ if inspect.isfunction(getattr(spec, public))]
     known: str
     for known in (*ALGORITHMS, *functions):
@@ -41,14 +41,14 @@ def algorithm_of(name: str) -> str:
 
 
 def entries_of(name: str) -> list[LedgerEntry]:
-    """Returns the entries of a row of the matrix or a public function, first from its module, then from modules it calls."""
+    """Returns the entries of a row of the conformance matrix or a public function. The entries of the module `name` come first."""
     modules = list(_reached(_begin(name)))
     modules.sort(key=lambda module: module.rpartition(".")[2] != name)
     return [entry for module in modules for entry in LEDGER.values() if entry.module == module]
 
 
 def _begin(name: str) -> list[Any]:
-    """The objects from which the search starts."""
+    """The functions and classes from which the search for modules starts."""
     functions = ALGORITHMS[name].functions if name in ALGORITHMS else (name,)
     objects = [getattr(spec, function) for function in functions if function != "ROUTERS"]
     if name in ROUTERS:
@@ -71,13 +71,13 @@ def _reached(begin: Iterable[Any]) -> dict[str, None]:
 
 
 def _named(thing: Any) -> Iterator[Any]:
-    """Yields the functions and classes that `thing` uses: a class's bases and methods, or the names in a function's code."""
+    """Yields the bases and methods of a class, or the functions and classes that the code of a function names."""
     if isinstance(thing, type):
         yield from thing.__bases__
         for value in vars(thing).values():
             yield getattr(value, "fget", None) or getattr(value, "__func__", value)
     elif isinstance(thing, FunctionType):
-        public = thing.__module__.startswith(f"{SPEC}.routers.")  # routers write public functions as B.softmax_affinity
+        public = thing.__module__.startswith(f"{SPEC}.routers.")  # a router may call a public function as B.softmax_affinity
         for name in _names(thing.__code__):
             found = thing.__globals__.get(name)
             found = getattr(spec, name, None) if found is None and public and name in spec.__all__ else found
@@ -86,7 +86,7 @@ def _named(thing: Any) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The global names and attributes in a code object and in its nested functions."""
+    """Yields the names of globals and attributes in a code object and in its nested functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

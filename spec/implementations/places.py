@@ -1,7 +1,7 @@
-"""Addresses of the sources in the ledger: papers, lines of public code, and measured packages.
+"""Web addresses of the sources in the ledger: papers, lines of public code, and measured packages.
 
 For each repository, `places.json` contains a commit and, by path, the first line of each function or class that the ledger names.
-`python -m generator.find_places` (in docs/) writes this file from copies of the repositories and checks that each place exists.
+`python -m generator.find_places` (in docs/) writes `places.json` from clones of the repositories and checks that each name exists.
 """
 
 import json
@@ -21,7 +21,7 @@ _CODE = re.compile(r"(?P<path>[\w./-]+\.\w+)(?:, (?P<names>[\w.]+(?: and [\w.]+)
 
 
 class Code(NamedTuple):
-    """A place in a repository, as written in the ledger: the path of a file, functions or classes in it, and a remark."""
+    """A code location in the ledger: the path of a file in a repository, the names of functions or classes, and a remark."""
 
     path: str
     names: tuple[str, ...]
@@ -29,9 +29,9 @@ class Code(NamedTuple):
 
 
 def code(where: str) -> Code:
-    """Splits a place, such as "moe.py, MoE.gate and top_k (the default)", into the file, the names and the remark.
+    """Splits a code location, such as "moe.py, MoE.gate and top_k (the default)", into the file, the names and the remark.
 
-    Raises ValueError unless the place begins with the path of a file.
+    Raises ValueError unless the location begins with the path of a file.
     """
     if not (match := _CODE.fullmatch(where)):
         raise ValueError(f"{where!r}: expected a file path, then the name of a function or class")
@@ -40,14 +40,14 @@ def code(where: str) -> Code:
 
 @cache
 def places() -> dict[str, Any]:
-    """The commit and the lines of each repository: {"commit": ..., "lines": {path: {name: line}}}."""
+    """The commit and the line numbers of each repository: {"commit": ..., "lines": {path: {name: line}}}."""
     return dict(json.loads(files(__package__).joinpath("places.json").read_text()))
 
 
 def addresses(implementation: Implementation, module: str) -> list[str]:
-    """The addresses of the answer that `implementation` gives to an entry of `module`; empty if no address is known.
+    """Returns the web addresses of the code or paper in which `implementation` answers an entry of `module`.
 
-    The result has one address per function or class, one for a file without names, or one for a paper.
+    The list has an address for each function or class, a single address for a file or paper, or no address if none is known.
     """
     if "/" not in implementation.who:
         text = _own_paper(module) if implementation.who == "the paper" else implementation.who
@@ -66,7 +66,7 @@ def _own_paper(module: str) -> str:
 
 
 def link(implementation: Implementation, module: str) -> str:
-    """Returns an implementation and its place as Markdown. The name of a paper, or the path and names in code, are links."""
+    """Returns the name and location of an implementation as Markdown, with links to the paper or to the code."""
     found, where = addresses(implementation, module), f", {implementation.where}" if implementation.where else ""
     if "/" not in implementation.who or not found:
         return (f"[{implementation.who}]({found[0]})" if found else implementation.who) + where
@@ -77,7 +77,7 @@ def link(implementation: Implementation, module: str) -> str:
 
 
 def link_papers(markdown: str) -> str:
-    """Adds a link to each arXiv number outside of code, links and lines of HTML."""
+    """Turns each arXiv number into a link, except in code, in links and in lines of HTML."""
     return _LINKABLE.sub(lambda match: f"[{match[0]}]({_of_paper(match[1])})" if match[1] else match[0], markdown)
 
 
@@ -86,5 +86,5 @@ def _of_paper(number: str) -> str:
 
 
 def of_package(package: str, version: str) -> str:
-    """The PyPI page of a package at a version; for a build such as 2.13.0+cpu, the page of 2.13.0."""
+    """The address of the PyPI page of a package version. A build such as 2.13.0+cpu has the same page as 2.13.0."""
     return f"https://pypi.org/project/{package}/{version.partition('+')[0]}/"

@@ -1,7 +1,7 @@
 """How implementations answer the questions of the ledger, according to the ledger and to measurements.
 
 An implementation in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another paper. `measured.json`
-has the results of suite runs on packages (`nox -s peers`). Each package belongs to a repository.
+contains results of the conformance suite on packages (`nox -s peers`). Each package belongs to a repository.
 """
 
 import json
@@ -23,10 +23,10 @@ PAPER = "the paper"
 
 @dataclass(frozen=True)
 class Measured:
-    """A package that the suite was run on.
+    """A package on which the conformance suite ran.
 
-    package, version: its name and version. repository: the repository of its code. readings: maps the id of each
-    reading that the suite measured to the code that ran.
+    package, version: the name and version of the package. repository: the repository of the package. readings: maps the id
+    of each reading that the suite measured to a description of the code that ran.
     """
 
     package: str
@@ -36,16 +36,16 @@ class Measured:
 
     @property
     def address(self) -> str:
-        """The PyPI page of the package at its version."""
+        """The address of the PyPI page of the package version."""
         return of_package(self.package, self.version)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Evidence that an implementation takes a reading.
+    """Evidence that an implementation gives the answer of a reading.
 
-    reading: the id of the reading. where: the place in the code or the paper, or the package and the code that was run.
-    measured: True if the suite measured the reading, False if the ledger states it. addresses: links to the place.
+    reading: the id of the reading. where: the location in the code or the paper, or the package and the code that ran.
+    measured: True if the suite measured the reading, False if the ledger states the reading. addresses: web addresses.
     """
 
     reading: str
@@ -56,14 +56,14 @@ class Seen:
 
 @cache
 def measured() -> tuple[Measured, ...]:
-    """The packages that the suite was run on."""
+    """The packages on which the conformance suite ran."""
     return tuple(Measured(**each) for each in json.loads(files(__package__).joinpath("measured.json").read_text()))
 
 
 def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, list[Seen]]:
-    """The known answers of an implementation, by the id of the entry. name: as returned by `find`.
+    """Returns the known answers of an implementation, by the id of the ledger entry.
 
-    packages: the packages that the suite was run on; None for the packages in `measured`.
+    name: a name that `find` returned. packages: the packages on which the suite ran, or None for the result of `measured`.
     """
     mine = [each for each in (measured() if packages is None else packages) if is_of(each.repository, "", name)]
     by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
@@ -86,7 +86,7 @@ def _measured(entry: LedgerEntry, packages: Sequence[Measured]) -> Iterator[Seen
 
 
 def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
-    """The names of all implementations with known answers: papers first, then code, by name."""
+    """The names of all implementations with known answers: papers, then repositories, in alphabetical order."""
     said = [each.who for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations]
     ran = [each.repository for each in (measured() if packages is None else packages) if each.readings]
     names = {spelled(name): name for name in (*ran, *said)}
@@ -94,8 +94,8 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """Returns the implementation that a name refers to: `vmoe` is google-research/vmoe, `lucidrains` is all repositories of that owner,
-    and `mixtral` (no repository) is all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
+    """Returns the implementation that a name refers to. `vmoe` means google-research/vmoe, `lucidrains` means all repositories of an owner,
+    and `mixtral` means all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]
@@ -116,7 +116,7 @@ def _packages(name: str) -> list[str]:
 
 
 def is_of(who: str, where: str, name: str) -> bool:
-    """Whether a name is the repository of an implementation, the owner of the repository, or a word in the path of the file."""
+    """Whether `name` is the implementation `who`, the owner of the repository, or a word in the path of the file in `where`."""
     if _same(who, name):
         return True
     if "/" not in who or "/" in name:

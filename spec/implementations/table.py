@@ -1,4 +1,4 @@
-"""The page `docs/implementations.md`: for the entries of each module, the reading that each implementation takes."""
+"""The page `docs/implementations.md`, which shows the answers of each implementation to the questions of the ledger."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ To cite an answer, name the version and the reading: "Routing as in moespec 0.2,
 
 
 def page(packages: Sequence[Measured]) -> str:
-    """The page as Markdown. packages: the packages that the suite ran on."""
+    """Returns the page as Markdown. packages: the packages on which the suite ran."""
     known = {name: seen(name, packages) for name in implementations(packages)}
     answered = {id for readings in known.values() for id in readings}
     parts = {title: [entry for entry in entries if entry.id in answered] for title, entries in groups().items()}
@@ -42,7 +42,7 @@ def page(packages: Sequence[Measured]) -> str:
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
-    """The entries of each part of the specification, keyed by a heading that names its modules."""
+    """Returns the ledger entries, grouped by the prefix of the id. Each key is a heading that names the modules."""
     parts: dict[str, list[LedgerEntry]] = {}
     for entry in LEDGER.values():
         parts.setdefault(entry.id.partition("-")[0], []).append(entry)
@@ -68,7 +68,7 @@ def _section(
 
 
 def _cell(all: Sequence[Seen]) -> str:
-    """The letters of the readings, bold if measured."""
+    """Returns the letters of the readings. The letters of measured readings are bold."""
     letters = sorted({each.reading[-1] for each in all})
     bold = {each.reading[-1] for each in all if each.measured}
     return ", ".join(f"**{letter}**" if letter in bold else letter for letter in letters)
@@ -83,7 +83,7 @@ def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
 
 
 def answered_by(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
-    """Lists the implementations that take a reading, and the places in them, as Markdown with links: one per line."""
+    """Returns one line of Markdown for each implementation that gives this answer, with links to the code or the paper."""
     lines = [(each.who, link(each, entry.module)) for each in reading.implementations]
     for run in (each for each in packages if reading.id in each.readings):
         package = f"measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"

@@ -3,13 +3,13 @@
     route(params, tokens, options, *, noise=None, train=False)
 
 A router calls public functions of the specification. The conformance suite checks each of these functions separately.
-Backends do not run these files: `moespec.backends.routers` implements each router again, for arrays of groups. Tokens
-are (T, D). If `noise` is passed, the router scales and uses it. `Router.noise` describes it. `train` selects the capacity
-and, in some routers such as BASE, how tokens are assigned. Each option is documented below its field or, if several routers share
-it, in `moespec.spec.options`. `options.capacity(train=train)` is the number of slots C of an expert: `capacity_factor`
-K T / E, rounded. At evaluation, `eval_capacity_factor`, if set, replaces `capacity_factor`.
+Backends do not run these files: `moespec.backends.routers` implements each router again, for arrays with a groups axis. Tokens
+are (T, D). `Router.noise` describes the array `noise`. With `noise=None`, routing uses no noise. `train` selects the capacity
+and, in some routers such as BASE, the assignment of tokens. The text below the field of an option documents the option.
+`moespec.spec.options` documents shared options. `options.capacity(train=train)` is the number of slots C of an expert:
+`capacity_factor` K T / E, rounded. At evaluation, `eval_capacity_factor` (if set) replaces `capacity_factor`.
 
-`moespec list routers` shows each router's source, the models that use it, and what it balances, costs and drops.
+`moespec list routers` shows the source, the models, the balancing, the cost and the dropped tokens of each router.
 
 The worked example has an identity kernel, so the tokens are the logits:
 
@@ -74,7 +74,7 @@ from moespec.spec.routers.record import Router
 __all__ = ["ROUTERS", "Router", "RouterName", "Routers", "router_name"]
 
 
-MYPY = False  # mypy, which does not support `LiteralString`, treats it as True
+MYPY = False  # mypy, which does not support `LiteralString`, treats `MYPY` as True
 
 
 class NoSuchRouter:
@@ -84,7 +84,7 @@ class NoSuchRouter:
 class Routers(Names[Router[Any]]):
     """Maps names to built-in routers and `package.module:object` to user routers. Type checkers know the options of each built-in router.
 
-    bind: `bind(name, router)` returns this table's version of a user router.
+    bind: a function `bind(name, router)` that converts a user router to the router that this table returns.
     """
 
     def __init__(self, routers: Mapping[str, Router[Any]], bind: Callable[[str, Router[Any]], Router[Any]]) -> None:
@@ -92,11 +92,11 @@ class Routers(Names[Router[Any]]):
         self._bind, self._found, self._bound = bind, dict[str, Router[Any]](), dict[str, Router[Any]]()
 
     def find(self, name: str) -> None:
-        """Looks up the user router of this name. torch.compile calls this while tracing, and traces only the dict lookup."""
+        """Finds and binds the user router `name`. torch.compile calls this function during tracing but does not trace it."""
         if not is_own(name):
             self.__missing__(name)
         found = find_own("router", name, Router)
-        if self._found.get(name) is not found:  # a notebook may redefine it
+        if self._found.get(name) is not found:  # a notebook may redefine the router
             self._found[name], self._bound[name] = found, self._bind(name, found)
 
     @overload
@@ -171,9 +171,9 @@ ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)
 
 
 def router_name(router: object) -> str:
-    """Returns the name of a router, from a key of `ROUTERS`, `package.module:object`, or a built-in or user `Router`.
+    """Returns the name of a router. router: a key of `ROUTERS`, `package.module:object`, or a built-in or user `Router`.
 
-    Raises ConfigError for anything else, or if the module is not imported.
+    Raises ConfigError for another value, or if the module of a user router is not imported.
     """
     if isinstance(router, Router):
         return next((name for name, each in ROUTERS.items() if each is router), None) or own_name("router", router)

@@ -1,4 +1,4 @@
-"""BASE layers: an optimal balanced assignment in training, each token's best expert at evaluation.
+"""BASE layers: an optimal balanced assignment in training, and the best expert of each token at evaluation.
 
 | here | BASE (arXiv 2103.16716) |
 |---|---|
@@ -35,7 +35,7 @@ class Options(RouterOptions):
     """random parts of a group's tokens in training, each balanced separately"""
 
     def check_training(self) -> None:
-        """Raises ConfigError unless `experts` divides the tokens of each shard, since training balances exactly."""
+        """Raises ConfigError unless `experts` divides the number of tokens in each shard, as exact balance requires."""
         if self.tokens % (self.experts * self.shards):
             tokens = f"{plural(self.tokens, 'tokens')} of a group"
             if self.tokens % self.shards:
@@ -52,10 +52,10 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Assigns each token to one expert: balanced and optimal in training (its gap is a metric), greedy at evaluation.
+    """Assigns each token to one expert: by an optimal balanced assignment in training, greedily at evaluation.
 
-    params: `kernel` (width, experts). noise: (tokens,), uniform, or None. With several shards, descending
-    noise, else the index, sorts the tokens into the shards. A group should be the entire batch. There are no auxiliary losses.
+    params: `kernel` (width, experts). noise: (tokens,), uniform, or None. Tokens are sorted into shards by descending noise, or by index.
+    A group should be the entire batch. The metrics in training include `gap`. The router has no auxiliary losses.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

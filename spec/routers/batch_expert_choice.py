@@ -1,4 +1,4 @@
-"""Batch-level Expert Choice: an expert takes its best tokens from a group of images; at evaluation, a predictor sets the number.
+"""Batch-level Expert Choice: an expert takes its best tokens from several images, and a predictor sets the number of tokens at evaluation.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -76,12 +76,12 @@ class Options(RouterOptions):
     """decay of the thresholds' moving average per step"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
+        """Returns the number of slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
         return self.tokens if not train and self.eval_capacity_factor is None else super().capacity(train=train)
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` (width, experts); with a predictor `w1` (width, width), `b1` (width,), `w2` (width, experts), `b2` (experts,)."""
+    """Returns `kernel` (width, experts); for a predictor, `w1` (width, width), `b1` (width,), `w2` (width, experts), `b2` (experts,)."""
     params, width = init_kernel(generator, options), options.width
     for name, size in {"1": width, "2": options.experts}.items() if options.predictor else ():
         params[f"w{name}"] = lecun_normal(generator, (width, size), width)
@@ -103,9 +103,9 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax. At evaluation, experts take the predicted number of tokens. The softmax weights them.
+    """Expert Choice by the softmax. The combine weights are the softmax. This router takes no noise.
 
-    There is no noise.
+    At evaluation, the threshold of an expert determines the tokens of the expert (see `scores_above`).
 
     state: `thresholds` (experts,). `statistics["reached"]`: the result of `capacity_thresholds`.
 
@@ -127,7 +127,7 @@ def route(
     check_logits(logits, options)
     scores = softmax_affinity(logits)
 
-    # The prediction or, without a predictor, the scores decide which tokens an expert takes at evaluation.
+    # At evaluation, the prediction or, without a predictor, the score decides whether an expert takes a token.
     by = scores
     if options.predictor:
         predicted = capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])
@@ -150,7 +150,7 @@ def route(
 
 
 def update(options: Options, state: State, statistics: State) -> State:
-    """The state after a step, from the `reached` statistics of all its groups: see `moved_thresholds`."""
+    """Returns the state after a step, from the `reached` statistics of all groups (see `moved_thresholds`)."""
     thresholds = moved_thresholds(state["thresholds"], statistics["reached"], decay=options.threshold_decay)
     return {"thresholds": thresholds}
 

@@ -33,28 +33,28 @@ def init_kernel(generator: np.random.Generator, options: Any) -> Params:
 
 
 def init_bias(options: Any) -> Params:
-    """Returns `bias` (experts,), all 0, if the options set a bias, else no parameters."""
+    """Returns `bias` (experts,), all 0, if the option `bias` is True, and no parameters otherwise."""
     return {"bias": np.zeros(options.experts, np.float32)} if getattr(options, "bias", False) else {}
 
 
 def jitter_noise(options: Any) -> Noise | None:
-    """Noise for the jitter, uniform on [-1, 1], for every entry of every token; None without jitter."""
+    """Returns the noise for the jitter, uniform on [-1, 1], for every entry of every token, or None without jitter."""
     return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
 
 
 def gating_noise(options: Any) -> Noise | None:
-    """The standard normal noise for the logits or, if the noise multiplier is 0, the noise for the jitter."""
+    """Returns the standard normal noise for the logits or, if `noise_multiplier` is 0, the noise for the jitter."""
     return Noise((options.tokens, options.experts)) if options.noise_multiplier else jitter_noise(options)
 
 
 def check_logits(logits: Array, options: Any) -> None:
-    """Raises ShapeError unless the logits have the options' numbers of tokens and experts."""
+    """Raises ShapeError unless the logits match the numbers of tokens and experts in `options`."""
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("kernel", logits, -1, options.experts, "options.experts")
 
 
 def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:
-    """The balance loss with the load over a scope. The load counts the first choice of each token or, if set, the first `choices`."""
+    """Returns the balance loss. The load covers `scope` and counts the first `choices` (default: 1) choices of each token."""
     load = None if scope == "group" else expert_load(scores, choices=choices or 1, scope=scope)
     return balance_loss(scores, load) if choices is None else balance_loss(scores, load, choices=choices)
 
@@ -70,9 +70,9 @@ def auxiliary_losses(
 ) -> dict[str, Array]:
     """Returns the unweighted auxiliary losses whose weights are not 0.
 
-    `importance_loss` uses the softmax of the logits. `load_loss` requires noise. It uses the noisy logits and
-    `choices`. `balance_loss` uses the softmax of the noisy or clean logits (`balance_logits`) and counts `counted`
-    choices. `z_loss` uses the clean or noisy logits (`z_logits`).
+    `importance_loss` uses the softmax of the logits. `load_loss` uses the clean logits, the noisy logits and `choices`, and
+    requires noise. `balance_loss` uses the softmax of the noisy or clean logits (option `balance_logits`) and counts the
+    first `counted` choices of a token. `z_loss` uses the clean or noisy logits (option `z_logits`).
     """
     losses: dict[str, Array] = {}
     if options.importance_weight:

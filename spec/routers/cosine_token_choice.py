@@ -6,7 +6,7 @@
 | `dimensions` P | d_e, E / 2 |
 | `temperature` | tau |
 
-Tutel uses `temperature_form="log_scale"` with a projection bias. X-MoE uses "divide" without a projection bias.
+Tutel uses `temperature_form="log_scale"` and a projection bias. X-MoE uses `temperature_form="divide"` and no projection bias.
 """
 
 import math
@@ -65,8 +65,8 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`projection` (width, dimensions), `embeddings` (dimensions, experts), with small values as in Tutel, a scalar
-    `temperature` and, if the option is set, `projection_bias` (dimensions,), all 0."""
+    """Returns `projection` (width, dimensions), `embeddings` (dimensions, experts) and the scalar `temperature`. If the option
+    `projection_bias` is True, also returns `projection_bias` (dimensions,), all 0. The embeddings are small, as in Tutel."""
     projection = lecun_normal(generator, (options.width, options.dimensions), options.width)
     embeddings = generator.normal(0.0, 0.01, (options.dimensions, options.experts)).astype(np.float32)
     start = options.initial_temperature
@@ -80,7 +80,7 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the affinity of the noisy cosine logits.
 
-    noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`.
+    noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits.
     train: whether to use the training capacity.
 
     Source: microsoft/Tutel, tutel/gates/cosine_top.py; X-MoE, section 3.1.

@@ -59,12 +59,12 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Sends each token to the experts that its selectors choose. There is no noise.
+    """Sends each token to the experts that its selectors choose. This router takes no noise.
 
     params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and, for a per-token gate, `kernel`,
-    (width, choices * (bits + 1)). Evaluation also computes the losses.
+    (width, choices * (bits + 1)). The router computes the losses in training and at evaluation.
 
-    Source: DSelect-k. The ledgers of `dselect_k` and `dselect_k_losses` list what the paper leaves open.
+    Source: DSelect-k. The ledgers of `dselect_k` and `dselect_k_losses` list the questions that the paper leaves open.
 
     >>> from moespec.spec import ROUTERS
     >>> from moespec.spec.examples import LOGITS

@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1; the second is kept with a probability that grows with its gate.
+"""GShard's top-2: a token chooses two experts and keeps the second with a probability that grows with the second gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -31,7 +31,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `gshard`; a token chooses two experts."""
+    """Options of `gshard`. A token chooses two experts."""
 
     choices: ClassVar[int] = 2
     bias: bool = False
@@ -68,7 +68,7 @@ class Options(RouterOptions):
 
 
 def noise(options: Options) -> Noise | None:
-    """Returns the draws that keep or sample the second expert. If neither is random, returns the noise for the jitter."""
+    """Returns the noise that keeps or samples the second expert. With `second_expert="all"`, returns the noise for the jitter."""
     if options.second_expert == "sampled":
         return Noise((options.tokens, options.experts), (2.0**-24, 1.0))
     return Noise((options.tokens,), (0.0, 1.0)) if options.second_expert == "random" else jitter_noise(options)
@@ -77,11 +77,11 @@ def noise(options: Options) -> Noise | None:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
+    """Token Choice of two experts by the softmax, with gates that sum to 1 over both experts.
 
-    noise: (tokens,), uniform on [0, 1): a token keeps its second expert if twice that expert's gate, normalised over
-    the two best, exceeds the draw. To sample the second expert, noise is (tokens, experts), uniform on (0, 1). If it is
-    None (evaluation), every token keeps its second-best expert. train: whether to use the training capacity.
+    noise: (tokens,), uniform on [0, 1). A token keeps its second expert if 2 g2 exceeds the noise, where g2 is the
+    normalised gate of the second expert. To sample the second expert, noise is (tokens, experts), uniform on (0, 1). If noise is None
+    (evaluation), every token keeps its second-best expert. train: whether to use the training capacity.
 
     Source: GShard, Algorithm 1. A sampled second expert: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
     top2gating.
@@ -106,7 +106,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     scores = softmax_affinity(logits)
 
-    # In training, the second expert is kept at random or sampled. The combine weights remain the scores.
+    # In training, noise keeps or samples the second expert. The combine weights are still the scores.
     selection = scores
     keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":

@@ -1,12 +1,12 @@
-"""The hash layer as a router: it takes token ids, and its tables are parameters that are not trained.
+"""The hash layer as a router: fixed tables map token ids to experts.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
 | `ids` (T,) | the token x_t; see `token_ids` |
 | `tables` (N, V) | hash(.), N of them for MultiHash |
 
-The tables are integers in a floating array, so every backend and checkpoint treats them as parameters. The tables get
-no gradient, and the optimiser does not change them.
+The tables hold integers in a floating dtype, so backends and checkpoints treat the tables as parameters. The tables get
+no gradient, and no optimiser changes the tables.
 
 >>> from moespec.spec import ROUTERS, slot_tokens
 >>> router = ROUTERS["hash"]
@@ -39,7 +39,7 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `hash`; without a capacity factor it drops no token."""
+    """Options of `hash`. By default, the capacity is unlimited, so the router drops no token."""
 
     capacity_factor: Factor = math.inf
     rounding: Literal["ceil", "round"] = "ceil"
@@ -53,7 +53,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`tables` (hashes, ids), random."""
+    """Returns random `tables` (hashes, ids)."""
     draws = generator.random((options.hashes, options.ids or options.tokens))
     return {"tables": np.stack([hash_table_random(row, experts=options.experts) for row in draws]).astype(np.float32)}
 
@@ -67,10 +67,10 @@ def route(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """Sends each token to the expert of its id. Without ids, the position of a token is its id.
+    """Sends each token to the expert that the table assigns to the token id. Without ids, the position of a token is the id.
 
-    params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. There is no noise. Routing is the same in
-    training and at evaluation unless `eval_capacity_factor` is set.
+    params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. This router takes no noise. Training and
+    evaluation have the same routing unless `eval_capacity_factor` is set.
 
     Raises ConfigError for MultiHash, which has no routing.
     """

@@ -1,4 +1,4 @@
-"""Hierarchical noisy top-k gating: a token chooses branches, and experts in each branch.
+"""Hierarchical noisy top-k gating: a token chooses branches, then experts in each chosen branch.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix B |
 |---|---|
@@ -49,7 +49,7 @@ class Options(RouterOptions):
 
     @property
     def levels(self) -> tuple[int, int]:
-        """The number a of branches, and the number b of experts per branch. Raises ConfigError unless `branches` divides `experts`."""
+        """The number of branches and the number of experts per branch. Raises ConfigError unless `branches` divides `experts`."""
         branches = self.branches
         if branches is None:
             branches = max([n for n in range(1, math.isqrt(self.experts) + 1) if self.experts % n == 0])
@@ -59,12 +59,12 @@ class Options(RouterOptions):
 
     @property
     def columns(self) -> int:
-        """Logits per token: one for each branch and one for each expert."""
+        """The number of logits per token: one for each branch and one for each expert."""
         return self.levels[0] + self.experts
 
     @property
     def requests(self) -> tuple[int, int]:
-        """Every token requests a slot for each choice of an expert in each of its branches."""
+        """The number of tokens, and the number of slots that each token requests: one for each chosen expert in each chosen branch."""
         branches, experts = self.levels
         return self.tokens, min(self.choices_per_level, branches) * min(self.choices_per_level, experts)
 
@@ -79,7 +79,7 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the gates, which are also the combine weights. A gate is the product of the gates of both levels.
 
-    If gates underflow to 0, a token may choose any expert with such a gate. The combine weight is then 0.
+    If gates underflow to 0, a token may choose an expert with a gate of 0, and the combine weight is 0.
 
     params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), standard
     normal, or None (evaluation) for no noise and no load loss. train: whether to use the training capacity.
@@ -96,7 +96,7 @@ def route(
     ([[0, 1, 3, 4, 6, 6], [6, 6, 6, 6, 6, 6], [6, 6, 6, 6, 6, 6], [2, 5, 6, 6, 6, 6]], [4.0, 0.0, 0.0, 2.0])
     """
 
-    # Logits of branches and experts, and logits of the scale of their noise.
+    # Logits of branches and experts, and logits of the noise scales.
     logits = router_logits(tokens, params["kernel"])
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("kernel", logits, -1, options.columns, "options.branches and options.experts")

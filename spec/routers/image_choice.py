@@ -1,4 +1,4 @@
-"""Image choice: an image chooses its experts, and all its tokens go there.
+"""Image choice: an image chooses experts, which process all tokens of the image.
 
 | here | Mobile V-MoE (arXiv 2309.04354), section 2 |
 |---|---|
@@ -6,7 +6,7 @@
 | scores (images, E) | softmax(W x), of an image x |
 | `choices` | k |
 
-Computing an image requires the parameters of only `choices` experts. The losses balance the choices of the images of a
+A layer needs the parameters of only `choices` experts for an image. The losses balance the choices of all images in a
 group. In a group with one image, the losses push the image toward choosing all experts equally.
 
 Ambiguity ledger
@@ -42,7 +42,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `image_choice`; without a capacity factor it drops no token."""
+    """Options of `image_choice`. By default, the capacity is unlimited, so the router drops no token."""
 
     capacity_factor: Factor = math.inf
     rounding: Literal["ceil", "round"] = "ceil"
@@ -70,7 +70,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the softmax of an image's logits, the same for all its tokens. There is no noise.
+    """Token Choice by the softmax of the logits of an image, which all tokens of the image share. This router takes no noise.
 
     Source: Daxberger et al. 2023, section 2.
 
@@ -84,7 +84,7 @@ def route(
     """
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
 
-    # Logits of images, and scores of their tokens.
+    # Logits of images, and scores of the tokens in the images.
     logits = router_logits(pool_images(tokens, images=options.images, pool=options.pool), params["kernel"])
     check_size("kernel", logits, -1, options.experts, "options.experts")
     scores = spread_images(softmax_affinity(logits), tokens=options.tokens)

@@ -48,16 +48,16 @@ class Options(RouterOptions):
 
     @property
     def requests(self) -> tuple[int, int]:
-        """Tokens that are not removed request slots, one for each choice."""
+        """The number of tokens that remain, and the number of slots that each remaining token requests."""
         return surviving_tokens(self.tokens, self.drop), self.choices
 
 
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy softmax, in which only the most important tokens take part.
+    """Token Choice by the noisy softmax for the most important tokens.
 
-    noise: (tokens, experts), standard normal. The losses include the removed tokens.
+    noise: see `softmax_token_choice`. The losses include the removed tokens.
 
     >>> import numpy as np
     >>> from moespec.spec import ROUTERS, slot_tokens

@@ -1,4 +1,4 @@
-"""Mixture-of-Depths: a block processes only the tokens with the largest router weights, and the others bypass it.
+"""Mixture-of-Depths: a block processes only the tokens with the largest router weights; other tokens bypass the block.
 
 | here | Mixture-of-Depths (arXiv 2404.02258), section 3.4 |
 |---|---|
@@ -7,8 +7,8 @@
 | capacity | C, from a fraction of the tokens |
 | expert | the block f |
 
-The paper has one expert: set `experts=1`, and set `capacity_factor` to the fraction of tokens. The residual connection around
-the layer carries the tokens that are not chosen. Here the expert is the MLP of a block. The paper's f also includes the attention.
+The paper has one expert. For the setting of the paper, set `experts=1`, and set `capacity_factor` to the fraction of tokens to
+process. Other tokens use only the residual connection. Here, the expert is the MLP of a block. In the paper, the expert includes attention.
 
 Ambiguity ledger
 
@@ -75,7 +75,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the logits. The combine weights are the logits or their sigmoid. There is no noise.
+    """Expert Choice by the logits. The combine weights are the logits or their sigmoid. This router takes no noise.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

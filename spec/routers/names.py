@@ -1,4 +1,4 @@
-"""Router names as a type, so that editors complete them and type checkers reject unknown names."""
+"""The type of router names. Editors complete the names, and type checkers reject unknown names."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Noisy top-k gating: Token Choice by logits with noise of a learned scale, combined with the gates of the chosen experts.
+"""Noisy top-k gating: Token Choice by noisy logits, where the parameter `noise_kernel` determines the scale of the noise.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538) |
 |---|---|
@@ -50,7 +50,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """Returns `kernel` and `noise_kernel` (width, experts), all 0. Every expert is then equally likely, and the noise scale is log 2."""
+    """Returns `kernel` and `noise_kernel` (width, experts), all 0. All experts are then equally likely, with noise scale log 2."""
     return {name: np.zeros((options.width, options.experts), np.float32) for name in ("kernel", "noise_kernel")}
 
 

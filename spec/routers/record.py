@@ -1,4 +1,4 @@
-"""The record of a router: its options, initial parameters and routing function."""
+"""The class `Router`: the options, the initial parameters and the routing function of a router."""
 
 import inspect
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _no_update(options: Any, state: State, statistics: State) -> State:
 
 
 def _fields(options: Any) -> set[str]:
-    """The field names of a dataclass; empty for anything else."""
+    """The field names of a dataclass, or an empty set for another object."""
     return {each.name for each in fields(options)} if is_dataclass(options) else set()
 
 
@@ -42,27 +42,27 @@ def _fields(options: Any) -> set[str]:
 class Router(Generic[OptionsOf]):
     """One router.
 
-    name: the last part of its module's name. source: the publications that define it. Options: the class of its options.
-    init: `init(generator, options)` returns NumPy parameters (float32).
-    route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its
-        metrics, and the statistics for `update`. `route` also takes `state` if the router has one, and the input that
-        `requires` names. tokens: (tokens, width), in a backend (groups, tokens, width). params: as returned by `init`.
-        options: an instance of `Options`, or of another class with the same fields. noise: with the shape of
-        `noise(options)`, or None for no noise. train: whether this is a training step. `route` raises ConfigError for the options
-        of another router, a missing parameter, or a state with other names. Like the public functions that it calls, it raises
-        ShapeError, DtypeError or ContractError for invalid arrays.
-    noise: `noise(options)` describes the noise that the router takes in training; None for no noise.
-    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it. No optimiser changes the state.
-    update: `update(options, state, statistics)` returns the state after a step, from the state before it and the statistics
-        summed over all tokens of the step. `update` raises ConfigError for a router without state or a state with other names.
-    requires: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
-    decays, frozen: names of parameters: `decays` get weight decay; `frozen` are not trained and get no gradient.
+    name: the name of the router, the last component of the module name. source: the publications that define the router.
+    Options: the class of the options. init: `init(generator, options)` returns the initial parameters as float32 NumPy arrays.
+    route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, the losses, the
+        metrics, and the statistics for `update`. `route` takes `state` only if the router has a state. `requires` names another
+        input. tokens: (tokens, width), in a backend (groups, tokens, width). params: parameters like the result of `init`.
+        options: an instance of `Options`, or of another class with the same fields. noise: an array that `noise(options)`
+        describes, or None for no noise. train: whether to route for training. `route` raises ConfigError for the options
+        of another router, a missing parameter, or a state with wrong names. `route` raises ShapeError, DtypeError or
+        ContractError for invalid arrays.
+    noise: `noise(options)` describes the noise array that the router takes in training, or returns None for no noise.
+    state: `state(options)` describes, by name, the arrays that the router keeps from step to step. No optimiser changes the state.
+    update: `update(options, state, statistics)` returns the state after a step. `statistics` is the sum over all groups of the step.
+        `update` raises ConfigError for a router without a state, or for a state with wrong names.
+    requires: the name of an additional input of `route`: "ids" for (tokens,) integers, or "" for no input.
+    decays: the names of parameters with weight decay. frozen: the names of parameters without gradients.
     models: published models that use this router, some with non-default options.
-    balances, drops: texts that say what the router balances and how, and which tokens may get no expert.
-    cost: the cost of routing a group, as a text, in multiply-adds unless stated otherwise.
+    balances: a text that describes the balancing. drops: a text that describes the tokens that may get no expert.
+    cost: a text that states the cost of routing a group, in multiply-adds unless stated otherwise.
     compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
-        takes a backend `B` and arrays with a leading axis of groups. Built-in routers have both in `moespec.backends.routers`.
-    revision, functions: the revision of its row in the conformance matrix, and the public functions in this row besides the router.
+        takes a backend `B` and arrays with a leading groups axis. `moespec.backends.routers` implements the built-in routers.
+    revision: the revision of the row in the conformance matrix. functions: the public functions that the row also covers.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Router(Generic[OptionsOf]):
     functions: tuple[str, ...] = field(kw_only=True, default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "__module__", self.name)  # user routers are looked up by module
+        object.__setattr__(self, "__module__", self.name)  # `own_name` finds user routers by module
         object.__setattr__(self, "name", self.name.rpartition(".")[2])
         self._check_functions()
         object.__setattr__(self, "route", self._checked_route(self.route))
@@ -102,7 +102,7 @@ class Router(Generic[OptionsOf]):
         return self.requires
 
     def _check_functions(self) -> None:
-        """Raises ConfigError unless `Options` is a class of options and each function accepts the arguments that it will get."""
+        """Raises ConfigError unless `Options` is a subclass of `RouterOptions` and each function accepts the required arguments."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
         counts = {"init": 2, "noise": 1, "state": 1, "route": 3, "update": 3, "compose": 4, "compose_update": 4}
@@ -118,7 +118,7 @@ class Router(Generic[OptionsOf]):
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:
-        """Returns the output of `route`. Raises ConfigError unless it is a RouterOutput whose losses are scalars (means over groups)."""
+        """Returns `output`. Raises ConfigError unless `output` is a RouterOutput and every loss is a scalar (a mean over groups)."""
         if not isinstance(output, RouterOutput):
             raise ConfigError(f"router {self.name!r}: route: expected a RouterOutput, got {type(output).__name__}")
         for name, loss in output.losses.items():
@@ -128,7 +128,7 @@ class Router(Generic[OptionsOf]):
 
     @property
     def options(self) -> type[OptionsOf]:
-        """Creates options of this router, like the class `Options`: `router.options(width=384, experts=8, tokens=196)`.
+        """Creates options of this router, for example by `router.options(width=384, experts=8, tokens=196)`.
 
         Raises ConfigError for an unknown option or an invalid value.
         """
@@ -140,7 +140,7 @@ class Router(Generic[OptionsOf]):
         return cast("type[OptionsOf]", options)
 
     def initial_state(self, options: Any) -> State:
-        """The state before the first step: NumPy arrays (float32) by name; empty for a router without state."""
+        """The state before the first step: float32 NumPy arrays by name, or an empty dict for a router without a state."""
         return {name: np.full(kept.shape, kept.value, np.float32) for name, kept in self.state(options).items()}
 
     def _checked_route(self, route: Callable[..., RouterOutput]) -> Callable[..., RouterOutput]:
@@ -178,7 +178,7 @@ class Router(Generic[OptionsOf]):
             raise ConfigError(f"options: expected ROUTERS[{self.name!r}].options(...), got {options!r}")
 
     def _check_state(self, options: Any, state: State | None) -> bool:
-        """Whether the router has a state. Raises ConfigError for wrong names, ShapeError for wrong shapes."""
+        """Whether the router has a state. Raises ConfigError for wrong names in `state`, and ShapeError for wrong shapes."""
         wanted = self.state(options)
         if sorted(wanted) != sorted(state or {}):
             expected = f"{sorted(wanted)}, as from `initial_state`" if wanted else "no state"

@@ -1,4 +1,4 @@
-"""ReLU routing: a token goes to all experts with logits above 0, and the logits are the weights.
+"""ReLU routing: a token goes to all experts with logits above 0, and the logits are the combine weights.
 
 | here | ReMoE (arXiv 2412.14711), section 3 |
 |---|---|
@@ -7,7 +7,7 @@
 | `penalty`, a state | lambda, from `initial_penalty` |
 | `penalty_multiplier` | alpha |
 
-The paper drops no token, so `capacity_factor` is infinite by default. If it is finite, an expert keeps the tokens with its largest gates.
+The paper has no capacity, so `capacity_factor` is infinite by default. With a capacity, an expert keeps the tokens with the largest gates.
 
 Ambiguity ledger
 
@@ -44,7 +44,7 @@ __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `relu`; without a capacity factor it drops no token."""
+    """Options of `relu`. By default, the capacity is unlimited."""
 
     capacity_factor: Factor = math.inf
     rounding: Literal["ceil", "round"] = "ceil"
@@ -59,7 +59,7 @@ class Options(RouterOptions):
     """factor of the penalty after a step with too many gates above 0, and its divisor after a step with too few"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the slots C of an expert, at most one per token."""
+        """Returns the number of slots C of an expert, at most the number of tokens."""
         return min(super().capacity(train=train), self.tokens)
 
 
@@ -77,9 +77,9 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Each expert takes the tokens with a gate above 0 and weights them by the gate. The loss uses the penalty. There is no noise.
+    """An expert takes all tokens with a gate above 0. The combine weights are the gates. This router takes no noise.
 
-    state: `penalty`, a scalar. `statistics["excess"]`: the result of `excess_gates`.
+    state: `penalty`, a scalar factor of the loss. `statistics["excess"]`: the result of `excess_gates`.
 
     Source: ReMoE, section 3.
 
@@ -112,7 +112,7 @@ def route(
 
 
 def update(options: Options, state: State, statistics: State) -> State:
-    """The state after a step, from the `excess` of all its tokens: see `renewed_penalty`."""
+    """Returns the state after a step, from the sum of `excess` over all tokens of the step (see `renewed_penalty`)."""
     multiplier = options.penalty_multiplier
     return {"penalty": renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}
 

@@ -7,8 +7,8 @@
 | selection at evaluation | argmax of the logits |
 | gate | softmax (or sigmoid) of the logits at the chosen expert |
 
-Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may not be. For example,
-if all tokens are equal, the plan is uniform. Rounding errors then decide, and all tokens may choose the same expert.
+In training, S-BASE is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may be unbalanced. For example,
+the plan is uniform if all tokens are equal. Rounding errors then determine the argmax, and all tokens may choose the same expert.
 
 Ambiguity ledger
 
@@ -51,7 +51,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `s_base`; a token chooses one expert."""
+    """Options of `s_base`. A token chooses one expert."""
 
     choices: ClassVar[int] = 1
     bias: bool = False
@@ -82,11 +82,11 @@ def route(
 ) -> RouterOutput:
     """Token Choice of one expert, by the Sinkhorn plan if `train` is set and otherwise by the softmax. The plan carries no gradient.
 
-    noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
-    `jitter`, noise is (tokens, width), uniform on [-1, 1], and scales the tokens instead.
+    noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits. With
+    `jitter`, noise is (tokens, width), uniform on [-1, 1], and changes the tokens instead of the logits.
     train: whether to select by the plan and use the training capacity.
 
-    Source: Clark et al. 2022. The ledger lists what the paper leaves open.
+    Source: Clark et al. 2022. The ledger lists the questions that the paper leaves open.
 
     >>> import numpy as np
     >>> from moespec.spec import ROUTERS, slot_tokens
@@ -108,7 +108,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Selection, which carries no gradient, and gates.
+    # Selection and gates. The selection carries no gradient.
     scores = softmax_affinity(noisy)
     gates = scores if options.combine_with == "softmax" else sigmoid_affinity(noisy)
     selection = scores

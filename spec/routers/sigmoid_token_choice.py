@@ -118,7 +118,7 @@ class Options(RouterOptions):
 
     @property
     def best_of_group(self) -> int:
-        """Number of best experts whose scores make up a group's score."""
+        """The number of experts whose scores add up to the score of a group."""
         return {"top_2": 2, "top_k_over_m": self.choices // self.chosen_groups, "max": 1}[self.group_score]
 
 
@@ -139,7 +139,7 @@ def route(
     """Token Choice by the biased scores among the experts of the best groups. The unbiased scores are the combine weights.
 
     `batch_priority` uses the biased scores. `statistics` holds the result of `expert_load` or `required_biases`.
-    state: `bias` (experts,). There is no noise. train: whether to use the training capacity.
+    state: `bias` (experts,). This router takes no noise. train: whether to use the training capacity.
 
     Source: DeepSeek-V3, section 2.1.2.
 
@@ -191,7 +191,7 @@ def route(
         required = required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)
         statistics = {"required": required}
 
-    # Losses, on scores that sum to 1.
+    # Losses. The importance and balance losses use scores that sum to 1.
     losses: dict[str, Array] = {}
     shares = scores
     if options.affinity != "softmax" and (options.importance_weight or options.balance_weight):
@@ -207,7 +207,7 @@ def route(
 
 
 def update(options: Options, state: State, statistics: Any) -> State:
-    """The state after a step, from the statistics of all its tokens: see `balance_bias` and `quantile_bias`."""
+    """Returns the state after a step, from the statistics of all tokens in the step (see `balance_bias`, `quantile_bias`)."""
     if options.bias_update == "quantile":
         return {"bias": quantile_bias(state["bias"], statistics["required"], choices=options.choices)}
     rate, recentre = options.bias_update_rate, options.recentre_bias

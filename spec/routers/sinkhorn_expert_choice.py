@@ -6,7 +6,7 @@
 | plan (T, E) | Pi |
 | `sinkhorn_iterations` | iterations of the Sinkhorn algorithm |
 
-The module `plan` has the code and the ledger that all plan-based routers share.
+The module `plan` contains the code and the ledger entries that all plan-based routers share.
 """
 
 from dataclasses import dataclass
@@ -57,9 +57,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Experts choose tokens by the Sinkhorn plan of the noisy logits. By default, the combine weights are the softmax of these logits.
+    """Experts choose tokens by the Sinkhorn plan of the noisy logits. By default, the combine weights are the noisy softmax.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
     """
 
     # Logits.
@@ -70,7 +70,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Plan. If the plan only selects, it carries no gradient, so its iterations are not recorded.
+    # Plan. A plan that only selects is computed from constant logits and carries no gradient.
     planned = noisy if options.combine_with == "plan" else stop_gradient(noisy)
     plan = sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
     combine_with, from_clean = options.combine_with, options.combine_from_clean_logits

@@ -1,4 +1,4 @@
-"""Soft MoE: each slot takes a weighted mean of all tokens, and each token a weighted mean of all slot outputs.
+"""Soft MoE: a slot is a weighted mean of all tokens, and the output of a token is a weighted mean of all slot outputs.
 
 | here | Soft MoE (arXiv 2308.00951) |
 |---|---|
@@ -52,7 +52,7 @@ class Options(RouterOptions):
     """ablation of the combine weights"""
 
     def of_tokens(self, tokens: int, images: int | None = None) -> Self:
-        """Copies these options for groups of a different size, with the same number of slots."""
+        """Copies these options for groups of a different size. The copy has the same number of slots."""
         options = super().of_tokens(tokens, images)
         object.__setattr__(options, "slots_per_expert", self.capacity())
         return options

@@ -60,7 +60,7 @@ class Options(RouterOptions):
     """weight lambda of the entropy in that program"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the slots C of an expert. Also raises ConfigError if the cap leaves too few tokens to fill the slots."""
+        """Returns the number of slots C of an expert. Also raises ConfigError if the cap leaves too few tokens to fill the slots."""
         slots = super().capacity(train=train)
         if self.cap is not None:
             check_cap(slots, self.cap, self.tokens, self.experts)
@@ -70,9 +70,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Experts choose tokens by the noisy softmax or, with a `cap`, by its capped affinity. The combine weights are the softmax.
+    """Experts choose tokens by the noisy softmax or, with a `cap`, by the capped affinity. The combine weights are the softmax.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
 
     The cap is not a strict limit: in the example, token 3 has three experts although the cap is 2.
 

@@ -73,8 +73,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the noisy softmax.
 
-    noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
-    `jitter`, noise is (tokens, width), uniform on [-1, 1], and scales the tokens instead.
+    noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits. With
+    `jitter`, noise is (tokens, width), uniform on [-1, 1], and changes the tokens instead of the logits.
     train: whether to use the training capacity.
     """
 

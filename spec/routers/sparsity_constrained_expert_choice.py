@@ -6,7 +6,7 @@
 | plan (T, E) | Pi, at most C tokens per expert |
 | `transport_steps` | iterations of the solver |
 
-The module `plan` has the code and the ledger that all plan-based routers share.
+The module `plan` contains the code and the ledger entries that all plan-based routers share.
 """
 
 from dataclasses import dataclass
@@ -62,11 +62,11 @@ def route(
 ) -> RouterOutput:
     """Expert Choice by the sparsity-constrained plan of the softmax. The combine weights are the softmax or the plan.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
 
-    The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. With fewer than
-    T / E slots per expert (a capacity factor below 1), the constraints of the plan are infeasible; see
-    `sparse_transport_affinity`.
+    The plan carries no gradient. If the combine weights are the plan, only the losses of the router train the kernel. With
+    fewer than T / E slots per expert (a capacity factor below 1), the constraints of the plan are infeasible (see
+    `sparse_transport_affinity`).
     """
 
     # Logits.
@@ -78,7 +78,7 @@ def route(
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
     capacity = options.capacity(train=train)
 
-    # Plan, which carries no gradient.
+    # Plan. The plan carries no gradient.
     objective, steps = options.transport_objective, options.transport_steps
     utility = stop_gradient(softmax_affinity(noisy))
     plan = sparse_transport_affinity(utility, objective=objective, steps=steps, capacity=capacity)

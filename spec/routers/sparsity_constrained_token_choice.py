@@ -8,7 +8,7 @@
 | `transport_steps` | iterations of the solver |
 
 The paper defines this plan only for Expert Choice. The plan for Token Choice follows google-research/vmoe. Every token
-chooses K experts, even if the plan assigns it to fewer than K.
+chooses K experts, even if the plan assigns the token to fewer experts.
 
 Ambiguity ledger
 
@@ -20,7 +20,7 @@ RT-6: What happens to a choice whose plan entry is 0?
     Alternative b: it is not made and requests no slot.
     Alternative c: it is made, but with weight 0 even if the softmax combines.
 
-The module `plan` has the code and the ledger that all plan-based routers share.
+The module `plan` contains the code and the ledger entries that all plan-based routers share.
 """
 
 from dataclasses import dataclass
@@ -82,11 +82,11 @@ def route(
 ) -> RouterOutput:
     """Token Choice by a plan with at most K experts per token. The combine weights are the softmax or the plan.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
 
-    The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. Rows of the
-    semi-dual's plan sum to 1. Batch priority by the sum of the choices therefore depends only on rounding errors. So
-    does priority by the largest entry for tokens that the plan assigns to one expert.
+    The plan carries no gradient. If the combine weights are the plan, only the losses of the router train the kernel. With
+    `transport_objective="semi_dual"`, the rows of the plan sum to 1. Then `batch_priority="sum"` orders the tokens by rounding
+    errors. With `batch_priority="max"`, rounding errors order the tokens that the plan assigns to only one expert.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -105,7 +105,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Plan, which carries no gradient.
+    # Plan. The plan carries no gradient.
     objective, steps = options.transport_objective, options.transport_steps
     utility = stop_gradient(softmax_affinity(noisy))
     plan = sparse_transport_affinity(

@@ -47,7 +47,7 @@ class Options(RouterOptions):
     """weight of the threshold loss, a sum over tokens and experts, in training only"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
+        """Returns the number of slots C of an expert. Raises ConfigError if C is below 1 or above the number of tokens."""
         if not train and self.eval_capacity_factor is None:
             return self.tokens
         return super().capacity(train=train)
@@ -62,11 +62,11 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax in training. At evaluation, experts take all tokens with gates above their thresholds. A token's
-    gates are divided by their sum. With a capacity at evaluation, an expert keeps the tokens with the largest gates after this division.
+    """Expert Choice by the softmax in training. At evaluation, an expert takes all tokens whose gates exceed the threshold of the expert.
+    The chosen gates of a token are divided by their sum. With `eval_capacity_factor`, an expert keeps the largest weights.
 
-    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether to use the mask for training. There is no
-    noise.
+    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether each expert chooses C tokens, without
+    thresholds. This router takes no noise.
 
     Source: Shazeer et al. 2017, appendix F.
 

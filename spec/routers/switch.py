@@ -8,7 +8,7 @@
 | `balance_weight` | alpha, 1e-2 |
 | `capacity_factor` | capacity factor, 1.25 |
 
-Without jitter, this is V-MoE's Token Choice with one expert and no noise.
+Without jitter, this router equals V-MoE's Token Choice with one expert and without noise.
 
 Ambiguity ledger
 
@@ -55,7 +55,7 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `switch`; a token chooses one expert."""
+    """Options of `switch`. A token chooses one expert."""
 
     choices: ClassVar[int] = 1
     bias: bool = False

@@ -1,1 +1,1 @@
-"""Custom routers in a third-party package: one with a parameter, one with a state, one with arithmetic that moespec lacks."""
+"""Custom routers in a third-party package: one with a parameter, one with a state, and one with a new building block."""

@@ -1,4 +1,4 @@
-"""Token Choice by scores minus the average load of their expert. The average is a state, which no optimiser updates."""
+"""Token Choice by scores minus a multiple of the average load of each expert. The average load is a state, which no optimiser updates."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +27,12 @@ def state(options):
 
 
 def offset(load, strength):
-    """The term added to the scores. It is a function so that the vectors record it as a step, like the building blocks."""
+    """Returns the term that is added to the scores. Golden vectors record this function as a separate step."""
     return -strength * load
 
 
 def compose(B, params, tokens, options, *, state, noise=None, train=False):
-    """Written once: `B` is any backend, or the specification, which has no groups axis."""
+    """The router for any backend `B`, and for the specification, where arrays have no groups axis."""
     scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     selection = B.biased_scores(scores, offset(state["load"], options.strength))
     capacity = options.capacity(train=train)
@@ -42,7 +42,7 @@ def compose(B, params, tokens, options, *, state, noise=None, train=False):
 
 
 def compose_update(B, options, state, statistics):
-    """Called once per step with the load over all groups, micro-batches and devices."""
+    """Returns the state after a step. `statistics` contains the load, summed over all groups, micro-batches and devices."""
     part = statistics["load"] / B.xp.sum(statistics["load"])
     return {"load": (1 - options.rate) * B.xp.promote(state["load"]) + options.rate * part}
 

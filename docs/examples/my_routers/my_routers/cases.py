@@ -1,13 +1,13 @@
-"""Cases of the routers. `moespec conformance golden --cases my_routers.cases --out vectors` makes golden vectors from them."""
+"""Test cases for the routers. `moespec conformance golden --cases my_routers.cases --out vectors` writes golden vectors."""
 
 from moespec.conformance.author.own import Function, Output, common
 
 
-def squares(tokens, centres):  # these terms cancel in the distance, so its rounding errors scale with their sum
+def squares(tokens, centres):  # rounding errors of the distance scale with this sum of squares
     return (tokens**2).sum(1)[:, None] + (centres**2).sum(0)
 
 
-FUNCTIONS = (  # the package's building blocks, and the axes of their results
+FUNCTIONS = (  # the building blocks in this package, with the axes of their results
     Function("my_routers.tempered:temper", {"logits": Output("groups tokens experts")}),
     Function("my_routers.averaged:offset", {"offset": Output("experts")}),
     Function("my_routers.nearest:nearness", {"scores": Output("groups tokens experts", written=squares)}),

@@ -1,4 +1,4 @@
-"""Token Choice by the distance to each expert's centre under the t-SNE kernel: scores `1 / (1 + distance**2)`, divided by their sum."""
+"""Token Choice by the distance to the centre of each expert. The scores are `1 / (1 + distance**2)` (as in t-SNE), divided by their sum."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ def init(generator, options):
 
 
 def nearness(B, tokens, centres):
-    """The building block: tokens (..., T, D), centres (D, E) -> scores (..., T, E). `B.xp` has the operations."""
+    """A building block: tokens (..., T, D), centres (D, E) -> scores (..., T, E). `B.xp` is the array namespace of `B`."""
     xp = B.xp
     tokens, centres = xp.promote(tokens), xp.promote(centres)
     squares = xp.sum(xp.square(tokens), -1, keepdims=True) + xp.sum(xp.square(centres), 0)
@@ -32,7 +32,7 @@ def nearness(B, tokens, centres):
 
 
 def compose(B, params, tokens, options, *, noise=None, train=False):
-    """Written once: `B` is any backend, or the specification, which has no groups axis."""
+    """The router for any backend `B`, and for the specification, where arrays have no groups axis."""
     scores = nearness(B, tokens, params["centres"])
     routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     return spec.RouterOutput(routing, {}, B.routing_metrics(routing))

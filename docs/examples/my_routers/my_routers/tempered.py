@@ -20,12 +20,12 @@ class Options(RouterOptions):
 
 
 def init(generator, options):
-    """`kernel` (width, experts), and `temperature` (experts,) of 1."""
+    """Returns `kernel` (width, experts) and `temperature` (experts,), which is 1."""
     return {**init_kernel(generator, options), "temperature": np.ones(options.experts, np.float32)}
 
 
 def temper(logits, temperature):
-    """Logits divided by a temperature. It is a function so that the vectors record it as a step, like the building blocks."""
+    """Returns the logits divided by a temperature. Golden vectors record this function as a separate step."""
     return logits / temperature
 
 
@@ -37,7 +37,7 @@ def route(params, tokens, options, *, noise=None, train=False):
 
 
 def compose(B, params, tokens, options, *, noise=None, train=False):
-    """The same for JAX and torch, for several groups: `B` is the backend."""
+    """The router in a backend `B` (JAX or torch), for several groups."""
     scores = B.softmax_affinity(temper(B.router_logits(tokens, params["kernel"]), params["temperature"]))
     routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     loss = B.balance_loss(scores)
