@@ -52,7 +52,7 @@ UPDATES: Mapping[str, Callable[..., State]] = {
 
 
 def composed(B: Any) -> Routers:
-    """The routers by name, computed by `B`, a backend or a module with a backend's functions."""
+    """Returns the routers by name, bound to `B`, which is a backend or a module with the functions of a backend."""
 
     def bound(router: Router[Any], compose: Any, update: Any) -> Router[Any]:
         return replace(router, route=partial(compose, B), update=partial(update, B) if update else router.update)
