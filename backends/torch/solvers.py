@@ -1,4 +1,4 @@
-"""The solvers of affinities as operators, which are opaque to compilers. The affinities carry no gradient."""
+"""The iterative solvers of affinities, as operators that are opaque to compilers. The affinities carry no gradient."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def adam_plan(
 
 @operator
 def sinkhorn_plan(logits: Tensor, iterations: int) -> Tensor:
-    """`moespec.backends.common.affinities.sinkhorn_plan`, for logits with a kernel on a GPU."""
+    """Computes `moespec.backends.common.affinities.sinkhorn_plan`, with a Triton kernel where available."""
     if uses_kernel(logits):
         from moespec.backends.torch import kernels
 
