@@ -132,7 +132,7 @@ def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
 
 
 def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]:
-    """The `count` largest entries, descending, and `place`, which scatters a function of these entries into zeros like `x`."""
+    """Returns the `count` largest entries, descending, and `place`: `place(f)` writes `f(entries)` into zeros like `x`."""
     if count == x.shape[-1]:
         return torch.sort(x, dim=-1, descending=True, stable=True).values, lambda function: function(x)
     index = top_indices(x, count).long()
@@ -186,7 +186,7 @@ def whole(function: Callable[..., Any]) -> Any:
 
 
 def _sinkhorn_fits(logits: Tensor) -> bool:
-    """True if `kernels.sinkhorn` supports the logits (G, T, E): no gradient, and at most 64 registers for each of 256 threads."""
+    """True if `kernels.sinkhorn` supports the logits (G, T, E): float32, no gradient, at most 64 registers for each of 256 threads."""
     _, tokens, experts = logits.shape
     numbers = (1 << (tokens - 1).bit_length()) * (1 << (experts - 1).bit_length())
     return operators.on_gpu(logits) and not logits.requires_grad and logits.dtype == torch.float32 and numbers <= 2**14

@@ -133,7 +133,7 @@ def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: Optimiz
 
 
 def pieces_of(state: SpreadState) -> dict[str, Any]:
-    """A state as nested dicts of `Shards`, and its step. If several processes have the same part, only the first of them includes it."""
+    """A state as nested dicts of `Shards`, and its step. If several processes have the same part, only the first one includes this part."""
     devices = state.devices
 
     def pieces(leaf: Tensor, slot: str, path: Path) -> Shards:
