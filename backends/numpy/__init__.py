@@ -4,7 +4,7 @@ The compiled backends must return the same results. This backend is fast enough 
 the routers of the specification, not the composed routers that the compiled backends share.
 """
 
-# ruff: noqa: E402, I001 (the sections are a table of contents)
+# ruff: noqa: E402, I001 (imports are grouped by section)
 
 import sys as _sys
 

@@ -1,4 +1,4 @@
-"""The array operations that models need, in float64 (complex for the complex step), and conversion from and to NumPy."""
+"""The array operations that models need, in float64 (complex for the complex step), and conversion to and from NumPy."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -137,7 +137,7 @@ def _stack(values: Sequence[Array]) -> Array:
 def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
     """Makes a router of the specification run group by group. The result is the reference for the routers of compiled backends.
 
-    If the balance loss spans several groups, `of_all` runs instead, which is composed of batched functions like the compiled routers.
+    If the balance loss spans several groups, the router `of_all` runs instead. Like compiled routers, `of_all` combines batched functions.
     """
 
     def route(

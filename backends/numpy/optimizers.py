@@ -78,7 +78,7 @@ def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options
 
 
 def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
-    """LAMB: the update of `adamw`, including its decay, scaled to the norm of the parameter.
+    """LAMB: the update of `adamw`, including the decay, scaled to the norm of the parameter.
 
         v = the update of adamw
         u = v ||p||_2 / ||v||_2,        or v itself where one of the norms is 0

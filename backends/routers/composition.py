@@ -86,7 +86,7 @@ def several_choices(options: Any) -> dict[str, Any]:
 
 
 def balance(B: Blocks, scores: Array, scope: str, choices: int | None = None) -> Array:
-    """The balance loss of `scores`, with the load over `scope`. The load counts the first `choices` choices of each token (default: 1)."""
+    """The balance loss of `scores`, with the load over `scope`. The load counts the first `choices` experts of each token (default: 1)."""
     counted = {} if choices is None else {"choices": choices}
     if scope == "group":
         return B.balance_loss(scores, **counted)
@@ -112,8 +112,8 @@ def noisy_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> Losses:
-    """The losses of a router with gating noise. The load loss, for `choices` choices per token, requires noise, so it
-    is omitted at evaluation. The load of the balance loss counts the first `counted` choices of each token."""
+    """The losses of a router with gating noise. The load loss, with `choices` experts per token, requires noise and is
+    omitted at evaluation. The load of the balance loss counts the first `counted` experts of each token."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
     balanced = noisy if options.balance_logits == "noisy" else clean

@@ -105,7 +105,7 @@ def sparse_plan(B: Blocks, options: Any, scores: Array, **constraint: Any) -> Ar
 
 
 def combine_scores(B: Blocks, options: Any, clean: Array, noisy: Array, plan: Array) -> Array:
-    """The scores that weight the experts' outputs."""
+    """Returns the combine weights that the options select."""
     if options.combine_with == "plan":
         return plan
     return B.softmax_affinity(clean if options.combine_from_clean_logits else noisy)

@@ -8,7 +8,7 @@ Letters in shapes: G groups, T tokens, E experts, C capacity, K choices, D width
 layers, N hashes, V ids.
 """
 
-# ruff: noqa: E402, I001 (the sections are a table of contents)
+# ruff: noqa: E402, I001 (imports are grouped by section)
 
 import sys as _sys
 

@@ -152,7 +152,7 @@ def cast(x: Tensor, dtype: str | torch.dtype) -> Tensor:
 
 
 def round_to_bfloat16(x: Tensor) -> Tensor:
-    """`x` rounded to the nearest bfloat16 numbers, in the dtype of `x`. Gradients are rounded in the same way."""
+    """Rounds `x` to the nearest bfloat16 numbers, and keeps the dtype of `x`. Gradients are rounded in the same way."""
     return x.bfloat16().to(x.dtype)
 
 
@@ -162,7 +162,7 @@ def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Repeats `x` to `shape`, along axes of size 1 and new leading axes."""
+    """Broadcasts `x` to `shape`, along axes of size 1 and new leading axes."""
     return torch.broadcast_to(x, tuple(shape))
 
 

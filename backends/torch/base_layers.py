@@ -6,7 +6,7 @@ Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gra
 experts are copied back. A device waits for the host only in this operator. The solver works on integers, so rounding can neither
 unbalance the assignment nor make the solver cycle. Sinkhorn steps at falling temperatures give initial prices. Then, in a limited
 number of steps, the price of an expert rises if more tokens prefer the expert than it has slots, and falls if fewer do. Each token
-takes the expert with the highest score minus price. This assignment is the best one with its number of tokens per expert. A repair
+takes the expert with the highest score minus price. No assignment with the same number of tokens per expert is better. A repair
 removes the remaining imbalance: in each step, tokens with the same loss move along the cheapest path from an overfull expert to an
 expert with free slots (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). Each step keeps the assignment optimal
 for the new numbers of tokens per expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
@@ -103,7 +103,7 @@ def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
 
 
 def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
-    """Rounds each score minus the token's best score to an integer from `-2^bits` to 0. Returns the integers and their exponent.
+    """Rounds each score minus the token's best score to `level * 2^exponent`, with integer levels from `-2^bits` to 0.
 
     `bits` is small enough that every path is shorter than `FAR`.
     """

@@ -1,4 +1,4 @@
-"""Exports a module as a standalone program, for torch or in ONNX, that accepts any batch size.
+"""Exports a module as a standalone torch or ONNX program that accepts any batch size.
 
 Neither program requires this package at run time: moespec's operators are decomposed into ATen operations. In ONNX, a stable sort becomes
 TopK over all entries, which breaks ties as moespec does: the lower index comes first.

@@ -1,8 +1,8 @@
 """Moves rows between tokens and slots: the gradient of a gather is a sum in a fixed order, and the gradient of a sum is a gather.
 
 Each operation is an opaque custom operator. A compiler therefore cannot fuse the operator with its neighbours (fusions of
-gathers, reductions and scatters have been miscompiled), and no gradient becomes an atomic addition: results do not
-depend on the order of threads. An index equal to the number of rows means "no row" and reads zeros.
+gathers, reductions and scatters have been miscompiled), and no gradient uses atomic additions, so results do not depend
+on the order of threads. An index equal to the number of rows means "no row" and reads zeros.
 
     gather_rows    out[m] = rows[index[m]]                              gradient: `sum_rows`
     sum_rows       out[n] = sum of rows[m] with index[m] == n           gradient: `gather_rows`

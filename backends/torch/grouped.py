@@ -45,7 +45,7 @@ def moe_mlp(
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    If most slots are empty, only the filled slots are computed. On a GPU, this requires a 16-bit dtype and widths that
+    If most slots are empty, only the filled slots are computed. A GPU skips empty slots only in 16 bits, for widths that
     are multiples of 8. In float32, a GPU computes all slots, because torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")

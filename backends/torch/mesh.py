@@ -204,7 +204,7 @@ class OnMesh(SplitOverGroup):
     def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
         """Compiles `function(params, rows)` for the parameters of a state and the rows of this process.
 
-        The result of `function` must be the same on all devices, as for results of `over_devices`.
+        The result of `function` must be the same on all devices, which holds for results of `over_devices`.
         """
         compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled

@@ -132,7 +132,7 @@ def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
 
 
 def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]:
-    """Returns the `count` largest entries, descending, and `place`: `place(f)` writes `f(entries)` into zeros like `x`."""
+    """Returns the `count` largest entries, descending, and a function `place`, where `place(f)` writes `f(entries)` into zeros like `x`."""
     if count == x.shape[-1]:
         return torch.sort(x, dim=-1, descending=True, stable=True).values, lambda function: function(x)
     index = top_indices(x, count).long()

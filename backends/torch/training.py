@@ -177,7 +177,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """Returns the moving averages of the parameters, and parameters without an average. The next step changes the tensors in place."""
+    """Returns the moving average of each parameter, or the parameter if there is no average. The next step changes the tensors in place."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 
@@ -232,7 +232,7 @@ def make_step(
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
-    The step updates its state in place and returns it. Metrics stay on the device. The forward and backward pass of the loss are
+    The step updates the state in place and returns the state. Metrics stay on the device. The forward and backward pass of the loss are
     compiled; a new learning rate causes no compilation. compiled: if False, runs op by op, without compiling.
     cuda_graph: as for `compile`; requires `accumulate=1`. If torch cannot record a graph, the step warns and runs without a graph.
     """

@@ -105,7 +105,7 @@ class MoE(Reporting, HubMixin):
         noise: float = 0.0,
         **options: Any,
     ) -> Self:
-        """A layer whose experts all start as copies of a trained MLP, on the MLP's device and in its dtype.
+        """Creates a layer whose experts all start as copies of a trained MLP, with the device and dtype of the MLP.
 
         mlp: a module of any class that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`, where f is GELU or
             SiLU, with two or three `torch.nn.Linear`. A gated MLP with two layers packs fc1 and fc3 in either order,
@@ -185,8 +185,8 @@ class MoE(Reporting, HubMixin):
         """x: (images, ..., width); ids: (images, ...), for a router that needs token ids; default: the token positions.
 
         mask: (images, ...) booleans, false for padding. Groups are routed without padding. The remaining tokens
-            determine the capacity, and the output for padding is 0. Groups with equal token counts run together. The
-            token counts are read on the host, which breaks the graph of torch.compile.
+            determine the capacity, and the output for padding is 0. Groups with equal token counts are computed
+            together. The token counts are read on the host, which breaks the graph of torch.compile.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise ConfigError(TORCHSCRIPT)

@@ -1,4 +1,4 @@
-"""A complete model as a module."""
+"""A torch module for a complete model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

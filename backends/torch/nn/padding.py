@@ -1,4 +1,4 @@
-"""Routes groups without their padding; groups with equal token counts run together."""
+"""Routes groups without their padding. Groups with equal token counts are computed together."""
 
 from collections.abc import Callable
 

@@ -34,7 +34,7 @@ def replace_mlps(
     evaluation on random tokens: about 1e-7 if the layer computes the same function, and NaN on the meta device.
 
     model: a model with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
-    tokens: number of tokens of an image in these blocks, including the class token if there is one.
+    tokens: number of tokens per image in these blocks, including the class token, if any.
     blocks: block numbers in the order of the model, where -1 is the last block; default: the second half of the blocks, as in the papers.
     router: the default preserves the function of the MLPs. After each step, `update_states` updates the default router's bias.
     options: passed to `MoE.from_mlp`: `noise`, `group_images`, the options of the router, ...

@@ -31,7 +31,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     moe: a block with a `gate` with `weight` and `top_k`; `e_score_correction_bias`, in the gate or the block; `experts` with
         `gate_up_proj` and `down_proj`; optionally `shared_experts` with `gate_proj`, `up_proj` and `down_proj`. Examples: the
         blocks of dots3's vision encoder, which choose among all experts, and of DeepSeek-V3, which choose groups of experts first.
-    tokens: number of tokens of an image. options: arguments of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
+    tokens: number of tokens per image. options: arguments of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
 
     Raises ConfigError for a block without these attributes, or if the outputs of the layer and the block differ at evaluation.
 

@@ -1,4 +1,4 @@
-"""Nested dicts of arrays as modules."""
+"""Modules that store nested dicts of arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from moespec.backends.torch.nn.state import RouterState
 
 
 class ParameterTree(nn.Module):
-    """A nested dict of arrays as parameters, with constants and router states as buffers.
+    """A module that stores a nested dict of arrays as parameters, with constants and router states as buffers.
 
     `{"blocks": {"1": {"w": ...}}}` is stored under the state-dict name `blocks.1.w`. A number becomes a parameter of
     shape (1,), because `fully_shard` requires an axis.
