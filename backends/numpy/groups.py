@@ -60,7 +60,7 @@ class SoftRouting(NamedTuple):
 
 
 def batched(function: Function) -> Function:
-    """Makes `function` run on each group and join the results. Returns `function` itself if no argument has a groups axis."""
+    """Returns a version of `function` that runs on each group and joins the results, or `function` itself without group arguments."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
         return function
@@ -135,7 +135,7 @@ def _stack(values: Sequence[Array]) -> Array:
 
 
 def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
-    """Makes a router of the specification run group by group. The result is the reference for the routers of compiled backends.
+    """Returns a router that runs a router of the specification group by group, as the reference for compiled backends.
 
     If the balance loss spans several groups, the router `of_all` runs instead. Like compiled routers, `of_all` combines batched functions.
     """

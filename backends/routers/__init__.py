@@ -2,8 +2,8 @@
 
     route(B, params, tokens, options, *, noise=None, train=False)
 
-`B` is the backend. `moespec.spec.routers` defines each router in separate code that no compiled backend runs. The conformance vectors
-come from the separate code, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
+`B` is the backend. `moespec.spec.routers` defines each router in separate code that no compiled backend runs. The conformance vectors come
+from `moespec.spec.routers`, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
 """
 
 from collections.abc import Callable, Mapping

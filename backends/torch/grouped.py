@@ -1,7 +1,7 @@
 """Computes an MoE layer whose experts are MLPs: sorts rows by expert, and multiplies each row by the matrix of its expert.
 
 If a routing has far more slots than choices (for example, if each expert has room for every token), only the rows of
-filled slots are multiplied. The work then grows with the number of tokens, not of slots.
+filled slots are multiplied. The work then grows with the number of tokens, not with the number of slots.
 
     grouped_rows     out[n] = rows[n] @ kernel[expert of n]^T
     grouped_kernels  out[e] = sum over the rows n of expert e of rows[n]^T gradient[n]

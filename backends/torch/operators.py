@@ -84,7 +84,7 @@ def uses_kernel(x: Tensor) -> bool:
 
 @functools.cache
 def _kernels_run(device: torch.device) -> bool:
-    """True if Triton is installed and compiles for the device, which requires a C compiler. Runs the most demanding kernel."""
+    """True if Triton is installed and compiles for the device, which requires a C compiler. The check runs the most demanding kernel."""
     try:
         from moespec.backends.torch import kernels
 

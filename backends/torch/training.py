@@ -73,7 +73,7 @@ def compile(
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
         except private.of_dynamo("exc.Unsupported"):
-            # torch reports only that tracing met an exception. Running the function op by op raises the original exception.
+            # torch reports only that tracing raised an exception. Running the function op by op raises the original exception.
             function(*args, **kwargs)
             raise
 

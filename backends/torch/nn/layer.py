@@ -110,7 +110,7 @@ class MoE(Reporting, HubMixin):
         mlp: a module of any class that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`, where f is GELU or
             SiLU, with two or three `torch.nn.Linear`. A gated MLP with two layers packs fc1 and fc3 in either order,
             like timm's GluMlp and SwiGLUPacked. A trial on random numbers verifies the formula and identifies f.
-            Dropout is not copied. Experts have no biases if a gated MLP has none.
+            Dropout is not copied. If a gated MLP has no biases, the experts have none.
         noise: standard deviation of the noise added to each expert's weights, relative to the weights' standard
             deviation: `w + noise std(w) n`, with normal n drawn from `seed`.
         options: `group_images` and the options of the router.

@@ -1,4 +1,4 @@
-"""Hugging Face transformers models whose saved configuration records where moespec layers are."""
+"""Loads Hugging Face transformers models with moespec layers, which the saved configuration records."""
 
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
         delattr(config, CONFIG)  # each call of `replace_mlps` below adds an entry
         for call in calls:
             try:
-                replace_mlps(self, **{"router": "soft_moe", **call})  # moespec 0.2 did not record its default router
+                replace_mlps(self, **{"router": "soft_moe", **call})  # moespec 0.2 did not record the default router
             except TypeError as error:
                 raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced: bad entry {call!r}: {error}") from error
 

@@ -28,9 +28,9 @@ SAID = {
 def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     """Returns a layer that has the exact parameters of a transformers MoE block and computes the same function.
 
-    moe: a block with a `gate` with `weight` and `top_k`; `e_score_correction_bias`, in the gate or the block; `experts` with
-        `gate_up_proj` and `down_proj`; optionally `shared_experts` with `gate_proj`, `up_proj` and `down_proj`. Examples: the
-        blocks of dots3's vision encoder, which choose among all experts, and of DeepSeek-V3, which choose groups of experts first.
+    moe: a block with `gate` (with `weight` and `top_k`), `e_score_correction_bias` (in the gate or the block), `experts` (with
+        `gate_up_proj` and `down_proj`) and optionally `shared_experts` (with `gate_proj`, `up_proj` and `down_proj`). Examples are the
+        blocks of dots3's vision encoder, which choose among all experts, and of DeepSeek-V3, which first choose groups of experts.
     tokens: number of tokens per image. options: arguments of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
 
     Raises ConfigError for a block without these attributes, or if the outputs of the layer and the block differ at evaluation.

@@ -78,7 +78,7 @@ class RouterState(nn.Module):
 
 
 def update_states(module: nn.Module) -> None:
-    """Updates the router states of all `MoE` and `Model` modules in `module`. Call it once per step, after the optimiser.
+    """Updates the router states of all `MoE` and `Model` modules in `module`. Call this function once per step, after the optimiser.
 
     The update uses the statistics of all training forward passes since the last call, over all parts of an accumulated
     batch and all processes.

@@ -16,10 +16,10 @@ from moespec.backends.torch.nn.state import RouterState
 class ParameterTree(nn.Module):
     """A module that stores a nested dict of arrays as parameters, with constants and router states as buffers.
 
-    `{"blocks": {"1": {"w": ...}}}` is stored under the state-dict name `blocks.1.w`. A number becomes a parameter of
+    The array in `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`. A number becomes a parameter of
     shape (1,), because `fully_shard` requires an axis.
 
-    device: of the tensors (default: torch's default device). dtype: of the parameters (default: the dtypes of the arrays).
+    device: the device of all tensors (default: torch's default device). dtype: the dtype of parameters (default: the arrays' dtypes).
     """
 
     def __init__(
