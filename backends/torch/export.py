@@ -113,7 +113,7 @@ def _check_module(module: Any) -> None:
 
 
 def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
-    from moespec.backends.torch.nn.reporting import Reporting  # avoids a circular import
+    from moespec.backends.torch.nn.reporting import Reporting  # a top-level import would be circular
 
     _check_module(module)
     examples = example if isinstance(example, tuple) else (example,)

@@ -87,7 +87,7 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:
-    """True if a grouped product never makes a GPU wait for the host: on a GPU, for 16-bit rows with widths that are multiples of 8."""
+    """True if grouped products never make a GPU wait for the host: on a GPU, only for 16-bit rows with widths divisible by 8."""
     if tokens.device.type != "cuda":
         return True
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)

@@ -65,7 +65,7 @@ def compile(
         if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            # Numbers in a configuration are static; otherwise torch would make a number dynamic after a second value.
+            # Numbers in a configuration are static; otherwise torch would make a number dynamic when its value changes.
             with private.of_dynamo("config.patch")(
                 recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
             ):
