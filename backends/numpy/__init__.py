@@ -1,10 +1,10 @@
 """The specification as a backend: float64 NumPy, one group at a time, with exact gradients by the complex step.
 
-The compiled backends must return the same results. It is fast enough only for tests. Its routers come directly from the
-specification, not from the composition that the compiled backends share.
+The compiled backends must return the same results. This backend is fast enough only for tests. The NumPy backend runs
+the routers of the specification, not the composed routers that the compiled backends share.
 """
 
-# ruff: noqa: E402, I001 (the sections are a table of contents)
+# ruff: noqa: E402, I001 (imports are grouped by section)
 
 import sys as _sys
 

@@ -1,4 +1,4 @@
-"""The array operations that models need, in float64 (complex for the complex step), and conversion from and to NumPy."""
+"""The array operations that models need, in float64 (complex for the complex step), and conversion to and from NumPy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,12 +47,12 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
 
 
 def to_numpy(tree: Any) -> Any:
-    """Returns its argument, which consists of NumPy arrays already."""
+    """Returns the same arrays, which need no conversion."""
     return tree_map(np.asarray, tree)
 
 
 def cast(x: Array, dtype: str) -> Array:
-    """`x` in float64, or as "int32". Raises ConfigError for any other dtype."""
+    """Converts `x` to "float64" or "int32". Raises ConfigError for any other dtype."""
     if dtype == "int32":
         return x.real.astype(np.int32)
     _check_dtype(dtype)
@@ -68,13 +68,13 @@ def round_to_bfloat16(x: Array) -> Array:
 
 def einsum(subscripts: str, *arrays: Array) -> Array:
     """Einstein summation."""
-    # Searching for a BLAS call takes longer than a small contraction.
+    # For small arrays, the search for a BLAS call takes longer than the contraction itself.
     result: Array = np.einsum(subscripts, *arrays, optimize=arrays[0].size > 4096)
     return result
 
 
 def linear(x: Array, kernel: Array, bias: Array | None = None, *, axes: int = 1) -> Array:
-    """`x kernel + bias`: x (..., *A), kernel (*A, *B) with `axes` axes A, bias (*B) -> (..., *B)."""
+    """`x kernel + bias`: x (..., *A), kernel (*A, *B), bias (*B) -> (..., *B), where A has `axes` axes."""
     y = np.tensordot(x, kernel, axes)
     return y if bias is None else y + bias
 
@@ -122,7 +122,7 @@ def cos(x: Array) -> Array:
 
 
 def relu(x: Array) -> Array:
-    """`max(x, 0)`, by the real part."""
+    """`x` where the real part of `x` is above 0, else 0."""
     return np.where(x.real > 0, x, 0)
 
 

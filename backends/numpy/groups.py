@@ -1,8 +1,8 @@
 """Turns a specification function, which takes one group, into a backend function, which takes all groups.
 
-The type of an argument determines whether it has a groups axis or is shared (see `moespec.backends.binding`). Sparse routings become a
-record by slot. Arrays and named results are stacked along a leading groups axis (integers as int32). Scalars and dicts of metrics are
-averaged over the groups; `Summed` results are added.
+The type of an argument determines whether it has a groups axis or is shared (see `moespec.backends.binding`). Sparse
+routings are joined into one `SlotRouting`. Arrays and named results are stacked along a leading groups axis (integers
+as int32). Scalars and dicts of metrics are averaged over the groups. `Summed` results are summed over the groups.
 """
 
 import functools
@@ -29,11 +29,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SlotRouting(NamedTuple):
-    """A sparse routing by slot.
+    """A sparse routing, stored by slot.
 
     token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
-    weight: (G, E, C), its combine weight, 0 for an empty slot.
-    slot: None; in compiled backends, the slot of each choice.
+    weight: (G, E, C), the combine weight of each slot, 0 for an empty slot.
+    slot: always None here; compiled backends store the slot of each choice.
     tokens: T.
     """
 
@@ -43,7 +43,7 @@ class SlotRouting(NamedTuple):
     tokens: int
 
     def dense(self) -> Routing:
-        """The tensors of the papers, each (G, T, E, C)."""
+        """Returns the dispatch and combine tensors of the papers, each (G, T, E, C)."""
         dispatch = (self.token[:, None] == np.arange(self.tokens)[:, None, None]).astype(np.float64)
         return Routing(dispatch, dispatch * self.weight[:, None])
 
@@ -55,12 +55,12 @@ class SoftRouting(NamedTuple):
     combine: Array
 
     def dense(self) -> Routing:
-        """The same tensors, as the specification's record."""
+        """Returns `dispatch` and `combine` as a `Routing` of the specification."""
         return Routing(self.dispatch, self.combine)
 
 
 def batched(function: Function) -> Function:
-    """Applies `function` to each group and joins the results; returns `function` itself if no argument has a groups axis."""
+    """Returns a version of `function` that runs on each group and joins the results, or `function` itself without group arguments."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
         return function
@@ -79,9 +79,9 @@ def batched(function: Function) -> Function:
 
 
 def groups(**arrays: Any) -> list[dict[str, Any]]:
-    """The arguments of each group: row g of every array or routing; None stays None.
+    """Returns the arguments of each group g: row g of every array or routing, and None for an argument that is None.
 
-    Raises ShapeError if there are no groups or if the arrays differ in their number of groups.
+    Raises ShapeError if there are no groups or if the arrays have different numbers of groups.
     """
     rows = {name: _rows(name, array) for name, array in arrays.items() if array is not None}
     first = next(iter(rows))
@@ -101,7 +101,7 @@ def _rows(name: str, array: Any) -> Any:
 
 
 def together(results: Sequence[Any], *, is_dense: bool = False, is_sum: bool = False) -> Any:
-    """Joins the results of the groups."""
+    """Joins the results of all groups into one result."""
     first = results[0]
     if is_sum:
         return summed(results)
@@ -115,7 +115,7 @@ def together(results: Sequence[Any], *, is_dense: bool = False, is_sum: bool = F
 
 
 def summed(results: Sequence[Any]) -> Any:
-    """The sum of arrays, or of dicts of arrays."""
+    """Sums arrays, or dicts of arrays entry by entry."""
     first, *others = results
     if isinstance(first, dict):
         return {name: summed([result[name] for result in results]) for name in first}
@@ -123,7 +123,7 @@ def summed(results: Sequence[Any]) -> Any:
 
 
 def by_slot(routings: Sequence[Routing]) -> SlotRouting:
-    """The record by slot of the groups' sparse routings, which are in dense form."""
+    """Converts one sparse routing per group, in dense form, to a `SlotRouting` of all groups."""
     token = _stack([spec.slot_tokens(routing) for routing in routings])
     weight = np.stack([routing.combine.sum(axis=0) for routing in routings])  # a slot holds at most one token
     return SlotRouting(token, weight, None, len(routings[0].dispatch))
@@ -135,9 +135,9 @@ def _stack(values: Sequence[Array]) -> Array:
 
 
 def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
-    """Runs a router of the specification group by group. The compiled backends' routers are compared with the result.
+    """Returns a router that runs a router of the specification group by group, as the reference for compiled backends.
 
-    With a balance loss over all groups, it runs `of_all`, which is composed of batched functions like the compiled routers.
+    If the balance loss spans several groups, the router `of_all` runs instead. Like compiled routers, `of_all` combines batched functions.
     """
 
     def route(
@@ -157,7 +157,7 @@ def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
             for group in groups(tokens=tokens, noise=noise, **needed)
         ]
         routings = [output.routing for output in outputs]
-        # Slots that mix tokens have no record by slot.
+        # A `SlotRouting` cannot store a slot that mixes several tokens.
         is_dense = any((np.count_nonzero(routing.dispatch, axis=0) > 1).any() for routing in routings)
         return RouterOutput(
             together(routings, is_dense=is_dense),
@@ -170,7 +170,7 @@ def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
 
 
 def routers_of_groups(B: Any) -> Routers:
-    """The specification's routers by name, for `B`. Losses and metrics are means over the groups."""
+    """Returns the specification's routers by name, for the backend `B`. Losses and metrics are means over the groups."""
     of_all = composed(B)
 
     def own(name: str, router: Router[Any]) -> Router[Any]:

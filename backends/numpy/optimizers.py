@@ -1,12 +1,12 @@
-"""The updates of the optimisers in NumPy, one function each: the reference for all backends.
+"""The updates of the optimisers in NumPy, one function per optimiser: the reference for all backends.
 
-A function takes the parameter `p`, its gradient `g` (after the clip), the arrays that the optimiser keeps for it (`kept`, zeros before
-the first step), the step number `n = 1, 2, ...`, the decay `d` of the parameter, and the options. It returns the update `u` and the new
-kept arrays. The update is applied in the same way for all (see `moespec.backends.optimizer`):
+Each function takes the parameter `p`, its gradient `g` (after clipping), the arrays that the optimiser keeps for the parameter
+(`kept`, zeros before the first step), the step number `n = 1, 2, ...`, the decay `d` of the parameter, and the options. Each function
+returns the update `u` and the new kept arrays. All optimisers apply the update in the same way (see `moespec.backends.optimizer`):
 
     p <- p - learning rate * rate(path) * u
 
-A tensor of several experts is one parameter: LAMB takes one norm of it, and Adafactor may factor along its experts axis.
+A tensor that stacks several experts is one parameter: LAMB computes a single norm, and Adafactor may factor along the experts axis.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,17 +24,17 @@ Update = Callable[[Array, Array, Mapping[str, Array], int, float, Any], tuple[Ar
 
 
 def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
-    """AdamW: the decay is not scaled by the moments.
+    """AdamW: the moments do not scale the weight decay.
 
         mu <- b1 mu + (1 - b1) g
         nu <- b2 nu + (1 - b2) g^2
         u   = (mu / (1 - b1^n)) / (sqrt(nu / (1 - b2^n)) + epsilon) + d p
 
-    The first moment is stored rounded to `momentum_dtype`, like optax's `mu_dtype`; the update uses it before rounding.
-    The second moment is not rounded: with b2 = 0.999, a step adds less than half of bfloat16's resolution.
+    The first moment is rounded to `momentum_dtype` for storage, like optax's `mu_dtype`. The update uses the unrounded
+    moment. The second moment is not rounded: with b2 = 0.999, a step typically adds less than half of bfloat16's resolution.
 
-    Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch). It is
-    the `adam` of google-research/vmoe, vmoe/train/optimizer.py, create_optimizer: scale_by_adam, then add_decayed_weights.
+    Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch). AdamW is
+    called `adam` in google-research/vmoe, vmoe/train/optimizer.py, create_optimizer: scale_by_adam, then add_decayed_weights.
     """
     u, moments = _adam(g, kept, n, options)
     return u + d * p, moments
@@ -43,7 +43,7 @@ def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, optio
 def adam(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
     """Adam with the decay in the gradient: `adamw` without decay, applied to the gradient `g + d p`.
 
-    The global norm is clipped before, without the decay. Source: Kingma and Ba 2015, Algorithm 1; the decay as in
+    The global norm is clipped before the decay is added. Source: Kingma and Ba 2015, Algorithm 1; the decay as in
     torch.optim.Adam. Neither google-research/vmoe nor big_vision has this variant: their Adam is `adamw`.
     """
     return _adam(g + d * p, kept, n, options)
@@ -57,18 +57,18 @@ def _adam(g: Array, kept: Mapping[str, Array], n: int, options: Any) -> tuple[Ar
 
 
 def _rounded(momentum: Array, options: Any) -> Array:
-    """The momentum as stored, rounded to `momentum_dtype`."""
+    """Rounds the momentum to `momentum_dtype` for storage."""
     return round_to_bfloat16(momentum) if options.momentum_dtype == "bfloat16" else momentum
 
 
 def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
-    """Stochastic gradient descent with momentum `b`. The decay bypasses the momentum.
+    """Stochastic gradient descent with momentum `b`. The weight decay is added after the momentum.
 
         trace <- b trace + g
         u      = trace + d p            or, with Nesterov's momentum, g + b trace + d p
 
     Source: google-research/vmoe, vmoe/train/optimizer.py, create_optimizer (optax.trace, then add_decayed_weights);
-    big_vision, optax.py, momentum_hp, which keeps the trace in bfloat16. torch.optim.SGD has the decay in the gradient.
+    big_vision, optax.py, momentum_hp, which keeps the trace in bfloat16. torch.optim.SGD adds the decay to the gradient.
     """
     if not options.momentum:
         return g + d * p, {}
@@ -78,7 +78,7 @@ def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options
 
 
 def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Slots]:
-    """LAMB: the update of `adamw`, including its decay, scaled to the norm of the parameter.
+    """LAMB: the update of `adamw`, including the decay, scaled to the norm of the parameter.
 
         v = the update of adamw
         u = v ||p||_2 / ||v||_2,        or v itself where one of the norms is 0
@@ -101,9 +101,9 @@ def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, o
         mu     <- b mu + (1 - b) g / sqrt(v)
         u       = mu + d p
 
-    Unless both of the two largest axes have at least `factored_from` entries, v is `nu <- c nu + (1 - c) s`. The
-    momentum is stored rounded to `momentum_dtype`; the update uses it before rounding. `b mu` is computed in the dtype
-    of the gradient; optax multiplies in bfloat16, unless XLA drops that rounding.
+    If one of the two largest axes has fewer than `factored_from` entries, v is `nu <- c nu + (1 - c) s`. The momentum
+    is rounded to `momentum_dtype` for storage; the update uses the unrounded momentum. `b mu` is computed in the dtype
+    of the gradient; optax multiplies in bfloat16, unless XLA drops the rounding.
 
     Source: google-research/big_vision, big_vision/optax.py, scale_by_adafactor; Zhai et al. 2022, section 3.2 (the momentum
     in half precision, decay_cap). vmoe/train/optimizer.py, scale_by_big_vision_adafactor, keeps the momentum in float32.

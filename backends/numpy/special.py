@@ -1,4 +1,4 @@
-"""Backend functions whose shapes differ from the shapes of the specification's functions, applied group by group."""
+"""Backend functions that differ from the specification's functions by more than a groups axis."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -25,12 +25,12 @@ Array = Any
 
 
 def project_simplex(values: Array, *, mass: float = 1.0) -> Array:
-    """Projects along the last axis: (..., n) -> (..., n)."""
+    """Projects each vector along the last axis: (..., n) -> (..., n)."""
     return _along_rows(lambda row: spec.project_simplex(row, mass=mass), values)
 
 
 def project_sparse_simplex(values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Projects along the last axis: (..., n) -> (..., n)."""
+    """Projects each vector along the last axis: (..., n) -> (..., n)."""
     return _along_rows(lambda row: spec.project_sparse_simplex(row, nonzeros=nonzeros, mass=mass), values)
 
 
@@ -42,17 +42,17 @@ def _along_rows(function: Callable[[Array], Array], values: Array) -> Array:
 
 
 def dselect_k_entropy(selectors: Array) -> Array:
-    """Returns the mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
+    """Returns the mean over the groups for selectors (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_entropy(selectors) / check_selectors(selectors)
 
 
 def dselect_k_reachability(selectors: Array) -> Array:
-    """Returns the mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
+    """Returns the mean over the groups for selectors (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_reachability(selectors) / check_selectors(selectors)
 
 
 def dselect_k_routing(gate: Array, *, like: Array | None = None) -> SlotRouting:
-    """gate (G, T, E), or (E,) for a static gate; like (G, T, D)."""
+    """gate (G, T, E), or (E,) for a static gate, which is repeated for the tokens `like` (G, T, D)."""
     if np.ndim(gate) == 1 and like is not None:
         tokens = as_array("like", like, "groups tokens width")
         gate = np.broadcast_to(gate, (*tokens.shape[:2], len(gate)))

@@ -1,7 +1,7 @@
 """Gradients by the complex step, and the training step: the reference for compiled training.
 
-If a parameter moves by `1e-30i`, the imaginary part of the loss is `1e-30` times the exact derivative. A full gradient
-needs one direction per number in the parameters; one pass computes 64 (see `directions`). Use it for small models only.
+If a parameter changes by `1e-30i`, the imaginary part of the loss is `1e-30` times the exact derivative. A full gradient
+needs one direction per scalar parameter; one pass computes 64 directions (see `directions`). Use this backend for small models only.
 """
 
 from collections.abc import Callable
@@ -37,16 +37,16 @@ Array = NDArray[Any]
 
 
 def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` itself: NumPy has nothing to compile."""
+    """Returns `function` unchanged: NumPy has no compiler."""
     return function
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turns `function(params, *args) -> (loss, aux)` into `-> ((loss, aux), gradient)`, with the gradient shaped like `params`.
+    """Turns `function(params, *args) -> (loss, aux)` into a function that returns `((loss, aux), gradient)`.
 
         gradient[i] = imag(loss(params + 1e-30i * unit(i))) / 1e-30
 
-    The gradient is exact to rounding wherever the loss is analytic in the parameters (discrete selections use the real parts).
+    The gradient has the shapes of `params` and is exact to rounding where the loss is analytic (discrete selections use real parts).
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Any, Any], Params]:
@@ -61,7 +61,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _at_places(tree: Params, function: Callable[[Array, Array], Array]) -> Params:
-    """`function(leaf, place)` for each leaf. `place` numbers the entries of the leaf among the entries of all leaves."""
+    """Applies `function(leaf, place)` to each leaf. `place` numbers the entries of the leaf among the entries of all leaves."""
     flat: dict[Path, Array] = {}
     size = 0
     for path, leaf in leaves(tree):
@@ -71,13 +71,13 @@ def _at_places(tree: Params, function: Callable[[Array, Array], Array]) -> Param
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` itself: the complex step stores no intermediate results."""
+    """Returns `function` unchanged: the complex step stores no intermediate results."""
     return function
 
 
 def init_state(params: Params, optimizer: OptimizerConfig) -> State:
-    """The training state at step 0: float64 copies of `params`, the arrays that the optimiser keeps (zeros), and the
-    average (another copy)."""
+    """Returns the training state at step 0: float64 copies of `params`, zeros for the moments of the optimiser, and
+    another copy for the moving average."""
     owned = _copied(params)
     slots: dict[str, dict[Path, Array]] = {}
     for path, leaf in leaves(owned):
@@ -94,7 +94,7 @@ def make_step(
     averaged: bool = False,
     update_states: Callable[[Params, Any], Params] | None = None,
 ) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
-    """`step(state, batch, learning_rate) -> (state, metrics)`: one update, see `moespec.backends.contract.Backend`."""
+    """Returns `step(state, batch, learning_rate) -> (state, metrics)`, which makes one update; see `moespec.backends.contract.Backend`."""
     if accumulate < 1:
         raise ConfigError(f"accumulate={accumulate!r}: expected at least 1")
 
@@ -143,38 +143,38 @@ def _update(state: State, gradient: Params, norm: float, learning_rate: float, o
 
 
 def export_state(state: State) -> dict[str, Any]:
-    """The state as nested dicts of NumPy arrays, ready to save: `params`, the slots in use, and the int `step`."""
+    """The state as nested dicts of NumPy arrays, ready to save: `params`, the slots in use, and the integer `step`."""
     slots = [name for name in ("params", *SLOTS) if name in state]
     return {**{name: _copied(state[name]) for name in slots}, "step": int(state["step"])}
 
 
 def finite_state(state: State) -> bool:
-    """True if all numbers of `export_state` are finite."""
+    """True if all numbers in the state are finite."""
     exported = export_state(state)
     del exported["step"]
     return all(np.isfinite(leaf).all() for _, leaf in leaves(exported))
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
-    """Restores a state that `export_state` of any backend exported; float32 becomes float64 without loss."""
+    """Restores a state that `export_state` of any backend exported. Converts float32 arrays exactly to float64."""
     return export_state(exported)
 
 
 def state_params(state: State) -> Params:
-    """Returns the parameters in the form that `forward` takes."""
+    """Returns the parameters of the state, for a forward pass."""
     params: Params = state["params"]
     return params
 
 
 def state_average(state: State) -> Params:
-    """Returns the moving averages of the parameters, and unaveraged parameters unchanged."""
+    """Returns the moving averages of the parameters. Parameters without an average are returned unchanged."""
     return unflatten({**flatten(_copied(state["params"])), **flatten(state.get("ema", {}))})
 
 
 def _copied(tree: Params) -> Params:
     return unflatten(
         {path: np.array(leaf, np.float64, order="C") for path, leaf in leaves(tree)}
-    )  # makes the array row-major, like arrays read from a file
+    )  # makes each array row-major, like arrays that are read from a file
 
 
 def _sum(trees: list[Params]) -> Params:
@@ -187,7 +187,7 @@ def _mean(trees: list[Params]) -> Params:
 
 
 def _part(batch: Any, part: int, parts: int) -> Any:
-    """Part number `part` of `parts` equal parts of every array in a nested batch, along its leading axis."""
+    """Returns part number `part` of every array in a nested batch, split into `parts` equal parts along the leading axis."""
     if batch is None:
         return None
     if isinstance(batch, dict):

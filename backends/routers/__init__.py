@@ -2,8 +2,8 @@
 
     route(B, params, tokens, options, *, noise=None, train=False)
 
-`B` is the backend. `moespec.spec.routers` defines each router in separate code that no compiled backend runs. The conformance vectors
-come from that code, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
+`B` is the backend. `moespec.spec.routers` defines each router in separate code that no compiled backend runs. The conformance vectors come
+from `moespec.spec.routers`, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ UPDATES: Mapping[str, Callable[..., State]] = {
 
 
 def composed(B: Any) -> Routers:
-    """The routers by name, computed by `B`, a backend or a module with a backend's functions."""
+    """Returns the routers by name, bound to `B`, which is a backend or a module with the functions of a backend."""
 
     def bound(router: Router[Any], compose: Any, update: Any) -> Router[Any]:
         return replace(router, route=partial(compose, B), update=partial(update, B) if update else router.update)

@@ -18,7 +18,7 @@ __all__ = ["base", "dselect_k", "hash", "soft_moe"]
 def base(
     B: Blocks, params: Params, tokens: Array, options: Base, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Returns the best balanced assignment if `train`, with its gap in the metrics; otherwise the greedy assignment."""
+    """Routes by the best balanced assignment in training, with the gap in the metrics, and by the greedy assignment at evaluation."""
     scores = kernel_logits(B, params, tokens, options)
     if not train:
         return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))
@@ -38,7 +38,7 @@ def hash(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """Each token goes to the expert of its id. The default id of a token is its position."""
+    """Sends each token to the expert that the hash table lists for the token's id. By default, the id is the token's position."""
     if options.hashes != 1:
         raise ConfigError(
             f"hashes: expected 1, got {options.hashes}; several hashes mix experts inside the MLP (see multi_hash_mlp)"
@@ -73,7 +73,7 @@ def soft_moe(
 def dselect_k(
     B: Blocks, params: Params, tokens: Array, options: DSelectK, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Each token goes to the experts that its selectors select."""
+    """Sends each token to the experts that the token's selectors choose."""
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     kernel = params["kernel"] if options.selector_gate == "token" else None
     codes = B.dselect_k_codes(tokens, params["bias"], kernel, choices=options.choices, experts=options.experts)

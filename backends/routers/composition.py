@@ -1,4 +1,4 @@
-"""The steps that compositions share: logits, Token Choice with its order and weights, losses, and the output."""
+"""The steps that the composed routers share: logits, Token Choice with an order and weights, losses, and the output."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def kernel_logits(B: Blocks, params: Params, tokens: Array, options: Any, bias: 
 
 
 def logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: Array | None) -> Array:
-    """Logits with the bias, cap and token jitter of the options, if any. `noise` is the draw of the jitter."""
+    """Returns the logits, with the bias, cap and token jitter that the options set. `noise` is the random draw for the jitter."""
     tokens = B.router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
     clean = kernel_logits(B, params, tokens, options, params["bias"] if options.bias else None)
     return B.cap_logits(clean, cap=options.logit_cap) if options.logit_cap else clean
@@ -59,10 +59,10 @@ def token_choice(
     after: bool = False,
     **extensions: Any,
 ) -> Any:
-    """Token Choice by `scores`, with the order and the capacity of the options. Passes on the `extensions` that are not None.
+    """Routes by Token Choice on `scores`, with the order and capacity of the options. Passes `extensions` that are not None to the backend.
 
-    priority: the scores that rank the tokens (default: `scores`). A token's weights are divided by their `norm` plus `epsilon`, then
-        multiplied by `scale`. after: divide after choices are dropped, not before.
+    priority: the scores that rank the tokens (default: `scores`). norm, epsilon, scale: a token's weights are divided by
+        their norm plus `epsilon`, then multiplied by `scale`. after: divides after choices are dropped instead of before.
     """
     given = {name: value for name, value in extensions.items() if value is not None}
     if options.batch_priority != "none":
@@ -86,7 +86,7 @@ def several_choices(options: Any) -> dict[str, Any]:
 
 
 def balance(B: Blocks, scores: Array, scope: str, choices: int | None = None) -> Array:
-    """The balance loss of scores, with the load of the given scope. The load counts first choices, or the first `choices` of each token."""
+    """The balance loss of `scores`, with the load over `scope`. The load counts the first `choices` experts of each token (default: 1)."""
     counted = {} if choices is None else {"choices": choices}
     if scope == "group":
         return B.balance_loss(scores, **counted)
@@ -112,8 +112,8 @@ def noisy_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> Losses:
-    """The losses of a router with gating noise. The load loss, for `choices` per token, exists only with noise, so it
-    is missing at evaluation. For the balance loss, the load counts the first `counted` choices of each token."""
+    """The losses of a router with gating noise. The load loss, with `choices` experts per token, requires noise and is
+    omitted at evaluation. The load of the balance loss counts the first `counted` experts of each token."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
     balanced = noisy if options.balance_logits == "noisy" else clean
@@ -126,7 +126,7 @@ def noisy_losses(
 
 
 def output(B: Blocks, options: Any, routing: Any, losses: Losses | None = None) -> RouterOutput:
-    """The routing with its weighted losses (those with a nonzero weight). The metrics include the unweighted losses."""
+    """Returns the routing, the weighted losses (if their weight is not 0) and the metrics, which include the unweighted losses."""
     weights = {name: getattr(options, f"{name}_weight") for name in losses or {}}
     values = {name: loss() for name, loss in (losses or {}).items() if weights[name]}
     weighted = {name: weights[name] * value for name, value in values.items()}

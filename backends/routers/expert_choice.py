@@ -1,4 +1,4 @@
-"""Routers whose experts choose tokens, and ReLU routing, which takes all tokens with a gate above 0."""
+"""Routers in which experts choose tokens, and ReLU routing, in which an expert takes all tokens with a gate above 0."""
 
 from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import Losses, clean_losses, kernel_logits, noisy_logits, noisy_losses, output
@@ -18,7 +18,7 @@ __all__ = [
 def softmax_expert_choice(
     B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the noisy softmax or, if the options set a cap, by the capped affinity. The noisy softmax weights the outputs."""
+    """Expert Choice by the noisy softmax or, if `options.cap` is set, by the capped affinity. The combine weights are the noisy softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores, capacity, cap = B.softmax_affinity(noisy), options.capacity(train=train), options.cap
     if cap is None:
@@ -40,7 +40,7 @@ def batch_expert_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`, otherwise among the tokens predicted to exceed the thresholds."""
+    """Expert Choice by the softmax. At evaluation, an expert takes only tokens whose score, or predicted score, exceeds the threshold."""
     scores = B.softmax_affinity(kernel_logits(B, params, tokens, options))
     capacity, by = options.capacity(train=train), scores
     losses: Losses = {}
@@ -60,7 +60,7 @@ def batch_expert_choice(
 
 
 def batch_expert_choice_update(B: Blocks, options: Batch, state: State, statistics: State) -> State:
-    """The thresholds after a step."""
+    """Returns the thresholds after a training step."""
     decay = options.threshold_decay
     return {"thresholds": B.moved_thresholds(state["thresholds"], statistics["reached"], decay=decay)}
 
@@ -68,7 +68,7 @@ def batch_expert_choice_update(B: Blocks, options: Batch, state: State, statisti
 def mixture_of_depths(
     B: Blocks, params: Params, tokens: Array, options: Depths, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the logits. The logits or their sigmoid weight the outputs."""
+    """Expert Choice by the logits. The combine weights are the logits or the sigmoid of the logits."""
     scores = kernel_logits(B, params, tokens, options)
     weights = B.sigmoid_affinity(scores) if options.weights == "sigmoid" else scores
     routing = B.expert_choice(scores, capacity=options.capacity(train=train), combine_scores=weights)
@@ -78,7 +78,7 @@ def mixture_of_depths(
 def strictly_balanced(
     B: Blocks, params: Params, tokens: Array, options: Balanced, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`; otherwise experts take all tokens with a gate above the threshold."""
+    """Expert Choice by the softmax. At evaluation, an expert takes all tokens whose gate exceeds the threshold of the expert."""
     clean, thresholds = kernel_logits(B, params, tokens, options), params["thresholds"]
     gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
     losses: Losses = clean_losses(B, options, clean)
@@ -102,7 +102,7 @@ def relu(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """All tokens with a gate above 0, weighted by the gate, and the loss with the penalty."""
+    """An expert takes all tokens with a gate above 0. The gate is the combine weight, and the penalty scales the loss."""
     gates = B.relu_affinity(kernel_logits(B, params, tokens, options))
     routing = B.expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
     loss = B.relu_loss(gates, state["penalty"], choices=options.choices)
@@ -112,6 +112,6 @@ def relu(
 
 
 def relu_update(B: Blocks, options: Relu, state: State, statistics: State) -> State:
-    """The penalty after a step."""
+    """Returns the penalty after a training step."""
     multiplier = options.penalty_multiplier
     return {"penalty": B.renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}

@@ -1,4 +1,4 @@
-"""Routers whose tokens or experts choose by a transport plan."""
+"""Routers in which tokens or experts choose by a transport plan."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ __all__ = [
 def s_base(
     B: Blocks, params: Params, tokens: Array, options: SBase, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert, by the Sinkhorn plan if `train`, otherwise by the softmax."""
+    """Token Choice of one expert, by the Sinkhorn plan in training and by the softmax at evaluation."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(noisy)
     gates = scores if options.combine_with == "softmax" else B.sigmoid_affinity(noisy)
@@ -55,7 +55,7 @@ def sinkhorn_expert_choice(
 def sparsity_constrained_token_choice(
     B: Blocks, params: Params, tokens: Array, options: SparseTC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the plan of the softmax with at most K experts per token."""
+    """Token Choice by the transport plan of the softmax, which assigns at most K experts to a token."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=options.choices, sparsity="token")
     combine = combine_scores(B, options, clean, noisy, plan)
@@ -65,7 +65,7 @@ def sparsity_constrained_token_choice(
 def sparsity_constrained_expert_choice(
     B: Blocks, params: Params, tokens: Array, options: SparseEC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the sparsity-constrained plan of the softmax."""
+    """Expert Choice by the sparsity-constrained transport plan of the softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     capacity = options.capacity(train=train)
     plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=capacity)
@@ -85,7 +85,7 @@ def _by_tokens(
     *,
     train: bool,
 ) -> RouterOutput:
-    """Token Choice by the transport plan, with its losses."""
+    """Routes by Token Choice on the transport plan, and adds the losses."""
     routing = token_choice(B, options, plan, combine, train=train, **several_choices(options))
     choices = options.choices
     counted = choices if options.balance_counts == "all" else None
@@ -93,19 +93,19 @@ def _by_tokens(
 
 
 def _sinkhorn_plan(B: Blocks, options: Any, noisy: Array) -> Array:
-    """The plan of the noisy logits. If the plan is used only for selection, no gradient flows through its iterations."""
+    """The Sinkhorn plan of the noisy logits. If the plan is used only for selection, no gradient flows through the iterations."""
     planned = noisy if options.combine_with == "plan" else B.stop_gradient(noisy)
     return B.sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
 
 
 def sparse_plan(B: Blocks, options: Any, scores: Array, **constraint: Any) -> Array:
-    """The plan of the scores, without gradient. `constraint` names the sparse axis and its number of non-zeros."""
+    """The transport plan of the scores, without gradient. `constraint` sets the sparse axis and the number of non-zeros along this axis."""
     objective, steps = options.transport_objective, options.transport_steps
     return B.sparse_transport_affinity(B.stop_gradient(scores), objective=objective, steps=steps, **constraint)
 
 
 def combine_scores(B: Blocks, options: Any, clean: Array, noisy: Array, plan: Array) -> Array:
-    """The scores that weight the experts' outputs."""
+    """Returns the combine weights that the options select."""
     if options.combine_with == "plan":
         return plan
     return B.softmax_affinity(clean if options.combine_from_clean_logits else noisy)

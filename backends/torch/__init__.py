@@ -1,14 +1,14 @@
 """The torch backend: the public functions of the specification on tensors, batched over groups.
 
-Every function runs op by op and under `torch.compile(fullgraph=True)`: shapes never depend on values, nothing is read back from the
-device, and iteration counts are fixed. Invalid shapes, dtypes and options raise the specification's errors. Values (NaN, infinity, an
-order that is not a permutation) are not checked. `moespec.backends.torch.nn` has modules.
+Every function runs op by op and under `torch.compile(fullgraph=True)`: shapes never depend on values, iteration counts are fixed,
+and only the solver of BASE layers reads values back from the device. Invalid shapes, dtypes and options raise the specification's
+errors. Values (NaN, infinity, an order that is not a permutation) are not checked. `moespec.backends.torch.nn` contains torch modules.
 
-Letters of shapes: G groups, T tokens, E experts, C capacity, K choices, D width; N images, S tokens of an image, and in hash layers N
-hashes, V ids.
+Letters in shapes: G groups, T tokens, E experts, C capacity, K choices, D width; N images, S tokens per image; in hash
+layers, N hashes, V ids.
 """
 
-# ruff: noqa: E402, I001 (the sections are a table of contents)
+# ruff: noqa: E402, I001 (imports are grouped by section)
 
 import sys as _sys
 

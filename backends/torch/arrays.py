@@ -1,4 +1,4 @@
-"""Conversion from and to NumPy, the precision of routing computations, and the array operations that models use."""
+"""Conversion to and from NumPy, the precision of routing computations, and the array operations that models use."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -41,28 +41,28 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.f
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype of affinities, losses and weights: float64 if one of the dtypes is float64, else float32."""
+    """The dtype of affinities, losses and weights: float64 if one of `dtypes` is float64, else float32."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def widen(x: Tensor) -> Tensor:
-    """`x` in float32, or in float64 if it is float64."""
+    """Casts `x` to float32, unless `x` is float64."""
     return x.to(wide(x.dtype))
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """A context for the device of `x` in which autocast does not lower the precision of matrix products."""
+    """Returns a context that turns autocast off on the device of `x`, so that matrix products keep their precision."""
     return torch.autocast("cpu" if x.device.type == "meta" else x.device.type, enabled=False)
 
 
-# To and from NumPy.
+# Conversion to and from NumPy.
 
 
 def default_device() -> torch.device:
     """The device where `from_numpy` puts arrays: the CUDA device if there is one, else the CPU.
 
-    If several processes run on a machine, each uses the device set by `use_device`, on all threads. A single process uses the current
-    device.
+    All threads of a process use the CUDA device that `use_device` set. A process that did not call `use_device` uses
+    the current CUDA device.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -82,9 +82,9 @@ def use_device(number: int) -> None:
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     """Copies the arrays of a nested dict, list or tuple to `default_device()`.
 
-    The copies are in row-major order, because the memory layout of an array, which files do not keep, affects how sums
-    over it round. Floating arrays are cast to `dtype` ("float64", "float32", "bfloat16"; rounded to the nearest even)
-    if it is given; integers and booleans keep their dtype, and None stays None.
+    The copies are in row-major order: files do not keep the memory layout of an array, which affects the rounding of
+    sums. If `dtype` ("float64", "float32", "float16", "bfloat16") is given, floating arrays are cast to `dtype`,
+    rounding to nearest even. Integers and booleans keep their dtype, and None stays None.
     """
     if dtype is not None:
         check_option("dtype", dtype, DTYPES)
@@ -147,12 +147,12 @@ def arange(count: int, like: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str | torch.dtype) -> Tensor:
-    """`x` in another dtype ("int32" is allowed), given by its name or as an array's `.dtype`."""
+    """Casts `x` to a floating dtype or "int32". `dtype` is a name or the `.dtype` of a tensor."""
     return x.to({**DTYPES, "int32": torch.int32}[dtype] if isinstance(dtype, str) else dtype)
 
 
 def round_to_bfloat16(x: Tensor) -> Tensor:
-    """`x` rounded to the nearest bfloat16 numbers, in the dtype of `x`. Gradients are rounded in the same way."""
+    """Rounds `x` to the nearest bfloat16 numbers, and keeps the dtype of `x`. Gradients are rounded in the same way."""
     return x.bfloat16().to(x.dtype)
 
 
@@ -162,7 +162,7 @@ def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """`x` repeated along its axes of size 1 (and new leading axes) to `shape`."""
+    """Broadcasts `x` to `shape`, along axes of size 1 and new leading axes."""
     return torch.broadcast_to(x, tuple(shape))
 
 

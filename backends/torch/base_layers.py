@@ -2,14 +2,14 @@
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group are copied to the CPU, and
-the assigned experts are copied back. A device waits for the host only here. The solver works on integers, so rounding can neither
-unbalance the assignment nor make the solver cycle. Sinkhorn steps at falling temperatures give prices for the experts. Then, in a
-fixed number of steps, the price of an expert rises if more tokens want it than it has slots, and falls if fewer do. Each token
-takes its best expert at these prices. This assignment is the best one with the same number of tokens per expert. A repair removes
-the remaining imbalance: in each step, tokens with the same loss move along the cheapest path of moves from a full expert to one
-with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays optimal for its numbers of
-tokens per expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
+*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores are copied to the CPU, and the assigned
+experts are copied back. A device waits for the host only in this operator. The solver works on integers, so rounding can neither
+unbalance the assignment nor make the solver cycle. Sinkhorn steps at falling temperatures give initial prices. Then, in a limited
+number of steps, the price of an expert rises if more tokens prefer the expert than it has slots, and falls if fewer do. Each token
+takes the expert with the highest score minus price. No assignment with the same number of tokens per expert is better. A repair
+removes the remaining imbalance: in each step, tokens with the same loss move along the cheapest path from an overfull expert to an
+expert with free slots (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). Each step keeps the assignment optimal
+for the new numbers of tokens per expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial
@@ -41,7 +41,7 @@ Integers = NDArray[np.int64]
 def base_assignment(scores: Tensor, noise: Tensor | None = None, *, shards: int = 1) -> Assignment:
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
-    The assignment is balanced for all scores.
+    The assignment is balanced for any scores.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), widen(scores)
@@ -69,7 +69,7 @@ def _assigned(scores: Tensor, slots: int) -> Assignment:
 
 @partial(operator, tags=(torch.Tag.cudagraph_unsafe,))
 def _balanced(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """The experts (G, T) int32 of the best balanced assignments, and prices (G, E) that prove it."""
+    """Returns the experts (G, T) int32 of the best balanced assignments, and prices (G, E) that prove optimality."""
     table = scores.double().cpu().numpy()
     if scores.shape[1] <= SMALL:
         solved = [_solve_small(*_levels(group), slots) for group in table]
@@ -87,7 +87,7 @@ def _(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 
 
 def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
-    """Prices (G, E), for scores (G, T, E), at which the experts' shares of the tokens' softmax are nearly equal."""
+    """Prices (G, E), for scores (G, T, E), at which the softmax of scores minus prices gives all experts nearly equal loads."""
     below = scores.float() - scores.float().amax(dim=2, keepdim=True)
     reach = -below.amin(dim=(1, 2), keepdim=True)
     reach = torch.where(reach > 0, reach, 1)
@@ -99,11 +99,11 @@ def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
     return (price * reach).squeeze(1)
 
 
-# The solver: one group, integers.
+# The solver, for the integer scores of one group.
 
 
 def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
-    """Scores minus the best score of the token, as integers from `-2^bits` to 0, and the exponent of their unit.
+    """Rounds each score minus the token's best score to `level * 2^exponent`, with integer levels from `-2^bits` to 0.
 
     `bits` is small enough that every path is shorter than `FAR`.
     """
@@ -115,25 +115,25 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
 
 
 def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
-    """Solves the same problem as `_solve`, by SciPy's assignment of tokens to slots. The time grows with the cube of the number of
-    tokens."""
+    """Solves the same problem as `_solve` with SciPy's assignment of tokens to slots. The time grows with the cube of
+    the number of tokens."""
     from scipy.optimize import linear_sum_assignment  # this import takes half a second, and few routers need it
 
     _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)
     experts = np.arange(levels.shape[1])
     held = levels[np.argsort(slot)].reshape(len(experts), slots, -1)
-    cost: Integers = (held[experts, :, experts][..., None] - held).min(axis=1)  # the least loss of each expert's tokens
+    cost: Integers = (held[experts, :, experts][..., None] - held).min(axis=1)  # the least loss of each move
     return slot // slots, _proof(cost, exponent)
 
 
 def _solve(
     levels: Integers, exponent: int, start: NDArray[np.float64], slots: int
 ) -> tuple[Integers, NDArray[np.float64]]:
-    """The experts (T,) of the best balanced assignment of `levels` (T, E), and prices (E,) that prove it."""
+    """Returns the experts (T,) of the best balanced assignment of `levels` (T, E), and prices (E,) that prove optimality."""
     experts = levels.shape[1]
     expert = np.argmax(levels - _moved(levels, np.ldexp(start, -exponent), slots), axis=1)
     count = np.bincount(expert, minlength=experts)
-    # cost[e, f]: the least loss of a token of expert e when it moves to f.
+    # cost[e, f] is the least loss of moving one token from expert e to expert f.
     cost = np.full((experts, experts), FAR)
 
     def loss(source: int, target: int) -> Integers:
@@ -151,7 +151,7 @@ def _solve(
         path = [last]
         while before[path[-1]] != path[-1]:
             path.append(int(before[path[-1]]))
-        # Each move takes the same number of tokens, those with the least loss, and the path stays the cheapest.
+        # Each move on the path takes the same number of tokens, all with the least loss, so the path stays the cheapest.
         moves = [
             (target, np.flatnonzero((expert == source) & (loss(source, target) == cost[source, target])))
             for target, source in pairwise(path)
@@ -167,7 +167,7 @@ def _solve(
 
 
 def _proof(cost: Integers, exponent: int) -> NDArray[np.float64]:
-    """Prices (E,) at which no token gains by moving, from the least losses (E, E) in the best assignment."""
+    """Computes prices (E,) at which no token gains by a move, from the least losses (E, E) of moves in the best assignment."""
     price = np.zeros(len(cost), np.int64)
     while (price != (price := (cost + price).min(axis=1))).any():
         pass
@@ -175,7 +175,7 @@ def _proof(cost: Integers, exponent: int) -> NDArray[np.float64]:
 
 
 def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers:
-    """Prices (E,) near `start` at which the number of tokens that want each expert is close to its number of slots."""
+    """Finds prices (E,) near `start` at which the number of tokens that prefer each expert is close to `slots`."""
     experts, reach = levels.shape[1], -levels.min()
     price: Integers = np.clip(np.nan_to_num(np.rint(start)), -reach, reach).astype(np.int64)
     last, step = np.zeros(experts, np.int64), np.full(experts, max(reach >> 10, 1))
@@ -190,7 +190,7 @@ def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers
 
 
 def _shortest_paths(cost: Integers, start: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-    """Distances (E,) from the nearest start, and predecessors (E,); a start is its own predecessor."""
+    """Returns distances (E,) from the nearest start, and predecessors (E,). The predecessor of a start is the start."""
     distance, before = np.where(start, 0, FAR), np.arange(len(cost))
     while True:
         through = np.where(distance[:, None] < FAR, distance[:, None] + cost, FAR)

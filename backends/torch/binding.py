@@ -1,4 +1,4 @@
-"""The formulas of `moespec.backends.common` on tensors."""
+"""Binds the formulas of `moespec.backends.common` to the array namespace of torch."""
 
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
@@ -16,5 +16,5 @@ Tensors = RoutingNamespace[Tensor, SlotRouting, SoftRouting]
 
 
 def formula(function: Callable[Concatenate[Tensors, Parameters], Result]) -> Callable[Parameters, Result]:
-    """A formula of `moespec.backends.common`, on tensors."""
+    """Binds a formula of `moespec.backends.common` to the array namespace of torch."""
     return bound(function, cast(Tensors, namespace))

@@ -1,10 +1,10 @@
-"""Communication between processes within a program: torch's functional collectives, which `torch.compile` traces, with gradients.
+"""Communication between processes inside a program: torch's functional collectives, which `torch.compile` traces, with gradients.
 
     exchange    all-to-all along the first axis      gradient: `exchange`
-    gather      the parts of all, along an axis      gradient: this process's part of the sum over all
-    add         the sums over all                    no gradient
+    gather      joins the parts of all processes     gradient: this process's part of the sum over processes
+    add         sums tensors over processes          no gradient
 
-`Devices` has the process groups of a mesh; each process has one device.
+`Devices` holds the process groups of a mesh; each process has one device.
 """
 
 import itertools
@@ -32,7 +32,7 @@ ALONE = Group("", 1)
 
 
 def exchange(x: Tensor, group: Group) -> Tensor:
-    """Splits `x` (n A, ...) into n parts and sends part i to process i. Returns the parts received, in process order: (n A, ...)."""
+    """Splits `x` (n A, ...) into n parts and sends part i to process i. Returns the received parts in process order: (n A, ...)."""
     result: Tensor = _Exchange.apply(x, group.name, group.size)  # type: ignore[no-untyped-call]
     return result
 
@@ -52,8 +52,8 @@ def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
 
 
 class Devices:
-    """The devices of a mesh as this process sees them: its `place` along each axis, and its group along each set of
-    axes with several devices."""
+    """The devices of a mesh, seen from this process: the `place` of the process along each axis, and the process group
+    for each set of axes with several devices."""
 
     def __init__(self, sizes: MeshSizes) -> None:
         self.sizes = sizes
@@ -68,21 +68,21 @@ class Devices:
                 self.groups[axes] = Group(group.group_name, group.size())
 
     def group(self, axes: Sequence[str]) -> Group | None:
-        """Returns the devices along some axes, or None if this device is the only one."""
+        """Returns the process group along the given axes, or None if these axes have only one device."""
         return self.groups.get(tuple([axis for axis in AXES if axis in axes and getattr(self.sizes, axis) > 1]))
 
     def sums(self, tensors: list[Tensor], axes: Sequence[str]) -> list[Tensor]:
-        """Sums each tensor over the devices along some axes, in a single reduction."""
+        """Sums each tensor over the devices along the given axes, in a single reduction."""
         group = self.group(axes)
         return add(tensors, group) if tensors and group else tensors
 
     def means(self, tensors: dict[str, Tensor], axes: Sequence[str]) -> dict[str, Tensor]:
-        """Averages each tensor over the devices along some axes, in a single reduction."""
+        """Averages each tensor over the devices along the given axes, in a single reduction."""
         sums = self.sums(list(tensors.values()), axes)
         return {name: total / self.sizes.size(axes) for name, total in zip(tensors, sums, strict=True)}
 
     def index(self, shape: Sequence[int], split: Split) -> tuple[slice, ...]:
-        """The slices of this device's part of an array of `shape`."""
+        """The slices that select this device's part of an array with the given shape."""
         index = []
         for length, axis in zip(shape, split, strict=True):
             size = length // getattr(self.sizes, axis) if axis else length

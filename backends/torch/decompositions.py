@@ -1,7 +1,7 @@
-"""moespec's operators as ATen operations, for inference programs that run where this package is not installed.
+"""Decomposes moespec's operators into ATen operations, for inference programs that run where this package is not installed.
 
 If a function changes only its own tensors and reads no value on the host, its operator is decomposed into the
-function's operations. This module replaces the other operators by functions with the same arguments and results.
+function's operations. This module replaces all other operators with functions that have the same arguments and results.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def overload(name: str) -> Any:
-    """The operator `name` in the form that a program contains."""
+    """Returns the overload of the operator `name` that exported programs contain."""
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
@@ -49,7 +49,7 @@ def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Ten
 
 
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """Multiplies the rows of each expert, a slice whose size is known only when the program runs."""
+    """Multiplies the rows of each expert by the expert's kernel. The number of rows is known only when the program runs."""
     count, start, parts = rows.shape[0], 0, []
     for expert in range(kernel.shape[0]):
         end: Any = ends[expert].item()

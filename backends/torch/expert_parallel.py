@@ -1,4 +1,4 @@
-"""Splits experts among the processes of a group: the contents of slots travel to their experts and back."""
+"""Splits experts among the processes of a group: slots are sent to the processes of their experts, and the outputs are sent back."""
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SplitOverGroup(SplitExperts):
     """The torch backend, with experts split over a group of processes.
 
-    Sent slots are ordered by expert, as `moe_layer` stores them. Received slots are ordered by sender, then copied to be ordered by expert.
+    Each process sends slots in expert order, as `moe_layer` stores them, and copies received slots from sender order to expert order.
     """
 
     single = single
@@ -27,7 +27,7 @@ class SplitOverGroup(SplitExperts):
         self.group, self.sizes = group, MeshSizes(expert=group.size) if sizes is None else sizes
 
     def _there(self, slots: Tensor) -> Tensor:
-        """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of this device's groups to the devices of their experts. Returns (n G, E / n, C, D)."""
         groups, experts, *place = slots.shape
         n = self.group.size
         by_sender = exchange(slots.transpose(0, 1), self.group)
@@ -41,13 +41,13 @@ class SplitOverGroup(SplitExperts):
 
 
 def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """True for a DTensor. Checks for the attribute `device_mesh`, because importing DTensor imports sympy (half a second)."""
+    """True for a DTensor. Checks for the attribute `device_mesh`, because importing DTensor also imports sympy (half a second)."""
     return hasattr(tensor, "device_mesh")
 
 
 def mean_gradient(parameter: Tensor, group: Group) -> Tensor:
-    """This process's part of a split expert parameter, with the gradient of the mean of the processes' losses over the
-    group. The exchange sums gradients, so this function divides by the number of processes."""
+    """Returns this process's part of a split expert parameter, with the gradient of the mean loss over the processes of
+    the group. The exchange sums the gradients of all processes, so the backward pass divides the sum by their number."""
     local = parameter.to_local() if is_split(parameter) else parameter
     mean: Tensor = _MeanGradient.apply(local, group.size)  # type: ignore[no-untyped-call]
     return mean

@@ -1,4 +1,4 @@
-"""Exports a module as a standalone program, for torch or in ONNX, that accepts any batch size.
+"""Exports a module as a standalone torch or ONNX program that accepts any batch size.
 
 Neither program requires this package at run time: moespec's operators are decomposed into ATen operations. In ONNX, a stable sort becomes
 TopK over all entries, which breaks ties as moespec does: the lower index comes first.
@@ -37,16 +37,16 @@ def export_pt2(
     """Returns the content of a file that `torch.export.save` writes: the module as a program, with its parameters.
 
     `torch.export.load(path).module()(images)` computes the same as `module(images)` at evaluation, to rounding. The program does not
-    require this package, and takes any number of images that is a multiple of `multiple` (for multiples above 1, at least twice that).
+    require this package. The number of images must be a multiple of `multiple` (and at least `2 * multiple` if `multiple` is above 1).
 
-    module: any `torch.nn.Module`, with moespec layers (`MoE`, `Model`) or without, in evaluation mode. The module is not changed.
-    example: a tensor (images, ...), or a tuple of tensors, the positional arguments of `module`. The first axis of each tensor is the
-        number of images, which stays free. Only the other axes and the dtype matter; one image is enough.
+    module: any `torch.nn.Module` in evaluation mode, with or without moespec layers (`MoE`, `Model`). The module is not changed.
+    example: a tensor (images, ...), or a tuple of tensors, the positional arguments of `module`. The first axis of each tensor is
+        the batch axis, whose size stays dynamic in the program. Only the other axes and the dtype matter; one image is enough.
     metadata: additional text files to include, by name (`torch.export.load(path, extra_files={name: ""})`).
-    multiple: images that are routed together; default: the `group_images` of the `MoE` layers in the module, else 1.
+    multiple: the number of images that are routed together; default: the `group_images` of the `MoE` layers in the module, else 1.
 
-    Raises ConfigError, before tracing, for an argument that is not a module, a module in training mode (which draws noise and dropout)
-    and an example that the module does not accept. If `torch.export` cannot trace the module, torch's own error is raised.
+    Raises ConfigError, before tracing, for an argument that is not a module, a module in training mode (which draws noise and
+    dropout) or an example that the module does not accept. If `torch.export` cannot trace the module, torch's own error is raised.
 
     Source: docs.pytorch.org/docs/stable/export.html.
     """
@@ -60,16 +60,16 @@ def export_pt2(
 def export_onnx(
     module: nn.Module, example: Example, *, metadata: Mapping[str, str] | None = None, multiple: int | None = None
 ) -> bytes:
-    """The content of an ONNX file, opset 18: `images` (images, ...) -> `logits`, the first input and output of `module`.
+    """Returns the content of an ONNX file (opset 18) that maps `images` (images, ...) to `logits`, the first output of `module`.
 
     `onnxruntime.InferenceSession(content).run(None, {"images": images})` computes the same as `module(images)` at evaluation, to
-    rounding, with the routers' tie-breaking. Further inputs have the names of the arguments of `forward`.
+    rounding, with the routers' tie-breaking. Further inputs are named after the arguments of `forward`.
 
     module, example, multiple: as for `export_pt2`, but the module must be in float32 or float64.
-    metadata: its `metadata_props`.
+    metadata: the `metadata_props` of the ONNX file.
 
-    Raises ConfigError as `export_pt2` does, for parameters in bfloat16 or float16 (CPU runtimes lack their operators), for parameters
-    of more than 2 GB (the limit of the format), and if onnx or onnxscript is not installed.
+    Raises ConfigError in the same cases as `export_pt2`, for parameters in bfloat16 or float16 (CPU runtimes lack their
+    operators), for parameters of more than 2 GB (the limit of the format), and if onnx or onnxscript is not installed.
 
     Source: the ONNX operators (onnx.ai/onnx/operators) TopK, which breaks ties like the routers, and Gather.
     """
@@ -113,7 +113,7 @@ def _check_module(module: Any) -> None:
 
 
 def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
-    from moespec.backends.torch.nn.reporting import Reporting  # the modules depend on this package
+    from moespec.backends.torch.nn.reporting import Reporting  # a top-level import would be circular
 
     _check_module(module)
     examples = example if isinstance(example, tuple) else (example,)
@@ -138,14 +138,14 @@ def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
         program = torch.export.export(module, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
     finally:
         for layer in layers:
-            layer.forget()  # after tracing, the stored losses have no values
-    program.graph_module.graph.eliminate_dead_code()  # losses and metrics
+            layer.forget()  # After tracing, the stored losses have no values.
+    program.graph_module.graph.eliminate_dead_code()  # Removes the computation of losses and metrics.
     return program
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses the exporter's warnings about its internals, and about losses that a module keeps for its user."""
+    """Suppresses the exporter's warnings about its internals, and about the losses that a module stores."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -179,7 +179,7 @@ def _top_indices(scores: Any, count: int) -> Any:
 
 
 def _searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-    """The number of entries in the row (..., n) below each value (..., m)."""
+    """For each value (..., m), counts the smaller entries of the sorted row (..., n)."""
     op = _ops()
     last, before = op.Constant(value_ints=[-1]), op.Constant(value_ints=[-2])
     below = op.Less(op.Unsqueeze(sorted_sequence, before), op.Unsqueeze(self, last))

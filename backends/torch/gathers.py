@@ -1,18 +1,18 @@
-"""Moving rows between tokens and slots: gathers with a fixed-order sum as gradient, and sums with a gather as gradient.
+"""Moves rows between tokens and slots: the gradient of a gather is a sum in a fixed order, and the gradient of a sum is a gather.
 
-Each operation is an opaque custom operator. A compiler therefore cannot fuse it with its neighbours (fusions of
-gathers, reductions and scatters have been miscompiled), and no gradient becomes an atomic addition: results do not
-depend on the order of threads. An index equal to the number of rows means "no row": it reads zeros.
+Each operation is an opaque custom operator. A compiler therefore cannot fuse the operator with its neighbours (fusions of
+gathers, reductions and scatters have been miscompiled), and no gradient uses atomic additions, so results do not depend
+on the order of threads. An index equal to the number of rows means "no row" and reads zeros.
 
     gather_rows    out[m] = rows[index[m]]                              gradient: `sum_rows`
     sum_rows       out[n] = sum of rows[m] with index[m] == n           gradient: `gather_rows`
     combine_rows   out[n] = sum of weight[m] rows[m], index[m] == n     gradient: `combine_gradients`
-    take_scores    out[g, e, c] = scores[g, token[g, e, c], e]          gradient: `put_scores`, and the reverse
+    take_scores    out[g, e, c] = scores[g, token[g, e, c], e]          gradient: `put_scores`, and vice versa
     invert_index   the position of each value in an index
 
-The first three also take the inverse of `index`, if there is one: `inverse` (N, K) holds, for each n, the K places in `index`
-(M,) that name it, M for none. With `inverse`, the K rows are added in its order, otherwise in ascending order. Sums are in
-float32 or better. On a GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
+The first three operators also accept an optional inverse of `index` (M,): `inverse` (N, K) lists the K positions of each n in
+`index`, padded with M. With `inverse`, the rows of a sum are added in the listed order, otherwise in ascending order. Sums are
+computed in float32 or better. On a GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from moespec.backends.torch.operators import differentiable, mapped, operator, u
 
 @operator
 def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
-    """`rows` (N, D) at `index` (M,), where N reads a row of zeros: (M, D). The gradient uses `inverse` (N, K)."""
+    """Gathers `rows` (N, D) at `index` (M,) into (M, D). The index N reads a row of zeros. The gradient uses `inverse` (N, K)."""
     return _gather(rows, index)
 
 
@@ -39,7 +39,7 @@ def _gather(rows: Tensor, index: Tensor) -> Tensor:
         return rows.new_zeros(len(index), rows.shape[1])
     taken = rows.index_select(0, index.clamp(max=len(rows) - 1))
     missing = index == len(rows)
-    if rows.device.type == "cpu":  # listing a few rows costs nothing
+    if rows.device.type == "cpu":  # listing a few rows is cheap on a CPU
         return taken.index_fill_(0, missing.nonzero()[:, 0], 0)
     return taken.masked_fill_(missing[:, None], 0)
 
@@ -51,7 +51,7 @@ def _(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
 
 @operator
 def sum_rows(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) -> Tensor:
-    """Sums of the `rows` (M, D) with equal `index` (M,): (count, D). Rows with the index `count` are left out."""
+    """Sums the `rows` (M, D) with equal `index` (M,) into (count, D). Ignores rows with the index `count`."""
     return _sum(rows, None, index, count, inverse, rows.dtype)
 
 
@@ -64,7 +64,7 @@ def _(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) ->
 def combine_rows(
     rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Sums rows like `sum_rows`, after multiplying each row by its `weight` (M,), in `dtype`."""
+    """Multiplies each row by its `weight` (M,), then sums the rows like `sum_rows`. The result has the given dtype."""
     return _sum(rows, weight, index, count, inverse, dtype)
 
 
@@ -102,7 +102,7 @@ def _sum_serially(rows: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def _sum_segments(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """Sums on other devices, where one thread adds the rows of a sum, in order."""
+    """Sums on other devices, where a single thread adds the rows of each sum in order."""
     order, edges = _segments(index, count)
     return torch.segment_reduce(
         rows.index_select(0, order), "sum", lengths=edges.diff(), axis=0, unsafe=True, initial=0.0
@@ -110,7 +110,7 @@ def _sum_segments(rows: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def _segments(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The order of rows in which each sum's rows are contiguous, by a stable sort of the integers, and the start of each sum."""
+    """Returns an order (a stable sort of `index`) in which the rows of each sum are contiguous, and the start of each sum."""
     ordered, order = torch.sort(index, stable=True)
     return order, torch.searchsorted(ordered, torch.arange(count + 1, device=index.device, dtype=index.dtype))
 
@@ -119,7 +119,7 @@ def _segments(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def combine_gradients(
     gradient: Tensor, rows: Tensor, weight: Tensor, index: Tensor, inverse: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `combine_rows`: weight[m] gradient[index[m]] (M, D) for rows, and rows[m] times gradient[index[m]] (M,) for weights.
+    """The gradients of `combine_rows`: weight[m] gradient[index[m]] (M, D) for rows, and rows[m] . gradient[index[m]] (M,) for weights.
 
     Both gradients are 0 where `index` means "no row", whatever the row contains.
     """
@@ -141,7 +141,7 @@ def _(gradient: Tensor, rows: Tensor, weight: Tensor, index: Tensor, inverse: Te
 
 @operator
 def take_scores(scores: Tensor, token: Tensor) -> Tensor:
-    """`scores` (G, T, E) at `token` (G, E, C), where T reads 0: (G, E, C)."""
+    """Gathers `scores` (G, T, E) at `token` (G, E, C) into (G, E, C). The token T reads 0."""
     if uses_kernel(scores):
         from moespec.backends.torch import kernels
 
@@ -158,7 +158,7 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
 
 @operator
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
-    """Puts `values` (G, E, C) into zeros (G, tokens, E), at (g, token[g, e, c], e). An expert takes each token at most once."""
+    """Writes `values` (G, E, C) into zeros (G, tokens, E), at (g, token[g, e, c], e). An expert takes each token at most once."""
     if uses_kernel(values):
         from moespec.backends.torch import kernels
 
@@ -176,7 +176,7 @@ def _(values: Tensor, token: Tensor, tokens: int) -> Tensor:
 @mapped
 @operator
 def invert_index(index: Tensor, count: int) -> Tensor:
-    """The position of each of `0 .. count - 1` in `index` (..., M), or M if absent: (..., count) int32.
+    """Finds the position of each value `0 .. count - 1` in `index` (..., M), or M if the value is absent: (..., count) int32.
 
     The value `count` in `index` is ignored; any other value occurs at most once.
     """
@@ -228,7 +228,7 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Each result of `combine_gradients` is the gradient times one other argument, so its backward pass swaps these two arguments."""
+    """The results of `combine_gradients` are bilinear, so the backward pass reuses `combine_gradients` and `combine_rows`."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
     arguments = (index, len(gradient), inverse, gradient.dtype)

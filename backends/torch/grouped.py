@@ -1,14 +1,14 @@
-"""Computes the layer whose experts are perceptrons: rows are sorted by expert, and each is multiplied by its expert's matrix.
+"""Computes an MoE layer whose experts are MLPs: sorts rows by expert, and multiplies each row by the matrix of its expert.
 
-If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
-are multiplied: the work grows with the tokens, not with the slots.
+If a routing has far more slots than choices (for example, if each expert has room for every token), only the rows of
+filled slots are multiplied. The work then grows with the number of tokens, not with the number of slots.
 
-    grouped_rows     out[n] = rows[n] @ kernel[expert of n]
+    grouped_rows     out[n] = rows[n] @ kernel[expert of n]^T
     grouped_kernels  out[e] = sum over the rows n of expert e of rows[n]^T gradient[n]
     grouped_sums     out[e] = sum over the rows n of expert e of rows[n]
 
-The rows of expert e run from `ends[e - 1]` to `ends[e]`. Rows after these belong to no expert; the results for such rows are uninitialised
-memory, which nothing reads.
+The rows of expert e run from `ends[e - 1]` to `ends[e]`. Rows after the last end belong to no expert; the results for
+such rows are uninitialised memory, which is never read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,8 +45,8 @@ def moe_mlp(
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    If most slots are empty, only the filled slots are computed. A GPU skips empty slots only in 16 bits, and if all widths are
-    multiples of 8. In float32 a GPU computes all slots, because torch's grouped product would wait for the host.
+    If most slots are empty, only the filled slots are computed. A GPU skips empty slots only in 16 bits, for widths that
+    are multiples of 8. In float32, a GPU computes all slots, because torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -61,7 +61,7 @@ def _of_experts(
     params: Mapping[str, Tensor],
     options: Mapping[str, str],
 ) -> Tensor:
-    """`moe_mlp` without a shared expert."""
+    """Computes `moe_mlp` without a shared expert."""
     if not (isinstance(routing, SlotRouting) and mostly_empty(routing)):
         return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
     check_slots(tokens, routing)
@@ -73,7 +73,7 @@ def _of_experts(
 
 
 def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Tensor) -> Tensor:
-    """The layer whose experts are `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
+    """Computes the layer with experts `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
     if can_group(tokens, *kernel.shape[1:]):
         return grouped_layer(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
 
@@ -87,14 +87,14 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:
-    """True if the device's grouped product needs no sizes on the host: on a GPU, for 16-bit rows whose size is a multiple of 16 bytes."""
+    """True if grouped products never make a GPU wait for the host: on a GPU, only for 16-bit rows with widths divisible by 8."""
     if tokens.device.type != "cuda":
         return True
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)
 
 
 def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
-    """The layer whose experts compute `run(rows, linear)`; `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
+    """Computes the layer with experts `run(rows, linear)`, where `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (N, D) to (N, D') for the N = G T K choices.
     """
@@ -118,12 +118,12 @@ def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, L
 
 
 def _at(values: Tensor, index: Tensor, *, fill: int) -> Tensor:
-    """`values[index]`, `fill` where the index is one past the end."""
+    """Returns `values[index]`, or `fill` where the index is one past the end."""
     return torch.cat([values, values.new_full((1,), fill)]).index_select(0, index)
 
 
 def _dtype(rows: Tensor) -> torch.dtype:
-    """The dtype of products of `rows`: the dtype of autocast, or of the rows."""
+    """The dtype of products of `rows`: the autocast dtype if autocast is on, else the dtype of `rows`."""
     kind = rows.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 
@@ -138,7 +138,7 @@ def grouped_linear(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tens
 
 @operator
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
-    """`grouped_rows` plus the bias of the expert, if any."""
+    """Multiplies each row by the kernel of its expert, and adds the expert's bias, if any."""
     if rows.is_cuda:
         if bias is None:
             return _product(rows, kernel, ends)
@@ -160,7 +160,7 @@ def _(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor
 
 @operator
 def grouped_rows(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
-    """rows (N, D), kernel (E, H, D) -> (N, H). The kernels are transposed."""
+    """rows (N, D), kernel (E, H, D) -> (N, H), where the kernels are transposed."""
     if rows.is_cuda:
         return _product(rows, kernel.mT, ends)
     result = rows.new_empty(len(rows), kernel.shape[1])
@@ -211,7 +211,7 @@ def _product(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
 
 
 def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields each expert with the slice of its rows; reads the sizes on the host."""
+    """Yields each expert with the slice of its rows. Reads the sizes on the host."""
     start = 0
     for expert, end in enumerate(ends.tolist()):
         yield expert, slice(start, end)

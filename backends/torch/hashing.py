@@ -24,7 +24,7 @@ __all__ = ["hash_routing", "multi_hash_mlp"]
 def hash_routing(
     ids: Tensor, table: Tensor, *, experts: int, capacity: int | None = None, like: Tensor | None = None
 ) -> SlotRouting:
-    """ids (G, T), table (V,) -> SlotRouting, its weights in the dtype of `like` or in float32, whichever is wider."""
+    """ids (G, T), table (V,) -> SlotRouting, with weights in the dtype of `like` or float32, whichever is wider."""
     experts = check_at_least("experts", experts, 1)
     check_integers("ids", ids, "groups tokens")
     check_integers("table", table, "ids")
@@ -41,7 +41,7 @@ def multi_hash_mlp(
 ) -> Tensor:
     """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-    For each hash, the tokens are dispatched to the segments of their experts.
+    For each hash, a token uses one segment of the weights of the expert that the hash selects.
     """
     w1, b1, w2, b2 = multi_hash_weights(xp, tokens, ids, tables, params, activation)
     hashes = tables.shape[0]

@@ -1,4 +1,4 @@
-"""Triton kernels, used on a GPU where torch's own operations would write and read unnecessary arrays.
+"""Triton kernels, used on a GPU where torch's own operations would write and read intermediate arrays.
 
     add_rows           out[n] = sum over p of weight[index[p]] rows[index[p]], p from edges[n] to edges[n + 1]
     combine_gradients  out[m] = weight[m] gradient[token[m]] and the product of rows[m] with gradient[token[m]]
@@ -10,9 +10,9 @@
     threefry           the random words of pairs of counters
 
 The operators of `gathers`, `products`, `solvers` and `rng` call these kernels on a GPU, and plain operations elsewhere.
-An index equal to the number of rows means "no row": a mask reads zeros, so that no row is written twice. One program
-computes each sum in one order, in float32 or better, so there is no atomic addition. 16-bit rows are widened in
-registers, without a float32 copy. Unless noted, a program has a tile of TALL rows by WIDE columns.
+An index equal to the number of rows means "no row": a masked load reads zeros, without a padded copy of the rows. A single
+program computes each sum in a fixed order, in float32 or better, so no atomic addition is needed. 16-bit rows are widened
+in registers, without a float32 copy in memory. Unless noted, each program processes a tile of TALL rows by WIDE columns.
 
 Importing this module imports Triton, which torch's CUDA builds include. With TRITON_INTERPRET=1 the kernels run on CPU
 tensors. The speed of the kernels has not been compared with plain operations.
@@ -36,9 +36,9 @@ OPTIONS = {"enable_fp_fusion": True}
 def add_rows(
     rows: Tensor, index: Tensor, *, dtype: torch.dtype, weight: Tensor | None = None, edges: Tensor | None = None
 ) -> Tensor:
-    """The sums of the rows (M, D) that `index` names, times their `weight` (M,), in the order of `index`: (N, D).
+    """Sums the rows (M, D) that `index` lists, each times its `weight` (M,), in the order of `index`: (N, D).
 
-    index: (N, K), the rows of each sum; or, with `edges` (N + 1,), all rows in a single axis, where sum n starts at edges[n].
+    index: (N, K) lists the rows of each sum. With `edges` (N + 1,), `index` has one axis, and sum n starts at entry edges[n].
     """
     count, choices = (len(edges) - 1, 0) if edges is not None else index.shape
     width = rows.shape[1]
@@ -105,7 +105,7 @@ def combine_gradients_kernel(
     gradient, rows, weight, token, to_rows, to_weight, token_count, row_count, width,
     TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """A program covers the full width of TALL rows. The program does not read rows without a token."""
+    """Each program processes the full width of TALL rows. Rows without a token are not read."""
     m = tl.program_id(0) * TALL + tl.arange(0, TALL)
     n = tl.load(token + m, mask=m < row_count, other=token_count)
     inside_tokens = n < token_count
@@ -123,7 +123,7 @@ def combine_gradients_kernel(
 
 
 def _tile(width: int) -> tuple[int, int]:
-    """Rows and columns of a tile: 2048 numbers, at most 256 columns and 64 rows."""
+    """The numbers of rows and columns of a tile: at most 64 rows, 256 columns and 2048 entries."""
     columns = min(triton.next_power_of_2(max(width, 1)), 256)
     return min(2048 // columns, 64), columns
 
@@ -131,7 +131,7 @@ def _tile(width: int) -> tuple[int, int]:
 def parts(x: Tensor) -> Tensor:
     """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle. The first three parts add up to x.
 
-    S' is S padded with zeros to a multiple of 32 bytes, so that a product reads 16 bytes at a time, not two of 196 slots.
+    S' is S padded with zeros to a multiple of 16 entries (32 bytes), so that a product can read 16 bytes at a time.
     """
     columns, stride = x.shape[1], -(-x.shape[1] // 16) * 16
     out = x.new_empty(len(x), 5, stride, dtype=torch.bfloat16)
@@ -160,7 +160,7 @@ def parts_kernel(x, out, count, columns, stride, WIDE: tl.constexpr):
 
 
 def split_product(tokens: Tensor, parts: Tensor, columns: int) -> Tensor:
-    """tokens (N, D) in bfloat16, `parts` of a matrix (D, 5, S') with `columns` columns S -> (N, S) in float32."""
+    """tokens (N, D) in bfloat16, `parts` (D, 5, S') of a matrix with S = `columns` columns -> (N, S) in float32."""
     count, width = tokens.shape
     out = tokens.new_empty(count, columns, dtype=torch.float32)
     if not out.numel():
@@ -182,9 +182,9 @@ def split_product_kernel(
     tokens, parts, out, count, width, columns, stride,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Reads each tile of tokens once and multiplies it by its three tiles of parts, into one sum in float32.
+    """Reads each tile of tokens once, multiplies it by the matching tiles of three parts, and adds the products in float32.
 
-    EXACT: the dtype of the multiplication, bfloat16. The interpreter treats bfloat16 as integers, so it uses float32.
+    EXACT: the dtype of the multiplication: bfloat16, or float32 in the interpreter, which treats bfloat16 as integers.
     """
     column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)[None, :]
     n = (tl.program_id(1) * TALL + tl.arange(0, TALL))[:, None]
@@ -256,7 +256,7 @@ def invert_kernel(index, out, count, size, values, WIDE: tl.constexpr):
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    """The plan of logits (G, T, E): see `moespec.backends.common.affinities.sinkhorn_plan`."""
+    """The Sinkhorn plan of logits (G, T, E): see `moespec.backends.common.affinities.sinkhorn_plan`."""
     out = logits.new_empty(logits.shape)
     groups, tokens, experts = logits.shape
     if out.numel():

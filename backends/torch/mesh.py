@@ -1,8 +1,8 @@
-"""Training on a mesh of processes with one device each. Every process runs the single-device program on its images,
-with the exchanges that `OnMesh` adds.
+"""Training on a mesh of processes with one device each. Each process runs the single-device program on its share of the
+images, with the exchanges that `OnMesh` adds.
 
 The reductions of the update (gradients, the norm of the complete gradient, an optimiser's norms and means over a
-complete parameter) run outside the program, see `moespec.backends.torch.sharded_state`.
+complete parameter) run outside the program; see `moespec.backends.torch.sharded_state`.
 """
 
 import os
@@ -41,12 +41,12 @@ Metrics = dict[str, Tensor]
 
 
 def join(process: Process, address: str | None = None, timeout: float = 180.0) -> None:
-    """Joins the other processes. This process uses the GPU with its local index, or the CPU.
+    """Joins the process group. This process uses the GPU with its local index, or the CPU if there is no GPU.
 
-    address: the IP address at which others reach this machine. gloo uses its network interface unless GLOO_SOCKET_IFNAME names another.
-    timeout: seconds without a heartbeat after which a process counts as lost. torch's own timeout is set to at least ten times as long.
+    address: the IP address of this machine for other processes. gloo uses the interface of `address` unless GLOO_SOCKET_IFNAME is set.
+    timeout: seconds without a heartbeat after which a process counts as lost. torch's own timeout is ten times as long, at least 1800 s.
 
-    Raises RuntimeError from torch.distributed if the others do not join in time.
+    Raises RuntimeError from torch.distributed if the other processes do not join in time.
     """
     if address and (network := _network(address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
@@ -69,7 +69,7 @@ def _network(address: str) -> str | None:
 
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             for _, name in socket.if_nameindex():
-                with suppress(OSError):  # an interface without an address
+                with suppress(OSError):  # some interfaces have no address
                     asked = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()))
                     if socket.inet_ntoa(asked[20:24]) == address:
                         return name
@@ -77,7 +77,7 @@ def _network(address: str) -> str | None:
 
 
 def devices() -> int:
-    """The number of devices of all processes: one per process."""
+    """The number of devices, which is the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -88,9 +88,9 @@ def leave() -> None:
 
 
 class OnMesh(SplitOverGroup):
-    """The torch backend for models on a mesh of all processes.
+    """The torch backend for models on a mesh that spans all processes.
 
-    A step takes a state and the rows of this process from `put`; a function from `compile` takes the parameters of the state instead.
+    A training step takes a state and the rows that `put` returns. A function from `compile` takes parameters instead of a state.
     """
 
     def __init__(self, sizes: MeshSizes, *, transport: Transport = "model") -> None:
@@ -103,7 +103,7 @@ class OnMesh(SplitOverGroup):
         self.bind_routers()
 
     def whole(self, params: Any) -> Any:
-        """Returns complete parameters: gathers those that are split over `fsdp`."""
+        """Returns complete parameters: gathers the parameters that are split over `fsdp`."""
         if isinstance(params, dict):
             return {name: self.whole(value) for name, value in params.items()}
         return gather(params.array, params.axis, self.devices.groups["fsdp",]) if isinstance(params, Part) else params
@@ -130,7 +130,7 @@ class OnMesh(SplitOverGroup):
         return devices()
 
     def exchanged(self, value: str) -> list[str]:
-        """Waits for all processes, and returns their texts in process order."""
+        """Waits for all processes, and returns their values in process order."""
         if self.processes == 1:
             return [value]
         own = from_numpy(np.frombuffer(value.encode(), np.uint8))
@@ -152,7 +152,7 @@ class OnMesh(SplitOverGroup):
         return range(self.process * share, (self.process + 1) * share)
 
     def put(self, tree: Any) -> Any:
-        """Converts the rows of this process, NumPy arrays in nested dicts, to tensors on its device."""
+        """Copies the rows of this process (nested dicts of NumPy arrays) to tensors on the device."""
         return from_numpy(tree)
 
     # Training.
@@ -162,15 +162,15 @@ class OnMesh(SplitOverGroup):
         return read_state(self.devices, exported, optimizer)
 
     def export_state(self, state: SpreadState) -> dict[str, Any]:
-        """Exports the state with `Shards` instead of arrays: the parts that this process must save."""
+        """Exports the state with `Shards` instead of arrays. A `Shards` holds the parts that this process must save."""
         return pieces_of(state)
 
     def state_params(self, state: SpreadState) -> Params:
-        """Returns the parts of the parameters on this process, for a forward pass."""
+        """Returns this process's parts of the parameters, for a forward pass."""
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()})
 
     def state_average(self, state: SpreadState) -> Params:
-        """Returns the parts of the averaged parameters on this process."""
+        """Returns this process's parts of the averaged parameters."""
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()} | state.average)
 
     def make_step(
@@ -185,7 +185,7 @@ class OnMesh(SplitOverGroup):
     ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
         """Returns the training step for the rows of this process. The loss and the metrics are means over groups and images.
 
-        A single reduction sums the gradients of parameters that all devices have, the loss and the metrics.
+        A single reduction sums the loss, the metrics and the gradients of parameters that are replicated on all devices.
         """
         check_at_least("accumulate", accumulate, 1)
         evaluate = self.compile(loss_function) if compiled else self.mapped(loss_function)
@@ -204,14 +204,14 @@ class OnMesh(SplitOverGroup):
     def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
         """Compiles `function(params, rows)` for the parameters of a state and the rows of this process.
 
-        The result of `function` must be the same on all devices, like a result of `over_devices`.
+        The result of `function` must be the same on all devices, which holds for results of `over_devices`.
         """
         compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function that `compile` compiles. That function gathers the parameters of blocks one block at a time, and all others
-        before it calls `function`."""
+        """Returns the function that `compile` compiles. The new function first gathers all parameters outside of
+        blocks. The parameters of blocks are gathered later, one block at a time."""
 
         def run(params: Params, rows: Any, *average: Params) -> Any:
             return function(self.outside_of_blocks(params), rows, *map(self.outside_of_blocks, average))

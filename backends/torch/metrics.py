@@ -1,4 +1,4 @@
-"""The routing metrics of every step, without gradient. Shapes: G groups, T tokens, E experts."""
+"""Computes the routing metrics of every step, without gradients. Shapes: G groups, T tokens, E experts."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, T
 
 
 def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the load (groups, experts), which tokens have a slot (groups * tokens,), and each slot's contribution to the entropy."""
+    """Returns the load (groups, experts), a mask of tokens with a slot (groups * tokens,), and the entropy contribution of each slot."""
     token, weight, _, tokens = routing
     count = token.shape[0] * tokens
     group = torch.arange(token.shape[0], device=token.device)[:, None, None]
@@ -43,7 +43,7 @@ def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _surprise(mass: Tensor, total: Tensor) -> Tensor:
-    """The contribution of a share `m = mass / total` to the entropy in nats: `-m log m`, or 0 without a total."""
+    """The contribution of a share `m = mass / total` to the entropy in nats: `-m log m`, or 0 if `total` is 0."""
     share = torch.where(total > 0, mass / torch.where(total > 0, total, 1.0), 0.0).clamp_min(0)
     surprise: Tensor = -torch.special.xlogy(share, share)
     return surprise

@@ -1,4 +1,4 @@
-"""The array namespace of torch, see `moespec.backends.common.namespace`."""
+"""The array namespace of torch; see `moespec.backends.common.namespace`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ swapaxes, tanh, where, zeros_like = torch.swapaxes, torch.tanh, torch.where, tor
 
 
 def promote_all(*tensors: Tensor) -> list[Tensor]:
-    """All tensors in float64 if one of them is float64, else in float32."""
+    """Casts all tensors to float64 if one of the tensors is float64, else to float32."""
     dtype = arrays.wide(*(tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]
 
@@ -49,7 +49,7 @@ def indices(count: int, like: Tensor) -> Tensor:
 
 
 def erfc(x: Tensor) -> Tensor:
-    """The complementary error function. Arguments are clipped, because this function is slow for subnormal results."""
+    """The complementary error function. Arguments are clipped, because `torch.erfc` is slow for subnormal results."""
     return torch.erfc(x.clamp_max(26.0 if x.dtype == torch.float64 else 9.0))
 
 
@@ -79,34 +79,34 @@ def sum(x: Tensor, axis: Axis | None = None, *, keepdims: bool = False) -> Tenso
 
 
 def softmax(x: Tensor, axis: Axis) -> Tensor:
-    """`exp(x) / sum(exp(x))`. Several axes must be adjacent and last."""
+    """`exp(x) / sum(exp(x))`. Several axes must be the last axes of `x`."""
     return (
         torch.softmax(x, axis) if isinstance(axis, int) else torch.softmax(x.flatten(axis[0]), axis[0]).reshape(x.shape)
     )
 
 
 def argmax(x: Tensor) -> Tensor:
-    """The index of the largest entry, the first of equal entries: (..., n) -> (..., 1). `torch.argmax` does not promise the first."""
+    """The index of the first largest entry: (..., n) -> (..., 1). `torch.argmax` does not guarantee the first index."""
     return top_indices(x, 1)
 
 
 def top_values(x: Tensor, count: int) -> Tensor:
-    """The `count` largest entries, descending."""
+    """The `count` largest entries, in descending order."""
     return take(x.detach(), top_indices(x, count))
 
 
 def argsort(x: Tensor) -> Tensor:
-    """The indices that sort ascending: (..., n) -> (..., n) int32."""
+    """The indices that sort `x` in ascending order: (..., n) -> (..., n) int32."""
     return torch.sort(x, dim=-1, stable=True).indices.int()
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """The entries at indices: (..., n) and (..., k) -> (..., k)."""
+    """The entries of `x` at `index`: (..., n) and (..., k) -> (..., k)."""
     return x.gather(-1, index.long())
 
 
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """The rows at indices: (G, N, D) and (G, M) -> (G, M, D)."""
+    """The rows of `x` at `index`: (G, N, D) and (G, M) -> (G, M, D)."""
     return x.gather(1, index.long()[..., None].expand(-1, -1, x.shape[2]))
 
 
@@ -114,25 +114,25 @@ pick = take
 
 
 def is_chosen(indices: Tensor, like: Tensor) -> Tensor:
-    """Booleans, true at the given indices, where n means none: (..., k) -> (..., n)."""
+    """A boolean mask that is true at the given indices; index n marks nothing: (..., k) -> (..., n)."""
     *leading, size = like.shape
     chosen = torch.zeros(*leading, size + 1, dtype=torch.bool, device=like.device)
     return chosen.scatter(-1, indices.long(), True)[..., :size]
 
 
 def count(index: Tensor, size: int, like: Tensor) -> Tensor:
-    """The number of times that each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
+    """The number of occurrences of each value 0, ..., size - 1: (size,) in the dtype of `like`."""
     flat = index.flatten()
     return like.new_zeros(size).index_add(0, flat, torch.ones_like(flat, dtype=like.dtype))
 
 
 def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
-    """Booleans in the shape of `like`, true at the indices along an axis."""
+    """A boolean mask of the shape of `like` that is true at the given indices along an axis."""
     return torch.zeros_like(like, dtype=torch.bool).scatter(axis, indices.long(), True)
 
 
 def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]:
-    """The `count` largest entries, descending, and `place`, which scatters a function of these entries into zeros like `x`."""
+    """Returns the `count` largest entries, descending, and a function `place`, where `place(f)` writes `f(entries)` into zeros like `x`."""
     if count == x.shape[-1]:
         return torch.sort(x, dim=-1, descending=True, stable=True).values, lambda function: function(x)
     index = top_indices(x, count).long()
@@ -143,7 +143,7 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor],
 def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     """`(rows * x) (columns * slots)`: (G, T, D), (D, E, C), (G, T, 1), (1, E, C) -> (G, T, E, C).
 
-    The factors scale the rows and columns of one product `x slots`.
+    The factors scale the rows and columns of a single product `x slots`.
     """
     logits = products.product(tokens, slots.flatten(1), x)
     logits = logits if rows is None else logits * rows
@@ -152,19 +152,19 @@ def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None
 
 
 def slot_weights(scores: Tensor, token: Tensor, slot: Tensor | None) -> Tensor:
-    """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+    """The score of each slot's token for the slot's expert, or 0 for an empty slot: (G, T, E) -> (G, E, C)."""
     taken: Tensor = gathers.take_scores(scores, token)
     return taken
 
 
 def by_expert(routing: slots.SlotRouting, values: Tensor) -> Tensor:
-    """The value of each slot, placed at the slot's token and expert: (G, E, C) -> (G, T, E)."""
+    """Writes the value of each slot to the slot's token and expert: (G, E, C) -> (G, T, E)."""
     placed: Tensor = gathers.put_scores(values, routing.token, routing.tokens)
     return placed
 
 
 def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-    """`state = body(step, state)` for the steps 0, ..., count - 1."""
+    """Runs `state = body(step, state)` for the steps 0, ..., count - 1."""
     for step in range(count):
         state = body(step, state)
     return state
@@ -173,7 +173,7 @@ def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
 def whole(function: Callable[..., Any]) -> Any:
     """Returns the operator of the same name in `moespec.backends.torch.solvers`, because unrolled loops compile slowly.
 
-    A Sinkhorn plan uses the operator only if a kernel supports it.
+    A Sinkhorn plan uses the operator only if `kernels.sinkhorn` supports the logits.
     """
     operator = getattr(getattr(torch.ops, NAMESPACE), function.__name__)
 
@@ -186,7 +186,7 @@ def whole(function: Callable[..., Any]) -> Any:
 
 
 def _sinkhorn_fits(logits: Tensor) -> bool:
-    """True if `kernels.sinkhorn` supports the logits (G, T, E): no gradient, and at most 64 registers for each of 256 threads."""
+    """True if `kernels.sinkhorn` supports the logits (G, T, E): float32, no gradient, at most 64 registers for each of 256 threads."""
     _, tokens, experts = logits.shape
     numbers = (1 << (tokens - 1).bit_length()) * (1 << (experts - 1).bit_length())
     return operators.on_gpu(logits) and not logits.requires_grad and logits.dtype == torch.float32 and numbers <= 2**14

@@ -1,6 +1,6 @@
 """The operations that models need around the routers: experts, norms, attention, patches.
 
-Products run in the dtype of their input, and parameters are cast to it; norms and losses run in float32 or better.
+Products run in the dtype of their input, and all functions but `linear` cast parameters to this dtype. Norms run in float32 or better.
 """
 
 import math
@@ -60,7 +60,7 @@ def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Ten
 
 
 def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
-    """The activation of experts, with the given form of GELU."""
+    """Returns the activation function of experts, with the given form of GELU."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "quick_gelu": quick_gelu}
     return known.get(activation, partial(gelu, form=form))
 
@@ -71,7 +71,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6) -> Tensor:
-    """x (..., D), scale and bias (D,) -> (..., D), in float32 or better, returned in the dtype of `x`."""
+    """x (..., D), scale and bias (D,) -> (..., D), computed in float32 or better and returned in the dtype of `x`."""
     check_scores("x", x, "... width")
     check_positive("epsilon", epsilon)
     for name, values in {"scale": scale, "bias": bias}.items():
@@ -84,7 +84,7 @@ def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon:
 
 
 def linear(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, axes: int = 1) -> Tensor:
-    """`x kernel + bias`: x (..., *A), kernel (*A, *B) with `axes` axes A, bias (*B) -> (..., *B), as one product of matrices."""
+    """`x kernel + bias` as one matrix product: x (..., *A), kernel (*A, *B), bias (*B) -> (..., *B), where A has `axes` axes."""
     inner = math.prod(kernel.shape[:axes])
     flat = x.reshape(-1, inner) @ kernel.reshape(inner, -1)
     y = flat.reshape(*x.shape[: x.ndim - axes], *kernel.shape[axes:])
@@ -127,8 +127,8 @@ def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
 def convolution(images: Tensor, kernel: Tensor, bias: Tensor, *, stride: int = 1) -> Tensor:
     """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
 
-    The result has the dtype of `images` or of autocast. Computes one product over squares of pixels, which is more
-    precise than torch's convolution on a GPU.
+    The result has the dtype of `images` or of autocast. A single matrix product over squares of pixels is more precise
+    than torch's convolution on a GPU.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "size size channels features")
@@ -146,7 +146,7 @@ def convolution(images: Tensor, kernel: Tensor, bias: Tensor, *, stride: int = 1
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """ids (N, S), table (V, D) -> (N, S, D). The gradient is added in a fixed order.
+    """ids (N, S), table (V, D) -> (N, S, D). The gradient of the table is summed in a fixed order.
 
     Ids are not checked: an id outside the table causes a device error or an undefined result.
     """

@@ -1,4 +1,4 @@
-"""moespec's custom operators, which are opaque to torch.compile, and the check whether they run a kernel."""
+"""Defines custom operators, which are opaque to torch.compile, and checks whether an operator can run a GPU kernel."""
 
 import functools
 import inspect
@@ -12,7 +12,7 @@ from torch.library import CustomOpDef, custom_op  # type: ignore[attr-defined]  
 
 from moespec.spec.errors import ConfigError
 
-# torch keeps one operator per name in a process and frees the previous one, so a copy of this package has its own namespace.
+# In a process, torch keeps only the last operator of each name. Each copy of this package therefore has a separate namespace.
 NAMESPACE = __name__.replace(".", "_")
 
 
@@ -22,7 +22,7 @@ SIGNED: dict[CustomOpDef, Callable[..., object]] = {}
 
 
 def operator(function: Callable[..., object], *, tags: tuple[torch.Tag, ...] = ()) -> CustomOpDef:
-    """Makes the decorated function a torch operator that changes none of its arguments."""
+    """Turns the decorated function into a torch operator that changes none of its arguments."""
     name = function.__name__.lstrip("_")
     FUNCTIONS[name] = function
     result = custom_op(f"{NAMESPACE}::{name}", mutates_args=(), tags=tags)(function)
@@ -37,7 +37,7 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def differentiable(
     operator: "CustomOpDef", backward: Callable[..., Any], setup: Callable[..., None] = save_inputs
 ) -> Any:
-    """The operator with a gradient that also works with `torch.func`. `register_autograd` alone gives `torch.func.grad`
+    """Returns the operator with a gradient that also works in `torch.func`. `register_autograd` alone gives `torch.func.grad`
     no gradient, and silently drops the tangents of forward mode."""
     operator.register_autograd(backward, setup_context=setup)
 
@@ -63,7 +63,7 @@ def _no_tangents(*_: Any) -> None:
 
 
 def mapped(operator: CustomOpDef) -> CustomOpDef:
-    """Applies the operator along the last axis of its first argument; an axis of `torch.func.vmap` becomes an additional first axis."""
+    """Supports `torch.func.vmap` for an operator on the last axis of its first argument: the mapped axis becomes the first axis."""
 
     def rule(info: Any, axes: tuple[Any, ...], first: Tensor, *others: Any) -> tuple[Any, int]:
         return operator(first.movedim(axes[0], 0), *others), 0
@@ -73,18 +73,18 @@ def mapped(operator: CustomOpDef) -> CustomOpDef:
 
 
 def on_gpu(x: Tensor) -> bool:
-    """True if `x`, even a traced tensor, is on a device that runs `kernels`. Tests that interpret kernels return True for the CPU."""
+    """True if `x`, even a traced tensor, is on a device that runs `kernels`. Tests that interpret kernels replace this function."""
     return x.is_cuda
 
 
 def uses_kernel(x: Tensor) -> bool:
-    """True if an operator runs a kernel of `kernels` on `x`. Traced code must not call it."""
+    """True if an operator runs a kernel of `kernels` on `x`. Traced code must not call this function."""
     return on_gpu(x) and _kernels_run(x.device)
 
 
 @functools.cache
 def _kernels_run(device: torch.device) -> bool:
-    """True if Triton is installed and compiles for the device, which requires a C compiler. Tries the most demanding kernel."""
+    """True if Triton is installed and compiles for the device, which requires a C compiler. The check runs the most demanding kernel."""
     try:
         from moespec.backends.torch import kernels
 

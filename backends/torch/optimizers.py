@@ -1,7 +1,7 @@
-"""The optimisers: from torch.optim where it has them, otherwise subclasses of its `Optimizer`.
+"""The optimisers: classes of torch.optim where available, otherwise subclasses of `torch.optim.Optimizer`.
 
-`moespec.backends.numpy.optimizers` defines their updates. A parameter group has a multiplier `rate` of the learning
-rate and the decay `decoupled`, which `step` subtracts from the parameter.
+`moespec.backends.numpy.optimizers` defines the updates. Each parameter group has `rate`, a multiplier of the learning
+rate, and `decoupled`, the weight decay that `step` subtracts from the parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +18,17 @@ from moespec.spec.own import find_own
 
 
 class Extent:
-    """Gives an optimiser access to a complete parameter. In this class, each tensor is complete; on a mesh, it may be a part."""
+    """Computes norms and means of a complete parameter. In this class, each tensor is complete; on a mesh, a tensor may be a part."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
 
     def norms(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """The norms of tensors of this shape."""
+        """The norms of complete tensors with the parameter's shape."""
         return [torch.linalg.vector_norm(x) for x in tensors]
 
     def mean(self, x: Tensor, axis: int) -> Tensor:
-        """The mean of `x` along an axis of the parameter; the axis stays, with length 1."""
+        """The mean of `x` along an axis of the parameter. The axis is kept with length 1."""
         return x.mean(axis, keepdim=True)
 
 
@@ -37,7 +37,7 @@ def make(
 ) -> torch.optim.Optimizer:
     """Creates the optimiser of the trained parameters `leaves`, before its first step.
 
-    extents: access to the complete parameters, for leaves that are only parts of parameters.
+    extents: the `Extent` of each parameter, required if leaves are only parts of parameters.
     """
     own: Any = optimizer.own
     together: dict[tuple[float, float], list[Tensor]] = {}
@@ -69,7 +69,7 @@ def make(
 def keep(
     optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, kept: dict[str, Tensor], step: int
 ) -> None:
-    """Restores in the optimiser `made` the arrays kept for a parameter, by slot, after `step` steps."""
+    """Stores the arrays `kept` (slot -> array) of a parameter and the number of past steps in the optimiser `made`."""
     names = KEPT.get(type(made), {})
     made.state[leaf] = {names.get(slot, slot): value for slot, value in kept.items()}
     if isinstance(made, _Own):
@@ -81,7 +81,7 @@ def keep(
 
 
 def kept(made: torch.optim.Optimizer, leaf: Tensor, slot: str) -> Tensor:
-    """The array that `made` keeps for a parameter in a slot."""
+    """The array that the optimiser `made` keeps for a parameter in the given slot."""
     value: Tensor = made.state[leaf][KEPT.get(type(made), {}).get(slot, slot)]
     return value
 
@@ -98,7 +98,7 @@ class _Sgd(torch.optim.SGD):
 
 
 class _Own(torch.optim.Optimizer):
-    """An optimiser whose update of a tensor is `_update`."""
+    """An optimiser that computes the update of each tensor with `_update`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], options: Any, extents: Mapping[Tensor, Extent]) -> None:
         super().__init__(groups, {"lr": 0.0})
@@ -115,7 +115,7 @@ class _Own(torch.optim.Optimizer):
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        """The update without decay, at step n = 1, 2, ...; changes `kept`. This class applies a user-defined update."""
+        """Returns the update without decay at step n = 1, 2, ..., and changes `kept`. This class applies a user-defined update."""
         own: Optimizer = self.options
         update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
         kept.update({slot: value.clone() for slot, value in new.items()})  # the value may alias another slot or `p`
@@ -129,7 +129,7 @@ class _Adam(_Own):
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
         o, nu = self.options, kept["nu"]
         mu = kept["mu"].to(p.dtype).mul(o.b1).add_(g, alpha=1 - o.b1)
-        kept["mu"].copy_(mu)  # rounds it to the stored dtype
+        kept["mu"].copy_(mu)  # rounds `mu` to the dtype of the slot
         nu.mul_(o.b2).addcmul_(g, g, value=1 - o.b2)
         update: Tensor = mu / (1 - o.b1**n) / ((nu / (1 - o.b2**n)).sqrt() + o.epsilon)
         return update

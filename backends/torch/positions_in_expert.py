@@ -1,4 +1,4 @@
-"""Requests for experts: their places in line."""
+"""Positions of requests in the queues of experts."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ ONE_HOT_EXPERTS = 32
 
 
 def positions(requests: Tensor, experts: int) -> Tensor:
-    """Counts, for each request, the earlier requests of its group for the same expert.
+    """For each request, counts the earlier requests for the same expert in the same group.
 
     Args:
         requests: (groups, requests) int32, the requested experts, in order of priority.
@@ -32,7 +32,7 @@ def count_positions(requests: Tensor, experts: int) -> Tensor:
 def sort_positions(requests: Tensor, experts: int) -> Tensor:
     """Computes `positions` by a stable sort of the integers."""
     ordered, order = torch.sort(requests, dim=1, stable=True)
-    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # E is not an expert
+    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # the value E is not an expert
     first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())
     rank = torch.arange(requests.shape[1], device=requests.device) - first.gather(1, ordered.long())
     return rank.gather(1, invert_index(order, requests.shape[1]).long()).int()

@@ -1,6 +1,6 @@
 """The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names.
 
-A name that the installed torch lacks raises ConfigError when this module is imported or, for names of Dynamo, when the name is used.
+If the installed torch lacks a name, the import of this module raises ConfigError. For a name of Dynamo, the first use raises ConfigError.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,25 +21,25 @@ def _named(name: str) -> Any:
         raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec needs; {wanted}") from None
 
 
-# Collectives that torch.compile traces; tensors that have a shape but no values; a check that tells a tracer facts about a number.
+# Collectives that torch.compile can trace, a mode for tensors without values, and a check that tells a tracer a fact about a number.
 collectives, TracingMode, check = map(_named, ("ops._c10d_functional", "_subclasses.FakeTensorMode", "_check"))
-# One call for a list of tensors; the first two work in place.
+# Each function processes a list of tensors in one call. The first two functions work in place.
 foreach_add, foreach_mul, foreach_norm = map(_named, ("_foreach_add_", "_foreach_mul_", "_foreach_norm"))
 _task: Callable[[], int] = _named("_C._current_graph_task_id")
 
 
 def in_backward() -> bool:
-    """True during a backward pass; a forward pass is then a recomputation."""
+    """True during a backward pass, when any forward pass is a recomputation."""
     return _task() != -1
 
 
 def of_dynamo(name: str) -> Any:
-    """The attribute `name` of the compiler's module, which is slow to import."""
+    """Returns the attribute `name` of `torch._dynamo`, which is slow to import."""
     return _named(f"_dynamo.{name}")
 
 
 def traced_as_constant(function: Any) -> None:
-    """Like `torch.compiler.assume_constant_result`, without importing Dynamo: the function is called while a compiler traces."""
+    """Does the same as `torch.compiler.assume_constant_result` without importing Dynamo: the compiler calls `function` while tracing."""
     function._dynamo_marked_constant = True
 
 

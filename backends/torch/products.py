@@ -1,8 +1,8 @@
-"""Computes products of 16-bit tokens and a float32 matrix to float32 accuracy, on a GPU's tensor cores.
+"""Computes products of bfloat16 tokens and a float32 matrix to float32 accuracy, on the tensor cores of a GPU.
 
-In float32 an H100 runs at a tenth of the speed of its bfloat16 tensor cores, and must first copy the tokens to float32.
-Tokens that are already bfloat16 are exact; a float32 matrix is the sum of three bfloat16 matrices of 8 bits each.
-Therefore, three bfloat16 products, added in float32, equal the product in float32.
+A float32 product on an H100 runs at a tenth of the speed of its bfloat16 tensor cores, and needs a float32 copy of the
+tokens. bfloat16 tokens are exact; a float32 matrix is the sum of three bfloat16 matrices with 8 significant bits each.
+Therefore, three bfloat16 products, added in float32, have the accuracy of the product in float32.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from moespec.backends.torch.operators import differentiable, on_gpu, operator, u
 def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Tensor:
     """tokens (G, T, D), matrix (D, S) -> (G, T, S), in float32 or better, also under autocast.
 
-    widened: the tokens in the dtype of the result, if available.
+    widened: the tokens, already cast to the dtype of the result, if available.
     """
     dtype = wide(tokens.dtype, matrix.dtype)
     if tokens.dtype == torch.bfloat16 and dtype == torch.float32 and on_gpu(tokens):
@@ -31,8 +31,8 @@ def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Te
 def split_product(tokens: Tensor, matrix: Tensor) -> Tensor:
     """tokens (N, D) in bfloat16, matrix (D, S) in float32 -> (N, S) in float32.
 
-    The gradient of the matrix has the same precision as the product. The gradient of the tokens has an error of 2^-16 before it is
-    rounded to bfloat16, an error of 2^-8.
+    The gradient of the matrix has the same precision as the product. The gradient of the tokens has a relative error of
+    2^-16, and is then rounded to bfloat16, which adds an error of 2^-8.
     """
     if uses_kernel(tokens):
         from moespec.backends.torch import kernels
@@ -48,9 +48,9 @@ def _(tokens: Tensor, matrix: Tensor) -> Tensor:
 
 
 def in_parts(x: Tensor) -> Tensor:
-    """x (N, S) in float32 -> (N, 5, S') in bfloat16, S' at least S, with zeros: small, middle, high, high, middle.
+    """x (N, S) in float32 -> (N, 5, S') in bfloat16, S' >= S, padded with zeros: small, middle, high, high, middle.
 
-    The first three parts add up to `x`: each has 8 of its 24 bits.
+    The first three parts add up to `x`. Each part holds 8 of the 24 significant bits.
     """
     if uses_kernel(x):
         from moespec.backends.torch import kernels
@@ -66,8 +66,8 @@ def in_parts(x: Tensor) -> Tensor:
 def split_gradients(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """gradient (N, S) in float32 -> gradient @ matrix^T (N, D) in bfloat16, tokens^T @ gradient (D, S) in float32."""
     parts, of_matrix = in_parts(gradient), in_parts(matrix)
-    # Each gradient is a single product of parts side by side. That product contains the three partial products that matter for 16 bits:
-    # high with middle, high with high, middle with high.
+    # The gradient of the tokens is a single product of parts side by side. This product contains the three partial
+    # products that matter for 16 bits: high with middle, high with high, middle with high.
     with full_precision(tokens):
         to_tokens = parts[:, 2:].flatten(1) @ of_matrix[:, 1:4].flatten(1).mT
         three = parts[:, :3].flatten(1)
@@ -82,7 +82,7 @@ def _(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]
     return tokens.new_empty(tokens.shape), matrix.new_empty(matrix.shape)
 
 
-# Gradients. Each result of `split_gradients` is `gradient` times one other argument, so its backward pass swaps these two.
+# Gradients. The results of `split_gradients` are bilinear, so the backward pass reuses `split_product` and `split_gradients`.
 
 
 def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:

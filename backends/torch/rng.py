@@ -1,6 +1,6 @@
 """The random number generator, and dropout.
 
-Words are int32, the only 32-bit integers with every operation on every device. Sums of words wrap around.
+Words are int32, the only 32-bit integer dtype with every operation on every device. Sums of words wrap around on overflow.
 """
 
 import torch
@@ -25,7 +25,7 @@ def dropout(x: Tensor, draws: Tensor, *, rate: float) -> Tensor:
 
 @operator
 def threefry(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Threefry-2x32-20 of the counters (first, second), which broadcast: (..., 2).
+    """Threefry-2x32-20 of the broadcast counters (first, second): (..., 2).
 
     This function is an operator, because a compiler would unroll its 20 rounds at each call, which takes minutes.
     """
@@ -54,5 +54,5 @@ def _(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def shift_right_logical(words: Tensor, bits: int) -> Tensor:
-    """Shifts the words right and fills with zeros. An int32 shift would repeat the sign."""
+    """Shifts the words right and fills with zeros. An int32 shift would repeat the sign bit."""
     return (words >> bits) & ((1 << 32 - bits) - 1)

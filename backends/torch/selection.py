@@ -1,4 +1,4 @@
-"""The largest scores of a row, in the order of a stable sort: the basis of every choice of experts or tokens."""
+"""Selects the largest scores of a row in the order of a stable sort. Every choice of experts or tokens uses this selection."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from moespec.backends.torch.operators import mapped, operator
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest entries along the last axis, int32: descending, the lower index among equals.
+    """Returns int32 indices of the `count` largest entries along the last axis, in descending order.
 
-    NaN is larger than any number and equal to NaN, 0.0 and -0.0 are equal, and -infinity is an ordinary entry.
+    Among equal entries, the lower index comes first. NaN is larger than any number and equal to NaN; 0.0 and -0.0 are equal.
     """
     indices: Tensor = _top_indices(scores.detach(), count)
     return indices
@@ -18,13 +18,13 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 @mapped
 @operator
 def _top_indices(scores: Tensor, count: int) -> Tensor:
-    """Computes `top_indices`: by a maximum for one entry, by a sort for more than half of the entries, else by `torch.topk` on a CPU.
+    """Computes `top_indices` with `max` for one entry, with `torch.topk` on a CPU for up to half of the entries, else with a sort.
 
-    `torch.topk` does not define the order of equal scores. The few rows with equal scores are sorted separately. A GPU
-    would have to wait for their number, so it sorts all rows.
+    `torch.topk` does not define the order of equal scores, so the few rows with equal scores are sorted separately. A
+    GPU would have to wait for the number of these rows, so all rows are sorted on a GPU.
     """
     if count == 1:
-        return scores.max(dim=-1, keepdim=True).indices.int().contiguous()  # the first of the largest
+        return scores.max(dim=-1, keepdim=True).indices.int().contiguous()  # `max` returns the first largest entry
     if scores.device.type != "cpu" or 2 * count > scores.shape[-1]:
         return _sorted(scores)[..., :count].int().contiguous()
     best, index = torch.topk(scores.contiguous(), count + 1, dim=-1)

@@ -1,5 +1,5 @@
-"""Training states sharded over the devices of a mesh: each process has plain tensors, its parts of the parameters and
-of the arrays that the optimiser keeps.
+"""Training states sharded over the devices of a mesh: each process holds its parts of the parameters and of the
+optimiser's arrays as plain tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ SPLITTING = ("fsdp", "expert")
 
 
 class Part(NamedTuple):
-    """A device's part of a parameter whose `axis` is split over `fsdp`, as the argument of a program."""
+    """One device's part of a parameter that is split along `axis` over `fsdp`, as an argument of a program."""
 
     array: Tensor
     axis: int
@@ -46,7 +46,7 @@ class Extent(optimizers.Extent):
 
 @dataclass
 class SpreadState(TrainState):
-    """A state of parts, with the extents of the complete parameters."""
+    """The training state of one process, with its parts of the parameters and the extents of the complete parameters."""
 
     extents: dict[Path, Extent]
     devices: Devices
@@ -55,7 +55,7 @@ class SpreadState(TrainState):
         return self.extents[path].shape
 
     def marked(self, given: Leaves) -> Params:
-        """Returns the parameters as arguments of a program, with the leaves in `given` substituted."""
+        """Returns the parameters as arguments of a program. Leaves in `given` replace the parameters at the same paths."""
         split = {path: extent.split for path, extent in self.extents.items()}
         return unflatten(
             {
@@ -68,11 +68,11 @@ class SpreadState(TrainState):
         """Sums each gradient over the devices with the same part of the parameter. Returns the means of the metrics and
         the totals of the sums.
 
-        There is one reduction per set of axes. The reduction over all devices includes the metrics and sums.
+        Gradients over the same set of axes share one reduction. The reduction over all devices includes the metrics and sums.
         """
         trees = [flatten(tree) for tree in sums]
         shared = [*metrics.values(), *(leaf for tree in trees for leaf in tree.values())]
-        # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
+        # A gradient that passed backward through a gather or an all-to-all is already summed over the devices along its axis.
         together: dict[tuple[str, ...], list[Tensor]] = {AXES: []}
         for path, leaf in self.trained().items():
             axes = tuple(axis for axis in AXES if axis not in self.extents[path].split)
@@ -89,7 +89,7 @@ class SpreadState(TrainState):
         return means, [unflatten({path: next(rest) for path in tree}) for tree in trees]
 
     def norm(self) -> Tensor:
-        """The norm of the complete gradient: sums the squares of its parts over the devices that have them."""
+        """The norm of the complete gradient, from the squared norms of its parts, summed over devices."""
         together: dict[tuple[str, ...], list[Tensor | None]] = {}
         for path, leaf in self.trained().items():
             axes = tuple(axis for axis in SPLITTING if axis in self.extents[path].split)
@@ -104,7 +104,7 @@ class SpreadState(TrainState):
 def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
     """Restores a state that `export_state` of any backend exported. Missing slots get their initial values.
 
-    Each leaf must have a shape and a dtype. This process reads its part of a leaf by slicing, as from a NumPy array.
+    Each leaf must have a shape and a dtype, and support slicing like a NumPy array. This process reads only its part of a leaf.
     """
     trees = {name: dict(leaves(tree)) for name, tree in exported.items() if name != "step"}
     entries, step = trees["params"], int(exported["step"])
@@ -133,7 +133,7 @@ def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: Optimiz
 
 
 def pieces_of(state: SpreadState) -> dict[str, Any]:
-    """A state as nested dicts of `Shards`, and its step. If several processes have the same part, only the first of them includes it."""
+    """A state as nested dicts of `Shards`, and its step. If several processes have the same part, only the first one includes this part."""
     devices = state.devices
 
     def pieces(leaf: Tensor, slot: str, path: Path) -> Shards:

@@ -1,6 +1,6 @@
-"""Routings as records of slots, and the layer that moves tokens through them.
+"""Routings that are stored by slot, and the layer that sends tokens through the slots.
 
-A sparse routing fills a slot with at most one token, so it is stored by slot, as a token and its weight. Only
+A sparse routing fills a slot with at most one token, so a routing stores a token and a weight for each slot. Only
 `dense()` creates arrays of size tokens x experts x capacity. Soft routing is inherently dense.
 
 Shapes: G groups, T tokens, E experts, C capacity, K choices, D width.
@@ -24,9 +24,9 @@ class SlotRouting(NamedTuple):
     """A sparse routing.
 
     token: (G, E, C) int32, the token in each slot; `tokens` for an empty slot.
-    weight: (G, E, C), its combine weight in float32 or better; 0 for an empty slot.
+    weight: (G, E, C), the combine weight of each slot in float32 or better; 0 for an empty slot.
     slot: (G, T, K) int32, the slot `e * C + c` of each choice of a token, `E * C` for a choice that was dropped; None
-        when a token may sit in any number of slots.
+        if a token may be in any number of slots.
     tokens: T.
     """
 
@@ -59,10 +59,9 @@ def moe_layer(
 ) -> Tensor:
     """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`.
 
-    A slot routing uses a gather of rows by `token` and a weighted gather of rows by `slot` (or, if a token may sit in
-    any number of slots, a sum of rows in a fixed order), weighted in float32 or better. A dense routing uses matrix
-    products in the dtype of the tokens or outputs, to which the routing is cast: with 16-bit tokens, 16-bit products
-    are added in float32.
+    For a `SlotRouting`, inputs are gathered by `token`, and outputs are combined in float32 or better by a weighted
+    gather by `slot` (or by a sum in a fixed order, if a token may be in any number of slots). A dense routing is cast
+    to the dtype of the tokens or outputs for matrix products. Products of 16-bit numbers are added in float32.
     """
     check_scores("tokens", tokens, "groups tokens width")
     if isinstance(routing, SlotRouting):
@@ -97,8 +96,8 @@ def _check_dense(tokens: Tensor, dispatch: Any, combine: Any) -> None:
     check_size("routing.dispatch", dispatch, 1, tokens.shape[1], "the number of tokens")
 
 
-# Slots. Rows of tokens are numbered (g, t), rows of slots (e, g, c): all slots of an expert are contiguous, so the matrix
-# products of the experts need no further copy.
+# Slots. Rows of tokens are in the order (g, t), and rows of slots in the order (e, g, c). All slots of an expert are
+# therefore contiguous, and the matrix products of the experts need no further copy.
 
 
 def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
@@ -110,7 +109,7 @@ def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
 
 
 def _combine_slots(outputs: Tensor, routing: SlotRouting, dtype: torch.dtype) -> Tensor:
-    """(G, E, C, D) to (G, T, D), added up in float32 or better."""
+    """(G, E, C, D) to (G, T, D), summed in float32 or better."""
     groups, experts, capacity, width = outputs.shape
     rows = outputs.transpose(0, 1).reshape(experts * groups * capacity, width)
     weight = routing.weight.transpose(0, 1).reshape(-1)

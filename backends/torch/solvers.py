@@ -1,4 +1,4 @@
-"""The solvers of affinities as operators, which are opaque to compilers. The affinities carry no gradient."""
+"""The iterative solvers of affinities, as operators that are opaque to compilers. The affinities carry no gradient."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from moespec.backends.torch.operators import operator, uses_kernel
 
 @operator
 def dykstra(start: Tensor, capacity: int, cap: int, iterations: int) -> Tensor:
-    """`moespec.backends.common.capped_affinity.dykstra`."""
+    """Computes `moespec.backends.common.capped_affinity.dykstra`."""
     affinity: Tensor = capped_affinity.dykstra(xp, start, capacity, cap, iterations)
     return affinity
 
@@ -29,7 +29,7 @@ def adam_plan(
     learning_rate: float,
     tolerance: float,
 ) -> Tensor:
-    """`moespec.backends.common.transport.adam_plan`."""
+    """Computes `moespec.backends.common.transport.adam_plan`."""
     problem = (row_mass, column_mass, nonzeros, gamma, objective)
     plan: Tensor = transport.adam_plan(xp, columns, *problem, steps, learning_rate, tolerance)
     return plan
@@ -37,7 +37,7 @@ def adam_plan(
 
 @operator
 def sinkhorn_plan(logits: Tensor, iterations: int) -> Tensor:
-    """`moespec.backends.common.affinities.sinkhorn_plan`, for logits with a kernel on a GPU."""
+    """Computes `moespec.backends.common.affinities.sinkhorn_plan`, with a Triton kernel where available."""
     if uses_kernel(logits):
         from moespec.backends.torch import kernels
 

@@ -1,4 +1,4 @@
-"""Gradients, compilation, and the training step, with the state updated in place."""
+"""Gradients, compilation, and the training step, which updates the state in place."""
 
 import functools
 import warnings
@@ -48,9 +48,9 @@ RECOMPILE_LIMIT = 64
 def compile(
     function: Callable[..., Any], *, compiler: str = "inductor", cuda_graph: bool = False
 ) -> Callable[..., Any]:
-    """`torch.compile(function, fullgraph=True)`, for pure functions, with one of torch's compilers.
+    """Compiles a pure function with `torch.compile(function, fullgraph=True)` and one of torch's compilers.
 
-    cuda_graph: records the GPU operations once and replays them as a unit. The next call overwrites the results.
+    cuda_graph: records the GPU operations once and replays them as a unit. The next call overwrites the results of the previous call.
 
     An invalid shape, dtype or option raises the specification's error, as without compilation. For a function from
     `value_and_grad`, the loss is compiled together with its backward pass.
@@ -65,7 +65,7 @@ def compile(
         if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            # Numbers in a configuration are static; otherwise torch would treat a number as variable when it sees a second value.
+            # Numbers in a configuration are static; otherwise torch would make a number dynamic when its value changes.
             with private.of_dynamo("config.patch")(
                 recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
             ):
@@ -73,7 +73,7 @@ def compile(
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
         except private.of_dynamo("exc.Unsupported"):
-            # torch reports only that tracing met an exception. Running the function op by op raises the original exception.
+            # torch reports only that tracing raised an exception. Running the function op by op raises the original exception.
             function(*args, **kwargs)
             raise
 
@@ -96,12 +96,12 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces `function`, which takes trees of tensors, on shapes only. The graph of its operations then runs op by op on numbers.
+    """Traces `function`, whose arguments are pytrees of tensors, on shapes only. The traced graph then runs op by op on values.
 
-    It takes less time than `quick_compile`. Code that needs the numbers of a tensor raises an error (`.item()`, `if`, a
-    shape that depends on values); so does an operator without a rule for shapes. It traces the code for compilers. With
-    a function from `value_and_grad`, the graph includes the backward pass. The trace does not test Dynamo (Python that
-    it cannot follow, its guards) or the code that a compiler generates.
+    `trace` takes less time than `quick_compile`. Code that needs the values of a tensor (`.item()`, `if`, a shape that
+    depends on values) raises an error, and so does an operator without a shape rule. `torch.compiler.is_compiling()` is
+    true during the trace. For a function from `value_and_grad`, the graph includes the backward pass. `trace` tests
+    neither Dynamo (unsupported Python, guards) nor the code that a compiler generates.
     """
     graphs: dict[str, Any] = {}
 
@@ -141,8 +141,8 @@ def _detached(tree: Any) -> Any:
 
 @dataclass
 class TrainState:
-    """The training state: parameters (trained ones are autograd leaves), their optimiser and its configuration, moving averages of
-    parameters, and the number of updates. A step changes the state in place."""
+    """The training state: the parameters (trained parameters are autograd leaves), the optimiser and its configuration,
+    the moving averages of parameters, and the number of updates. A step changes the state in place."""
 
     params: Params
     optimizer: torch.optim.Optimizer
@@ -171,18 +171,18 @@ def init_state(params: Params, optimizer: OptimizerConfig) -> TrainState:
 
 
 def state_params(state: TrainState) -> Params:
-    """Returns the parameters for a forward pass, without gradient. The next step changes them in place."""
+    """Returns the parameters for a forward pass, without gradient. The next step changes the returned tensors in place."""
     params: Params = _detached(state.params)
     return params
 
 
 def state_average(state: TrainState) -> Params:
-    """Returns the moving averages of the parameters, and unaveraged parameters unchanged. The next step changes them in place."""
+    """Returns the moving average of each parameter, or the parameter if there is no average. The next step changes the tensors in place."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 
 def export_state(state: TrainState) -> dict[str, Any]:
-    """The state as NumPy, bit for bit: nested dicts `params` and the slots in use, and the int `step`.
+    """Returns the state as NumPy arrays, bit for bit: nested dicts for `params` and the slots in use, and the integer `step`.
 
     bfloat16 arrays are exported in float32, which represents them exactly.
     """
@@ -191,13 +191,13 @@ def export_state(state: TrainState) -> dict[str, Any]:
 
 
 def finite_state(state: TrainState) -> bool:
-    """True if all numbers of `export_state` that this process has are finite."""
+    """True if all numbers of the state on this process are finite."""
     leaves = [leaf for kept in kept_leaves(state).values() for leaf in kept.values()]
     return bool(torch.stack([leaf.isfinite().all() for leaf in leaves]).all())
 
 
 def kept_leaves(state: TrainState) -> dict[str, Leaves]:
-    """The tensors of a state: "params", and the arrays kept for them by slot."""
+    """Returns the tensors of a state: the parameters as "params", and the optimiser's arrays by slot."""
     trees = {"params": flatten(state.params)}
     for path, leaf in state.trained().items():
         for slot in state.config.slots(path, state.shape_of(path, leaf)):
@@ -232,9 +232,9 @@ def make_step(
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
-    The step updates its state in place and returns it. Metrics stay on the device. The forward and backward pass of the loss are
+    The step updates the state in place and returns the state. Metrics stay on the device. The forward and backward pass of the loss are
     compiled; a new learning rate causes no compilation. compiled: if False, runs op by op, without compiling.
-    cuda_graph: as for `compile`, with the batch in one part. If torch does not record a graph, the step runs normally and warns.
+    cuda_graph: as for `compile`; requires `accumulate=1`. If torch cannot record a graph, the step warns and runs without a graph.
     """
     check_at_least("accumulate", accumulate, 1)
     if cuda_graph and (accumulate > 1 or not compiled):
@@ -264,8 +264,8 @@ def set_gradients(
 ) -> Found:
     """Sets `.grad` of the leaves `trained` to the mean gradient over `parts` equal parts of a batch, times `share`.
 
-    Returns the metrics and "loss", averaged over the parts, and the sums. given: the parameters for `evaluate`,
-    which include `trained`, and optionally their average.
+    Returns the metrics and "loss", averaged over the parts, and the sums that the loss function returns, added over the
+    parts. given: the parameters for `evaluate`, which include `trained`, and optionally the averaged parameters.
     """
     for leaf in trained.values():
         leaf.grad = None
@@ -298,7 +298,7 @@ def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
 def update(
     state: TrainState, norm: Tensor, learning_rate: float, states: StateUpdate | None = None, sums: Sequence[Any] = ()
 ) -> None:
-    """Updates a state by the gradients of its leaves, whose global norm is `norm`. Multiplies them by `min(1, clip / norm)`."""
+    """Updates a state with the gradients of its leaves, multiplied by `min(1, clip / norm)`. `norm` is the global norm of the gradients."""
     if states is not None:
         leaves = flatten(state.params)
         for path, leaf in flatten(states(state.params, *sums)).items():
@@ -319,7 +319,7 @@ def update(
 
 
 def _split(batch: Any, parts: int) -> list[Any]:
-    """`batch` in `parts` equal parts along the leading axis of its arrays."""
+    """Splits `batch` into `parts` equal parts along the leading axis of its arrays."""
     if parts == 1:
         return [batch]
 

@@ -22,7 +22,7 @@ from moespec.version import version
 __all__ = ["analysis_command", "draw_analysis"]
 
 IMAGES = 64
-"""Number of validation images used, from the start of the split."""
+"""Number of validation images used, evenly spaced over the split."""
 COLUMNS = (
     "token: total dispatch weight over slots\n(Fig. 24 left; dotted: mean, slots / tokens)",
     "slot: total combine weight over tokens\n(Fig. 24; in multiples of the smallest)",

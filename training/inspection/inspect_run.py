@@ -146,7 +146,7 @@ def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -
     """Describes the class with the largest logit and its probability, over all classes ("softmax") or independently ("sigmoid").
 
     >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
-    ', read as dog (probability 0.881)'
+    ', predicted dog (probability 0.881)'
     """
     if not len(logits):
         return ""

@@ -1,4 +1,4 @@
-"""The weight decay of a model with mixtures of experts, for a torch optimiser."""
+"""Groups the parameters of a model with MoE layers by weight decay, for a torch optimiser."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
         torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3)
 
-    In `MoE` and `Model`, the parameters in `no_weight_decay()` do not decay (the biases of experts, and slots). In other modules,
-    parameters with at most one axis, parameters called `bias`, and parameters in the model's own `no_weight_decay()` (timm) do not decay.
+    In `MoE` and `Model`, the parameters that `no_weight_decay()` lists do not decay (such as slots and the biases of experts). In other
+    modules, parameters with at most one axis, parameters called `bias`, and parameters in a timm model's `no_weight_decay()` do not decay.
     """
     of_model: Any = getattr(model, "no_weight_decay", set)
     without: set[str] = set(of_model())

@@ -1,4 +1,4 @@
-"""The experts of a layer: perceptrons whose parameters have the experts as their first axis."""
+"""The experts of a layer: MLPs whose parameters have a leading experts axis."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from moespec.backends.torch.expert_parallel import SplitOverGroup, mean_gradient
 
 
 class Linear(nn.Module):
-    """`x @ weight[e] + bias[e]` of expert e: weight (experts, in, out), bias (experts, out) or None. A single map has no experts axis."""
+    """`x @ weight[e] + bias[e]` for expert e: weight (experts, in, out), bias (experts, out) or None. A single MLP has no experts axis."""
 
     def __init__(self, *shape: int, bias: bool, **factory: Any) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Linear(nn.Module):
 
 
 class Perceptrons(nn.Module):
-    """The linear maps `fc1`, `fc2` and, if gated, `fc3`, of one perceptron or of several experts."""
+    """The linear maps `fc1`, `fc2` and, if gated, `fc3`, of a single MLP or of several experts."""
 
     def __init__(self, width: int, hidden: int, *experts: int, gated: bool, **options: Any) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class Perceptrons(nn.Module):
             self.fc3 = Linear(*experts, width, hidden, **options)
 
     def params(self) -> dict[str, Tensor]:
-        """The parameters by their names in the specification."""
+        """Returns the parameters by their names in the specification."""
         return {
             f"{parameter[0]}{linear[2:]}": getattr(module, parameter)
             for linear, module in self.named_children()
             for parameter in ("weight", "bias")
-            if getattr(module, parameter) is not None  # also if computed, as by `weight_norm`
+            if getattr(module, parameter) is not None  # includes computed parameters, as in `weight_norm`
         }
 
 
 class Experts(Perceptrons):
-    """`fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))` of each expert, for the tokens that a routing sends to it.
+    """Computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))` in each expert, for the tokens that a routing sends to the expert.
 
-    Holds the parameters of all experts or, after `ExpertParallel`, tensors split along their first axis over `group`.
+    Holds the parameters of all experts or, after `ExpertParallel`, tensors that are split along the first axis over `group`.
     """
 
     def __init__(self, width: int, hidden: int, experts: int, *, gelu: str, activation: str, **options: Any) -> None:

@@ -34,17 +34,17 @@ OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_exp
 class MoE(Reporting, HubMixin):
     """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
-    All axes between the first and the last are tokens of an image: (images, tokens, width) as in a ViT, or (images, height, width of
-    the image, channels) as in Swin and ConvNeXt.
+    The axes between the first and the last run over the tokens of an image: (images, tokens, width) as in a ViT, or
+    (images, height, width of the image, channels) as in Swin and ConvNeXt.
 
-    device, dtype: as in other torch modules, for parameters. On the meta device, no initial values are drawn.
+    device, dtype: the device and dtype of parameters, as in other torch modules. On the meta device, no initial values are drawn.
 
     Parameters: `router.kernel` and others, `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
-    `experts.fc2.weight`, `experts.fc2.bias`. Gated experts add `experts.fc3`, with the shapes of `fc1`; a shared expert adds
-    `shared.fc1.weight` (width, hidden) and others. Router logits, weights and losses are computed in float32 or better, also under
-    autocast or in bfloat16. Gating noise comes from torch's generator, only in training.
+    `experts.fc2.weight`, `experts.fc2.bias`. Gated experts add `experts.fc3`, with the shapes of `fc1`; shared experts
+    add `shared.fc1.weight` (width, shared_experts * hidden) and others. Router logits, weights and losses are computed in
+    float32 or better, also under autocast or in bfloat16. Gating noise is drawn from torch's generator, only in training.
 
-    A forward pass raises ShapeError for an input of a different width or a batch that does not split into groups.
+    A forward pass raises ShapeError for an input of a different width or a batch that cannot be split into groups.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class MoE(Reporting, HubMixin):
         start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
-            saved["router"] = layer.router  # stores the name if a `Router` was passed
-        # Stored as text, so that torch.compile sees a different object for different options. torch.compile replaces a number that differs
-        # between layers by a symbol, but capacities need its value.
+            saved["router"] = layer.router  # Stores the name of the router, even if a `Router` was passed.
+        # The layer is stored as text, so that torch.compile sees different objects for different options. torch.compile
+        # replaces numbers that differ between layers with symbols, but capacities need values.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -105,19 +105,19 @@ class MoE(Reporting, HubMixin):
         noise: float = 0.0,
         **options: Any,
     ) -> Self:
-        """A layer whose experts all start as copies of a trained MLP, on the MLP's device and in its dtype.
+        """Creates a layer whose experts all start as copies of a trained MLP, with the device and dtype of the MLP.
 
-        mlp: of any class that computes `fc2(gelu(fc1(x)))` or, gated, `fc2(f(fc1(x)) * fc3(x))`, f GELU or SiLU, with two or three
-            `torch.nn.Linear`. With two, a gated MLP has fc1 and fc3 packed in either order, like timm's GluMlp and SwiGLUPacked. A
-            trial on random numbers verifies this and identifies f. Dropout is not copied. Experts have no biases where a gated MLP has
-            none.
+        mlp: a module of any class that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`, where f is GELU or
+            SiLU, with two or three `torch.nn.Linear`. A gated MLP with two layers packs fc1 and fc3 in either order,
+            like timm's GluMlp and SwiGLUPacked. A trial on random numbers verifies the formula and identifies f.
+            Dropout is not copied. If a gated MLP has no biases, the experts have none.
         noise: standard deviation of the noise added to each expert's weights, relative to the weights' standard
-            deviation: `w + noise std(w) n`, n normal, drawn from `seed`.
+            deviation: `w + noise std(w) n`, with normal n drawn from `seed`.
         options: `group_images` and the options of the router.
 
         At evaluation without noise, the layer computes the same as the MLP if the combine weights of each token sum to 1 and no token
         is dropped. These conditions hold for sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` equal to the
-        number of experts (or inf), and for softmax_token_choice with `normalize_selected=True`, `choices=2` or more and such a capacity.
+        number of experts (or inf), and for softmax_token_choice with `normalize_selected=True`, `choices=2` or more and the same capacity.
         Other routers scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` reports the difference.
 
         Raises ConfigError for a module that computes something else. Source: Sparse Upcycling (arXiv 2212.05055).
@@ -150,7 +150,7 @@ class MoE(Reporting, HubMixin):
         return layer.train(mlp.training)
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and tables to their initial values. After creation on the meta device, call `to_empty`, then this method."""
+        """Sets all parameters and tables to their initial values. After creation on the meta device, call `to_empty` first."""
         self._assign(PARTS)
 
     def _assign(self, parts: Sequence[str]) -> None:
@@ -184,9 +184,9 @@ class MoE(Reporting, HubMixin):
     def forward(self, x: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """x: (images, ..., width); ids: (images, ...), for a router that needs token ids; default: the token positions.
 
-        mask: (images, ...) booleans, false for padding. Groups are routed without padding, with the capacity for the
-            remaining tokens, and the output for padding is 0. Groups with equal token counts run together. The counts
-            are read on the host, so torch.compile breaks its graph here.
+        mask: (images, ...) booleans, false for padding. Groups are routed without padding. The remaining tokens
+            determine the capacity, and the output for padding is 0. Groups with equal token counts are computed
+            together. The token counts are read on the host, which breaks the graph of torch.compile.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise ConfigError(TORCHSCRIPT)
@@ -212,7 +212,7 @@ class MoE(Reporting, HubMixin):
         return self.report(y.reshape(x.shape), output.losses, output.metrics)
 
     def _places(self, x: Tensor, mask: Tensor | None, tokens: int) -> Tensor:
-        """The default ids: the positions of tokens in the image, without padding."""
+        """Returns the default ids: the positions of tokens in the image, not counting padding."""
         if mask is None:
             self._layer.check_places(tokens)
             return torch.arange(tokens, dtype=torch.int32, device=x.device).expand(x.shape[0], tokens)

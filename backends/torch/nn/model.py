@@ -1,4 +1,4 @@
-"""A complete model as a module."""
+"""A torch module for a complete model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from moespec.spec.routing import Noise
 
 
 class Model(ParameterTree, Reporting):
-    """A module that holds a model written against a backend. Its output is the logits or, without a head, the features.
+    """A torch module for a model that is written for any backend. The output is the logits or, without a head, the features.
 
         Model(vit.forward, config, vit.init(config, seed), noise=vit.moe_noise)
 
     forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses` and `metrics`.
-    config: passed to `forward`. If its `dropout` or `stochastic_depth` is above 0, `forward` also gets `random` in training,
-        `(images, 4)` integers from torch's generator.
+    config: passed to `forward`. If `config.dropout` or `config.stochastic_depth` is above 0, `forward` also gets
+        `random` in training: `(images, 4)` integers from torch's generator.
     params: nested dict of NumPy arrays. The arrays become parameters, with names such as `blocks.1.moe.experts.w1` in the state dict;
         `params()` returns the nested dict.
-    noise: `noise(config, batch size)`, the `Noise` that each MoE block takes in training, in order; None for no noise.
-    layers: `layers(config, batch size)`, the MoE layers in order, like `vit.moe_layers`. Required only for routers with a state.
+    noise: `noise(config, batch size)` returns the `Noise` of each MoE block in training, in order. None means no noise.
+    layers: `layers(config, batch size)` returns the MoE layers in order, like `vit.moe_layers`. Required only for routers with a state.
     """
 
     def __init__(
@@ -62,6 +62,6 @@ class Model(ParameterTree, Reporting):
         return self.report(result, output.losses, output.metrics)
 
     def _state(self, path: str) -> RouterState | None:
-        """The router state of the layer at a path."""
+        """Returns the router state of the layer at `path`."""
         router = self.get_submodule(f"{path}/router".replace("/", "."))
         return next((child for child in router.children() if isinstance(child, RouterState)), None)

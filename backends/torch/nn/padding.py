@@ -1,4 +1,4 @@
-"""Routes groups without their padding; groups with equal token counts run together."""
+"""Routes groups without their padding. Groups with equal token counts are computed together."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,8 @@ Layer = Callable[[Tensor, Tensor | None], tuple[Tensor, RouterOutput]]
 
 
 def without_padding(layer: Layer, tokens: Tensor, ids: Tensor | None, mask: Tensor) -> tuple[Tensor, RouterOutput]:
-    """Applies `layer` to tokens (groups, tokens, width) and their ids, each group cut to the tokens where `mask` (groups, tokens) is
-    true. Returns the output (0 for padding), and the means of losses and metrics over the groups that have tokens.
+    """Applies `layer` to tokens (groups, tokens, width) and their ids, only where `mask` (groups, tokens) is true.
+    Returns the output (0 for padding), and the means of losses and metrics over the groups that have tokens.
 
     The token counts are read on the host. Raises ContractError if no group has a token.
     """

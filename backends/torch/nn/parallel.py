@@ -15,16 +15,16 @@ __all__ = ["ExpertParallel"]
 
 
 class ExpertParallel(ParallelStyle):
-    """Splits the experts of `MoE` layers in `parallelize_module`: each process holds some of the experts.
+    """A style for `parallelize_module` that splits the experts of `MoE` layers: each process holds some of the experts.
 
         parallelize_module(model, mesh["expert"], {"blocks.*.mlp.experts": ExpertParallel()})
 
-    Every process routes its own images. The contents of slots go to the process that has the expert and come back: two all-to-alls
-    forward, two backward. All processes of the mesh need the same number of images, with the same number of tokens. Parameters become
-    DTensors split along their first axis. As usual in data-parallel training, the gradient is the gradient of the mean loss over the
-    processes, so do not divide it. Over other mesh axes, `fully_shard` takes the mean.
+    Every process routes its own images. Slots are sent to the process that holds the expert, and outputs are sent back: two
+    all-to-alls in the forward pass, two in the backward pass. All processes of the mesh need the same numbers of images and tokens.
+    Parameters become DTensors that are split along the first axis. As usual in data-parallel training, the gradient is the gradient
+    of the mean loss over the processes, so do not divide the gradient. Over other mesh axes, `fully_shard` averages gradients.
 
-    Raises ConfigError for a module that is not the `experts` of an `MoE`, and for a mesh that does not divide them.
+    Raises ConfigError for a module that is not the `experts` of an `MoE`, and for a mesh that cannot split the experts evenly.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

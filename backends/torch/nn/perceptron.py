@@ -1,4 +1,4 @@
-"""Identifies what an MLP of a third-party model computes, by running it."""
+"""Identifies the function of an MLP in a third-party model by running the MLP."""
 
 import copy
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ GATED = ("geglu", "swiglu")
 
 
 class Perceptron(NamedTuple):
-    """Views of an MLP's parameters, by the names of `expert_mlp`, and the function between its linear maps."""
+    """Views of an MLP's parameters, by the names of `expert_mlp`, and the activation function of the MLP."""
 
     weights: dict[str, Tensor]
     expert_activation: str
@@ -33,9 +33,9 @@ class Perceptron(NamedTuple):
 
 
 def perceptron(name: str, mlp: nn.Module) -> Perceptron:
-    """The parts of an MLP of any class that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`.
+    """Returns the parameters and the activation of an MLP that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`.
 
-    Runs a copy with random numbers as parameters. Raises ConfigError, with `name`, for an MLP that computes something else.
+    Runs a copy of the MLP with random parameters. Raises ConfigError for an MLP of any class that computes something else.
     """
     if not isinstance(mlp, nn.Module):
         raise ConfigError(f"{name}: expected a module, got {mlp!r}")
@@ -72,7 +72,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
 
 
 def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
-    """Lists the candidates for `expert_mlp` parameters in two or three linear maps. The first of two maps may hold two packed maps."""
+    """Lists the possible roles of two or three linear maps as parameters of `expert_mlp`. The first of two maps may pack two maps."""
     maps: list[Any] = [(layer.weight.T, layer.bias) for layer in layers]
     orders: Any = permutations(maps)
     if len(maps) == 2:

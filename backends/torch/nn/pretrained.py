@@ -1,4 +1,4 @@
-"""Hugging Face transformers models whose saved configuration records where moespec layers are."""
+"""Loads Hugging Face transformers models with moespec layers, which the saved configuration records."""
 
 from typing import Any, TypeVar
 
@@ -14,15 +14,15 @@ Class = TypeVar("Class", bound=nn.Module)
 
 
 def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
-    """The model that transformers' `model.save_pretrained(folder)` wrote, with the layers that `replace_mlps` put into it.
+    """Loads the model that transformers' `model.save_pretrained(folder)` saved, with the layers that `replace_mlps` inserted.
 
-    cls: the class of the model, such as `ViTForImageClassification`; not an Auto class, which reads it from the configuration.
+    cls: the class of the model, such as `ViTForImageClassification`; not an Auto class, which reads the class from the configuration.
     folder, options: as for `cls.from_pretrained`; folder may name a repository of the hub.
 
     Builds the model from its configuration, calls `replace_mlps` as recorded in `moespec.replaced` of config.json, then reads the weights.
 
-    Raises ConfigError for a class that is not a model of transformers, a configuration that records no replacement, an entry that
-    does not fit the model, and parameters of moespec layers that the files lack.
+    Raises ConfigError for a class that is not a transformers model, a configuration that records no replacement, a
+    recorded replacement that does not fit the model, and files without the parameters of a moespec layer.
     """
     if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, "from_pretrained")):
         raise ConfigError(f"cls: expected a model class of transformers (not an Auto class), got {cls!r}")
@@ -34,10 +34,10 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
             raise ConfigError(
                 f"folder={str(folder)!r}: its configuration has no MoE layers ({CONFIG}={entry!r}); use {cls.__name__}.from_pretrained"
             )
-        delattr(config, CONFIG)  # each call of `replace_mlps` adds an entry again
+        delattr(config, CONFIG)  # each call of `replace_mlps` below adds an entry
         for call in calls:
             try:
-                replace_mlps(self, **{"router": "soft_moe", **call})  # moespec 0.2 did not record its default router
+                replace_mlps(self, **{"router": "soft_moe", **call})  # moespec 0.2 did not record the default router
             except TypeError as error:
                 raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced: bad entry {call!r}: {error}") from error
 

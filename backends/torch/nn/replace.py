@@ -28,18 +28,18 @@ def replace_mlps(
     router: RouterName | Router[Any] = KEEPING,
     **options: Any,
 ) -> dict[str, float]:
-    """Replaces MLPs of a model, in place, by `MoE.from_mlp`, and returns how much each layer differs from its MLP.
+    """Replaces MLPs of a model in place with layers from `MoE.from_mlp`. Returns how much each layer differs from the replaced MLP.
 
-    The difference is the largest difference of an output, relative to the largest output, at evaluation on random tokens: about 1e-7
-    if the layer computes the same function, and NaN on the meta device.
+    The difference is the largest absolute difference between outputs, divided by the largest absolute output, at
+    evaluation on random tokens: about 1e-7 if the layer computes the same function, and NaN on the meta device.
 
     model: a model with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
-    tokens: number of tokens of an image in these blocks, including the class token if there is one.
-    blocks: block numbers in the order of the model, -1 for the last; default: the second half of the blocks, as in the papers.
+    tokens: number of tokens per image in these blocks, including the class token, if any.
+    blocks: block numbers in the order of the model, where -1 is the last block; default: the second half of the blocks, as in the papers.
     router: the default preserves the function of the MLPs. After each step, `update_states` updates the default router's bias.
     options: passed to `MoE.from_mlp`: `noise`, `group_images`, the options of the router, ...
 
-    The configuration of a transformers model gets an entry `moespec`, from which this package's `from_pretrained` restores it.
+    In a transformers model, the configuration entry `moespec` records the replacement for moespec's `from_pretrained`.
 
     Raises ConfigError for a model without such blocks, a block number out of range, or an MLP that computes something else.
     """
@@ -67,7 +67,7 @@ def replace_mlps(
 
 
 class Place(NamedTuple):
-    """The place of an MLP in a model: its name, a module that computes the same, and a function that inserts a layer."""
+    """The location of an MLP in a model: the name, a module that computes the MLP, and a function that inserts a layer instead."""
 
     name: str
     mlp: nn.Module
@@ -85,14 +85,14 @@ class _WithoutResidual(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Replaces `output` by its last operation, which adds the residual."""
+    """Replaces `output` with only the last operation of `output`, which adds the residual."""
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         return hidden + residual
 
 
 def _places(model: nn.Module) -> Iterator[Place]:
-    """Blocks with `mlp`, or with `intermediate` and an `output` that adds the residual."""
+    """Yields the MLPs of blocks with `mlp`, or with `intermediate` and an `output` that adds the residual."""
     for name, block in model.named_modules():
         children, prefix = dict(block.named_children()), f"{name}." if name else ""
         if "mlp" in children and len(linears(children["mlp"])) in (2, 3):

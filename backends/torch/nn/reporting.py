@@ -1,4 +1,4 @@
-"""Modules that report losses and metrics of their last forward pass, in addition to the output."""
+"""Modules that store the losses and metrics of the last forward pass."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ KERNELS = re.compile(r"(^|\.)(experts|shared)\.fc[123]\.weight$")
 
 
 class Reporting(nn.Module):
-    """A module with `losses` and `metrics` of its last forward pass. The losses hold an autograd graph, so copies omit both."""
+    """A module with `losses` and `metrics` of its last forward pass. The losses hold an autograd graph, so copies omit both attributes."""
 
     losses: dict[str, Tensor]
     metrics: Any
@@ -38,7 +38,7 @@ class Reporting(nn.Module):
         if losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             if not torch.is_grad_enabled():
                 losses = {name: value.detach() for name, value in losses.items()}
-                with contextlib.suppress(RuntimeError):  # inside `torch.func` there are no leaves
+                with contextlib.suppress(RuntimeError):  # `torch.func` has no leaf tensors
                     self._without_graph.append({name: value.requires_grad_() for name, value in losses.items()})
             elif (first := self._first_pass(losses)) is not None:
                 with_losses: Any = _WithLosses
@@ -47,7 +47,7 @@ class Reporting(nn.Module):
         return y
 
     def _first_pass(self, losses: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Returns the losses of the last pass without gradients that had equal losses and whose losses have received a gradient."""
+        """Returns the losses of the latest pass without gradients that equal `losses` and have received a gradient."""
         for first in reversed(self._without_graph):
             wanted = all(leaf.grad is not None for leaf in first.values())
             if wanted and all(
@@ -87,7 +87,7 @@ class _WithLosses(torch.autograd.Function):
 def auxiliary_loss(module: nn.Module) -> Tensor:
     """The sum of the auxiliary losses of all `MoE` and `Model` modules in `module`, from their last forward pass.
 
-    The losses are already weighted. A scalar, 0 if there are none.
+    The losses are already weighted. The result is a scalar, which is 0 if there are no losses.
     """
     values = [value for child in module.modules() if isinstance(child, Reporting) for value in child.losses.values()]
     return torch.stack(values).sum() if values else torch.zeros(())

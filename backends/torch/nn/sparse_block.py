@@ -28,12 +28,12 @@ SAID = {
 def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     """Returns a layer that has the exact parameters of a transformers MoE block and computes the same function.
 
-    moe: `gate` with `weight` and `top_k`; `e_score_correction_bias`, in the gate or the block; `experts` with `gate_up_proj` and
-        `down_proj`; optionally `shared_experts` with `gate_proj`, `up_proj` and `down_proj`. Examples: the blocks of dots3's vision
-        encoder, which choose among all experts, and of DeepSeek-V3, which choose groups of experts first.
-    tokens: number of tokens of an image. options: arguments of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
+    moe: a block with `gate` (with `weight` and `top_k`), `e_score_correction_bias` (in the gate or the block), `experts` (with
+        `gate_up_proj` and `down_proj`) and optionally `shared_experts` (with `gate_proj`, `up_proj` and `down_proj`). Examples are the
+        blocks of dots3's vision encoder, which choose among all experts, and of DeepSeek-V3, which first choose groups of experts.
+    tokens: number of tokens per image. options: arguments of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
 
-    Raises ConfigError for a block with other parts, or if the layer and the block differ at evaluation.
+    Raises ConfigError for a block without these attributes, or if the outputs of the layer and the block differ at evaluation.
 
     Source: huggingface/transformers, src/transformers/models/dots3_note/modeling_dots3_note.py, Dots3NoteVisionMoE and Dots3NoteTextMoE.
     """
@@ -60,7 +60,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
 
 
 def to_transformers(layer: MoE, moe: nn.Module) -> None:
-    """Copies the parameters and the state of a layer into a transformers block, the reverse of `from_transformers`.
+    """Copies the parameters and the state of a layer into a transformers block, as the inverse of `from_transformers`.
 
     Raises ConfigError, before copying, if the layer's options or shapes differ from the block's.
     """
@@ -80,7 +80,7 @@ def to_transformers(layer: MoE, moe: nn.Module) -> None:
 
 
 def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Views of a block's parameters, with the names and axes that the layer uses, and the options of the layer."""
+    """Returns views of a block's parameters, with the names and axes that the layer uses, and the options of the layer."""
     x = torch.linspace(-3, 3, 13)
     try:
         gate, up = block.experts.gate_up_proj.transpose(1, 2).chunk(2, dim=2)
@@ -105,7 +105,7 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _check_same(layer: MoE, moe: nn.Module) -> None:
-    """Raises ConfigError unless both compute the same at evaluation, up to the rounding of their dtype."""
+    """Raises ConfigError unless the layer and the block have equal outputs at evaluation, up to rounding."""
     weight, training = layer.experts.fc1.weight, layer.training
     x = torch.randn(layer.group_images, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
     with torch.no_grad():

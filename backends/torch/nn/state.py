@@ -1,4 +1,4 @@
-"""The states that routers keep from step to step, in modules."""
+"""Modules that hold the states of routers between steps."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -20,8 +20,8 @@ Arrays = dict[str, Tensor]
 class RouterState(nn.Module):
     """The state of a router as buffers, and the sums of its statistics since the last update.
 
-    Buffers keep their dtype when a module is cast: in bfloat16, a bias that moves by 0.001 would not change. rule: the router's name
-    and options, from which `update` looks up the router's function, because a function could be neither copied nor pickled.
+    Buffers keep their dtype when a module is cast: in bfloat16, bias updates of 0.001 would be lost to rounding. rule: the router's
+    name and options, with which `update` looks up the router's function. A function could be neither copied nor pickled.
     """
 
     def __init__(self, arrays: Mapping[str, Any], device: torch.device | str | None) -> None:
@@ -36,7 +36,7 @@ class RouterState(nn.Module):
         return {name: buffer for name, buffer in self.named_buffers() if buffer is not None}
 
     def add(self, statistics: Arrays) -> None:
-        """Adds the statistics of a forward pass, but not when a backward pass recomputes it, as in `torch.utils.checkpoint`."""
+        """Adds the statistics of a forward pass, unless a backward pass is recomputing the pass, as in `torch.utils.checkpoint`."""
         if torch.compiler.is_compiling() or not private.in_backward():
             try:
                 for name, value in statistics.items():
@@ -45,7 +45,7 @@ class RouterState(nn.Module):
                 self._lost(error)
 
     def update(self) -> None:
-        """Updates the state from the sums over all processes, and resets the sums. Without a forward pass, it does nothing."""
+        """Updates the state from the sums over all processes, and resets the sums. Does nothing without a forward pass."""
         if self.rule is None or not self._sums:
             return
         router, options = self.rule
@@ -61,7 +61,7 @@ class RouterState(nn.Module):
         self._sums = {}
 
     def _lost(self, error: RuntimeError) -> NoReturn:
-        """Raises ConfigError, because statistics of a pass inside `vmap` are not available outside it."""
+        """Raises ConfigError if `vmap` caused the error: statistics from inside `vmap` are not available outside."""
         if "vmap" not in str(error):
             raise error
         self._sums = {}
@@ -78,10 +78,10 @@ class RouterState(nn.Module):
 
 
 def update_states(module: nn.Module) -> None:
-    """Updates the router states of all `MoE` and `Model` modules in `module`. Call it once per step, after the optimiser.
+    """Updates the router states of all `MoE` and `Model` modules in `module`. Call this function once per step, after the optimiser.
 
-    It uses the statistics of all training forward passes since the last call, over all parts of an accumulated batch
-    and all processes.
+    The update uses the statistics of all training forward passes since the last call, over all parts of an accumulated
+    batch and all processes.
     """
     for child in module.modules():
         if isinstance(child, RouterState):

@@ -1,4 +1,4 @@
-"""Nested dicts of arrays as modules."""
+"""Modules that store nested dicts of arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,12 @@ from moespec.backends.torch.nn.state import RouterState
 
 
 class ParameterTree(nn.Module):
-    """A nested dict of arrays as parameters, with constants and router states as buffers.
+    """A module that stores a nested dict of arrays as parameters, with constants and router states as buffers.
 
-    `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`. A number becomes a parameter of shape (1,),
-    because `fully_shard` requires axes.
+    The array in `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`. A number becomes a parameter of
+    shape (1,), because `fully_shard` requires an axis.
 
-    device: default: torch's default device. dtype: of parameters; default: the dtype of the arrays.
+    device: the device of all tensors (default: torch's default device). dtype: the dtype of parameters (default: the arrays' dtypes).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ParameterTree(nn.Module):
                 )
 
     def params(self) -> dict[str, Any]:
-        """The nested dict, with the parameters themselves as leaves. In this dict, a number is a scalar."""
+        """The nested dict, with the parameters themselves as leaves. In this dict, a number has shape ()."""
         return {name: self._leaf(name) for name in self._names}
 
     def _leaf(self, name: str) -> Any:
@@ -55,7 +55,7 @@ class ParameterTree(nn.Module):
 
 
 def assign(tensor: Tensor, values: NDArray[Any]) -> None:
-    """Copies values into a parameter or buffer, in its dtype. A tensor split among processes takes its part."""
+    """Copies values into a parameter or buffer, in its dtype. A tensor that is split among processes receives only its part."""
     with torch.no_grad():
         source = torch.from_numpy(np.array(values).reshape(tensor.shape)).to(tensor.device, tensor.dtype)
         if is_split(tensor):
@@ -66,5 +66,5 @@ def assign(tensor: Tensor, values: NDArray[Any]) -> None:
 
 
 def _constant(name: str, value: Any) -> NDArray[Any]:
-    """Tables contain expert numbers, stored as integers, which `.to(torch.bfloat16)` does not change."""
+    """Stores hash tables as integers, because `.to(torch.bfloat16)` would round expert numbers in floating tables."""
     return np.array(value, np.int32 if name == "tables" else None)
