@@ -1,4 +1,4 @@
-"""Draw the tokens of router cases, repeatedly until all choices are far from ties."""
+"""Draw the tokens of router cases. Repeat a draw if any choice is close to a tie."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -69,7 +69,7 @@ def _routed(definition: Definition) -> Routed:
 def recorded(
     definition: Definition, values: Arrays, seen: Callable[[Stage, dict[str, Any]], None] = lambda stage, given: None
 ) -> tuple[Recorder, str]:
-    """Return the router's calls on one group, and the name of the call that returns the routing.
+    """Return a recorder with the router's calls on one group, and the name of the call that returns the routing.
 
     seen: callback that receives each call and its arguments.
     """
@@ -106,12 +106,12 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 
 
 def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[NDArray[np.float32], Any]:
-    """Draw tokens and noise of one group. Take the first draw with a sufficient tie margin, or else the draw with the largest."""
+    """Draw tokens and noise of one group. Return the first draw with a sufficient tie margin, else the draw with the largest margin."""
     routed = _routed(definition)
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
-        sizes["columns"] = arrays["router/kernel"].shape[1]  # branches may have columns of their own
+        sizes["columns"] = arrays["router/kernel"].shape[1]  # branches may have separate columns
     best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in fixed or range(routed.draws.tries if any(value.any() for value in parameters) else 1):
@@ -139,7 +139,7 @@ def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[ND
 
 
 class _WorseError(Exception):
-    """An earlier draw has at least the same tie margin."""
+    """Raised if an earlier draw has at least the same tie margin, or if `accept` rejects the draw."""
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
