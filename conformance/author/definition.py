@@ -115,7 +115,7 @@ def tensor(values: Any, names: str) -> Tensor:
 def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str = "", **options: Any) -> Stage:
     """Return a stage that calls the public name `path`. By default, the stage's name is the last part of `path`.
 
-    arguments: maps each argument to an input, an earlier stage, a result of a stage, a dict of these, or a `function`.
+    arguments: maps each argument to an input, an earlier stage, a result of a stage, a dict of such values, or a `function`.
     """
     return Stage(name or path.rpartition(".")[2], path, dict(arguments or {}), options)
 
@@ -140,7 +140,7 @@ def composed(
 
 
 def of_array(algorithm: str, argument: str, **defaults: Any) -> Callable[..., Definition]:
-    """Return `case(name, kind, purpose, array, *flags, **others)`, which makes a case with one array.
+    """Return a function `case(name, kind, purpose, array, *flags, **others)` that makes a case with one array.
 
     A gradient case with combine scores differentiates with respect to the combine scores.
     """
@@ -166,7 +166,7 @@ def single(
     **values: Any,
 ) -> Definition:
     """Return a case of one call. A tensor in `values` becomes an input, and a dict of tensors becomes several inputs.
-    None omits an argument. Any other value is an option.
+    The value None omits an argument. Any other value is an option.
 
     of: the result that a gradient case differentiates.
     """

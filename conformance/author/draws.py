@@ -38,7 +38,7 @@ def layer_of(definition: Definition) -> Stage:
 
 
 def updates_of(definition: Definition) -> tuple[Stage, ...]:
-    """Return the stage that updates the router's state. Without a state or outside training, return no stage."""
+    """Return the stage that updates the router's state. Return no stage if the case has no state or does not train."""
     routed, state = _routed(definition), _state(definition.inputs)
     if not state or not routed.train:
         return ()

@@ -74,7 +74,7 @@ def permutation(key: str, size: int) -> NDArray[np.int32]:
 
 
 def to_bfloat16(array: Any) -> NDArray[np.float32]:
-    """Round values to bfloat16 (ties to even) and return them as float32."""
+    """Round values to bfloat16 (ties to even) and return the rounded values as float32."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32).reshape(np.shape(array))
@@ -84,7 +84,7 @@ G, T, E, D, H = 2, 6, 3, 4, 3
 
 
 def rows(text: str) -> NDArray[np.float64]:
-    """Parse a matrix from text; semicolons separate rows."""
+    """Parse a matrix from text in which semicolons separate rows."""
     return np.array([[float(number) for number in row.split()] for row in text.split(";")])
 
 
@@ -145,7 +145,7 @@ def of_experts(values: Any) -> Tensor:
 
 
 def prefixed(values: Mapping[str, Tensor], prefix: str = "experts") -> dict[str, Tensor]:
-    """Return parameters as inputs whose names start with a prefix, by default the experts' prefix."""
+    """Return parameters as inputs with a prefix before each name. The default is the prefix of the experts."""
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 

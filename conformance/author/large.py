@@ -54,7 +54,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Layer(NamedTuple):
-    """The sizes, kind and purpose of a case. Each option applies only to routers with this option."""
+    """The sizes, kind and purpose of a case. Routers ignore options that they do not have."""
 
     groups: int
     tokens: int
@@ -151,7 +151,7 @@ def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
         drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
     elif name == "thresholds":  # thresholds near 1 / experts spread the choices evenly
         drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
-    elif name == "scale":  # a factor of products of unit vectors, which are about 1 / sqrt(width)
+    elif name == "scale":  # multiplies products of unit vectors, which are about 1 / sqrt(width)
         drawn = np.float32(16.0)
     elif name == "temperature":  # about the logarithm of `scale` above
         drawn = np.float32(2.75)

@@ -20,7 +20,7 @@ __all__ = ["Definition", "Function", "Output", "case", "common"]
 
 
 def common(router: str, **options: Any) -> Iterator[Definition]:
-    """Yield the standard cases of a router with these options."""
+    """Yield the standard cases of a router with the given options."""
     known = {field.name for field in fields(load_own("router", router).Options)}
     other: dict[str, Any] = {name: value for name, value in EVERYWHERE.items() if name in known} | options
     yield case(router, "values", "value", "The defaults, at evaluation.", "generated_code", **options)
@@ -33,7 +33,7 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 def case(
     router: str, *words: str, sizes: tuple[int, int, int] = (6, 3, 4), step: float = 0.125, **given: Any
 ) -> Definition:
-    """Return a `router_case` with parameters, state and noise on a grid. A constant initial array is the centre of its grid."""
+    """Return a `router_case` with parameters, state and noise on a grid. The value of a constant initial array is the grid's centre."""
     row, axes = load_own("router", router), dict(zip(sizes, ("tokens", "experts", "width"), strict=True))
     known = {field.name: given[field.name] for field in fields(row.Options) if field.name in given}
     options = row.options(**{axis: size for size, axis in axes.items()}, **known)

@@ -72,7 +72,7 @@ class Making:
         return {**self.stages, stage.name: stage}
 
     def groups(self, stage: Stage) -> list[Arrays]:
-        """Return the arrays that a stage reads, one element for each group. A stage without groups yields one element."""
+        """Return the arrays that a stage reads, as a list with one dict per group, or with one dict for a stage without groups."""
         read = {name: self.tensors[name] for name in call.reads(stage, self.known(stage), self.tensors)}
         arrays = {name: _wide(tensor.array) for name, tensor in read.items()}
         batched = self.batched(stage)
@@ -92,7 +92,7 @@ class Making:
         return call.given(backend(stage), stage, self.known(stage), self.tensors)(values)
 
     def run(self, stage: Stage, values: Arrays, recorder: Recorder | None = None) -> Arrays:
-        """Return a stage's results for one group, or for all groups if it runs a model. `recorder` records a router's calls."""
+        """Return a stage's results for one group, or for all groups if the stage runs a model. `recorder` records a router's calls."""
         if recorder is None and stage.router and self._summed():
             recorder = Recorder(spec, values)
         if recorder is not None:
@@ -107,7 +107,7 @@ class Making:
         return finish(call.arrays(found, self.wanted(stage)))
 
     def router_of(self, stage: Stage) -> str:
-        """Return the name of the router that a stage calls or whose routing a stage reads, else ""."""
+        """Return the name of the router that a stage calls, or the router of the routing that a stage reads, else ""."""
         routing = stage.arguments.get("routing")
         taken = self.stages.get(routing.partition("/")[0]) if isinstance(routing, str) else None
         return stage.router or (taken.router if taken else "")

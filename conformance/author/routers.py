@@ -177,12 +177,12 @@ JITTER = Noise("tokens width", reach=1.0, step=0.125)
 
 
 def logit_options(router: str, **options: Any) -> Definition:
-    """Return a case that adds a bias to the logits and caps them. The only noise is token jitter."""
+    """Return a case with a bias and a cap of the logits. The only noise is token jitter."""
     purpose = "Logits with a bias and a cap, of tokens with jitter, which takes the place of other noise."
     key = f"routers/{router}/logit_options"
     params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}
     settings: dict[str, Any] = {"bias": True, "jitter": 0.25, "logit_cap": 1.5, "z_weight": 0.0625, **options}
-    if router not in ("gshard", "switch"):  # these routers have no gating noise
+    if router not in ("gshard", "switch"):  # gshard and switch have no gating noise
         settings["noise_multiplier"] = 0.0
     by = ("router/kernel", "router/bias")
     return router_case(

@@ -55,7 +55,7 @@ def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
 def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
     """Multiply every number of every float input by `1 + step` or `1 - step`, except the tables of a hash layer.
 
-    A hash layer's tables hold integers, although they are stored among float parameters.
+    The tables of a hash layer are stored among float parameters, but hold integers.
     """
     return {
         name: array
@@ -96,13 +96,13 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
     expected = function(inputs)
     for exponent in range(2, 50):
         step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so small steps are not rounded away
-        results = (function(moved(inputs, probe, step)) for probe in range(probes))  # lazy: one difference is enough
+        results = (function(moved(inputs, probe, step)) for probe in range(probes))
         if all(np.array_equal(result[name], expected[name]) for result in results for name in expected):
             return step
     return 0.0
 
 
 def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
-    """Round a scale up to three significant digits, as vectors store it."""
+    """Round a scale up to three significant digits, the precision in vectors."""
     rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
     return rounded

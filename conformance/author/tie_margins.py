@@ -1,4 +1,4 @@
-"""Computes tie margins: how far the choices of a stage are from a tie, and how far they must be in each dtype.
+"""Computes tie margins: the distance of a stage's choices from a tie, and the distance that each dtype needs.
 
 A choice that orders inputs of the case is exact, and the margin is None. A router makes the choices of all calls inside
 it. The ordered scores of a router are functions of the router's inputs. A stage that reads another stage's routing
@@ -194,7 +194,7 @@ def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:
-    """Yield the scale rules of a result and of the earlier results that determine it."""
+    """Yield the scale rules of a result and of the earlier results behind the call."""
     stage = making.stages.get(reference.partition("/")[0]) if isinstance(reference, str) else None
     if stage is not None:
         yield from (output.scale for output in function(stage.call).outputs.values())

@@ -75,7 +75,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self._inside = False  # True while a custom function runs, whose inner calls are not recorded
+        self._inside = False  # True inside a custom function, where calls are not recorded
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -108,7 +108,7 @@ class Recorder:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """Return the reference of a routing. Raises TraceError if no recorded call returned this routing."""
+        """Return the reference of a routing. Raises TraceError if no recorded call returned the routing."""
         if id(value) not in self._known:
             raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]

@@ -79,7 +79,7 @@ class Variant:
     @property
     def algorithms(self) -> frozenset[str]:
         """Return the algorithms whose cases must catch the variant. By default, these are the algorithms that define
-        the replaced names. A name without an algorithm counts for all algorithms.
+        the replaced names. A name that no algorithm defines counts for all algorithms.
         """
         if self.row or self.replaced.keys() <= TRAINING:
             return frozenset({self.row or "vit"})
@@ -152,7 +152,7 @@ def fixed(
 ) -> Variant:
     """Return the variant that fixes options of routers or arguments of functions.
 
-    of: the routers or functions. options: the fixed values. For a function, a callable maps the correct argument to the changed one.
+    of: the routers or functions. options: the fixed values. For a function, a callable value maps the correct argument to another.
     """
 
     def configured(B: Spec, route: Route) -> RouterOutput:

@@ -169,7 +169,7 @@ def wide(router: str) -> Definition:
     made = row.options(**options)
     params, state = _parameters(router, made, key)
     inputs = {}
-    if router in ("hash", "soft_moe"):  # the tokens of these routers determine no choices
+    if router in ("hash", "soft_moe"):  # hash and soft_moe make no choice by tokens
         inputs["tokens"] = tensor(grid(f"{key}/tokens", (3, TOKENS, WIDTH), step=STEP), "groups tokens width")
     if row.requires == "ids":
         inputs["ids"] = tensor(integers(f"{key}/ids", (3, sizes["tokens"]), 0, IDS - 1), "groups tokens")
