@@ -143,7 +143,7 @@ class _WorseError(Exception):
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
-    """Append the tie margin of a call. Raises _WorseError if the margin does not exceed `best` or the draw is not accepted."""
+    """Append the tie margins of a call to `margins`. Raises _WorseError if a margin does not exceed `best` or `accept` rejects the draw."""
     for _, choice in choices((stage,)):
         scores = ordered(choice, given)
         margins.append(margin(choice, scores, {name: np.abs(v) for name, v in scores.items()}, stage.options))

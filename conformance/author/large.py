@@ -54,7 +54,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Layer(NamedTuple):
-    """The sizes, kind and purpose of a case. Routers ignore options that they do not have."""
+    """The sizes, kind and purpose of a case. Routers without an option ignore the option."""
 
     groups: int
     tokens: int

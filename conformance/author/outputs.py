@@ -127,7 +127,7 @@ def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
 
 
 def _constant(making: Making, stage: Stage, name: str) -> str:
-    """Return the name of the constant c for a result: the largest constant of the result and of its routings."""
+    """Return the name of the constant c for a result: the largest constant of the result and of the routings in its computation."""
     constants = [making.output(stage, name).constant]
     if stage.router and name in ("weights", "combine"):
         constants.append(along(making, making.routing, name))
@@ -139,7 +139,7 @@ def _constant(making: Making, stage: Stage, name: str) -> str:
 
 
 def along(making: Making, reference: str, name: str = "") -> str:
-    """Return the name of the largest constant of a call's result and of the earlier results behind the call."""
+    """Return the name of the largest constant of a call's result and of the earlier results that the call depends on."""
     stage = making.stages.get(reference.partition("/")[0])
     if stage is None:
         return "direct"

@@ -35,7 +35,7 @@ TANHS = 512
 def gradients(
     making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
 ) -> Gradients:
-    """Return the gradient of a stage's `sum(probe * output)` for the inputs `by`. If `losses`, add the weighted losses of `route`.
+    """Return the gradient of a stage's `sum(probe * output)` for the inputs `by`. losses: add the weighted losses of `route`.
 
     Central differences along random directions must agree with the gradient, which detects a dropped imaginary part.
     Raises GoldenError if the gradient and the differences disagree.

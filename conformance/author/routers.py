@@ -152,10 +152,10 @@ def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any
 
 
 def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -> Iterator[Definition]:
-    """Yield cases without a capacity, which test kernels that sort choices by expert.
+    """Yield cases without a capacity, to test kernels that sort choices by expert.
 
     case: factory for a router whose bias sends all tokens to one expert and none to another. tied: factory for a router
-    without a bias. The experts of that router return constants whose sum is exact in float32 in any order.
+    without a bias. The experts of the `tied` case return constants whose sum is exact in float32 in any order.
     """
     settings: dict[str, Any] = {"groups": 3, "choices": 3, "capacity_factor": math.inf}
     purpose = "Three choices and no capacity: one expert has all tokens, one has none."

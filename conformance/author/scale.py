@@ -103,6 +103,6 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
 
 
 def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
-    """Round a scale up to three significant digits, the precision in vectors."""
+    """Round a scale up to three significant digits, the precision that vectors store."""
     rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
     return rounded

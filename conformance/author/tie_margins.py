@@ -194,7 +194,7 @@ def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:
-    """Yield the scale rules of a result and of the earlier results behind the call."""
+    """Yield the scale rules of a result and of all earlier results in the computation."""
     stage = making.stages.get(reference.partition("/")[0]) if isinstance(reference, str) else None
     if stage is not None:
         yield from (output.scale for output in function(stage.call).outputs.values())

@@ -87,7 +87,7 @@ def sinkhorn_in_the_kernel_domain(
 
 
 def rows_alone(B: Spec, logits: Array, **options: Any) -> Array:
-    """Sinkhorn normalises only the rows, which is the softmax."""
+    """Sinkhorn normalises only the rows, so the plan is the softmax."""
     return softmax(logits)
 
 
