@@ -31,7 +31,7 @@ def slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArr
 
 
 def layer_gradients(making: Making, stage: Stage, values: Arrays, probe: Array) -> Arrays:
-    """Return the gradient of `sum(probe * output)` of a layer for one group, with respect to each input of the layer and its router.
+    """Return the gradient of a layer's `sum(probe * output)` for one group, with respect to each input of the layer and the router.
 
     stage: a `moe_layer` whose experts are MLPs. values: the inputs of the layer. probe: (tokens, width).
     """
@@ -64,7 +64,7 @@ def _dense(results: Arrays, tokens: int) -> tuple[Array, Array]:
 def _experts(
     stage: Stage, values: Arrays, dispatch: Array, combine: Array, probe: Array
 ) -> tuple[Arrays, Array, Array]:
-    """Return the gradients with respect to the experts' parameters and inputs, and return the experts' outputs."""
+    """Return the gradients of the experts' parameters, the gradient of the experts' inputs, and the experts' outputs."""
     reference: Any = stage.arguments["experts"]
     form = partial(activation, form=reference["options"]["gelu"])
     w1, b1, w2, b2 = (values[f"experts/{name}"] for name in ("w1", "b1", "w2", "b2"))

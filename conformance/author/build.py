@@ -1,4 +1,4 @@
-"""Build a case from its definition: compute everything that the specification determines."""
+"""Build a case from a definition: compute results, scales, tie margins and gradients on the specification."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -50,12 +50,12 @@ def build(definition: Definition) -> Case:
     stage = making.stages[name or [*making.stages][-1]]
     output = output or next(name for name, value in stage.outputs.items() if value.kind == "float")
     floats = (n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
-    by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # optimisers never update a state
+    by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # no optimiser updates a router state
     return replace(case, gradients=gradients(making, stage, output, by, definition.id, losses=definition.losses))
 
 
 def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded: Collection[str] = ()) -> None:
-    """Compute the results of a stage. If only one choice is correct, also compute the tie margin."""
+    """Compute the results of a stage. Unless several results are correct, also compute the tie margin of the stage."""
     values = outputs(making, stage)
     values |= {n: replace(value, scale="magnitude") for n, value in values.items() if f"{stage.name}/{n}" in unrounded}
     complete = replace(stage, outputs={n: value for n, value in values.items() if f"{stage.name}/{n}" not in several})
@@ -66,7 +66,7 @@ def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded
 
 
 def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> None:
-    """Add three kinds of stages: the router's calls, the complete router, and the layer around it."""
+    """Add the stages of a router case: recorded calls, extra stages, the complete router, the state update and the surrounding layer."""
     route = route_of(definition)
     recorder, making.routing = recorded(definition, making.groups(route)[0])
     making.trace = tuple(recorder.stages)
@@ -75,8 +75,8 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
 
 
 def _unneeded(making: Making, definition: Definition) -> set[str]:
-    """Return the router calls that are not stored: all calls if the case differentiates the router or the layer, else
-    only metrics."""
+    """Return the router calls that the case does not store: all calls if the case differentiates the router or the
+    layer, else only the metrics."""
     if definition.routed is None:
         return set()
     calls = {stage.name: stage.call for stage in making.trace}
@@ -85,7 +85,7 @@ def _unneeded(making: Making, definition: Definition) -> set[str]:
 
 
 def _error_case(case: Case, definition: Definition, valid: Definition) -> Case:
-    """Build an error case. It stores calls without results, and the last call must raise the error."""
+    """Build an error case. An error case stores calls without results, and the last call must raise the error."""
     stages = (route_of(definition),) if definition.routed else definition.stages
     right = (route_of(valid),) if valid.routed else valid.stages
     name = stages[-1].name

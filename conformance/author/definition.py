@@ -1,4 +1,4 @@
-"""The definition of a case: its inputs and the calls on them. The specification computes the expected results; see `generate.py`."""
+"""The definition of a case: the inputs, and the calls that use the inputs. `build.py` computes the expected results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ class Noise(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Describes how to draw tokens: the grid of the values, the maximum number of attempts, and the sufficient tie margin.
+    """Describes how to draw tokens: the grid of the values, the maximum number of attempts, and the tie margin that ends the attempts.
 
-    Two scores that differ by 12 % of their sum usually stay distinct in bfloat16. fixed: the attempt of each group, for cases in
-    which the largest margins of several attempts differ only by rounding, so that processors would choose different ones.
+    Two scores that differ by 12 % of their sum usually stay distinct in bfloat16. fixed: the number of the attempt to use for each group.
+    Set `fixed` if several attempts have equal margins up to rounding, since processors would then choose different attempts.
     """
 
     reach: float = 2.0
@@ -44,7 +44,7 @@ DRAWS = Draws()
 
 @dataclass(frozen=True)
 class Routed:
-    """A router to run, with its calls recorded as stages.
+    """A router to run. The calls of the router are recorded as stages.
 
     options: fields of the router's `Options`. gelu: the GELU form of the experts. also: stages to run before `route`.
     groups, noise, draws, accept: control how tokens and noise are drawn; see `draws.py`.
@@ -65,16 +65,16 @@ class Routed:
 
 @dataclass(frozen=True)
 class Definition:
-    """One case before its expected results are computed.
+    """A case without expected results.
 
-    kind: value, tie, near_tie, overflow, degenerate, negative, gradient or trajectory. sampled: too large to differentiate each number.
+    kind: value, tie, near_tie, overflow, degenerate, negative, gradient or trajectory. sampled: estimate scales from a few probes.
     stages: the calls in order; for a router, the calls before `route`. losses: adds the router's weighted losses to a gradient.
-    of: the differentiated result (default: first float of the last stage). by: inputs to differentiate (default: all floats).
+    of: the differentiated result (default: first float of the last stage). by: inputs of the gradient (default: all floats).
     error, argument: the error class that the last call must raise, and the argument that the message must name.
-    valid: the valid case that an error case edits. several: results with several correct values, which are not stored.
+    valid: the valid case that an error case edits. several: results that are not stored, because several values are correct.
     exact_ties: the scores of every choice are exact, or equal by symmetry, so all implementations compute equal scores.
-    unrounded: results whose products and sums are exact in float32 in any order. Their scale is their magnitude.
-    exact_tokens: the tokens of the model's routers are exact in every dtype, so choices are equally certain in each.
+    unrounded: results whose products and sums are exact in float32 in any order. The scale of such a result is its magnitude.
+    exact_tokens: the tokens of the model's routers are exact in every dtype, so bfloat16 needs only the tie margin of float32.
     """
 
     algorithm: str
@@ -104,7 +104,7 @@ class Definition:
 
 
 def tensor(values: Any, names: str) -> Tensor:
-    """Return a float32, int32 or bool tensor; one string names all its axes."""
+    """Return a float32, int32 or bool tensor. names: the names of all axes in one string."""
     array = np.asarray(values)
     array = array.astype({"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int32))
     if array.ndim != len(axes(names)):
@@ -115,7 +115,7 @@ def tensor(values: Any, names: str) -> Tensor:
 def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str = "", **options: Any) -> Stage:
     """Return a stage that calls the public name `path`. By default, the stage's name is the last part of `path`.
 
-    arguments: maps each argument to an input, an earlier stage, a result of a stage, a dict of these, or a `function`.
+    arguments: maps each argument to an input, an earlier stage, a result of a stage, a dict of such values, or a `function`.
     """
     return Stage(name or path.rpartition(".")[2], path, dict(arguments or {}), options)
 
@@ -140,9 +140,9 @@ def composed(
 
 
 def of_array(algorithm: str, argument: str, **defaults: Any) -> Callable[..., Definition]:
-    """Return `case(name, kind, purpose, array, *flags, **others)`, which makes a case with one array.
+    """Return a function `case(name, kind, purpose, array, *flags, **others)` that makes a case with one array.
 
-    If a gradient case has combine scores, it differentiates with respect to them.
+    A gradient case with combine scores differentiates with respect to the combine scores.
     """
 
     def case(name: str, kind: str, purpose: str, array: Tensor, *flags: str, **others: Any) -> Definition:
@@ -166,7 +166,7 @@ def single(
     **values: Any,
 ) -> Definition:
     """Return a case of one call. A tensor in `values` becomes an input, and a dict of tensors becomes several inputs.
-    None is an omitted argument; any other value is an option.
+    The value None omits an argument. Any other value is an option.
 
     of: the result that a gradient case differentiates.
     """

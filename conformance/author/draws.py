@@ -1,4 +1,4 @@
-"""Draw the tokens of router cases, repeatedly until all choices are far from ties."""
+"""Draw the tokens of router cases. Repeat a draw if any choice is close to a tie."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,7 +38,7 @@ def layer_of(definition: Definition) -> Stage:
 
 
 def updates_of(definition: Definition) -> tuple[Stage, ...]:
-    """Return the stage that updates the router's state. Without a state or outside training, return no stage."""
+    """Return the stage that updates the router's state. Return no stage if the case has no state or does not train."""
     routed, state = _routed(definition), _state(definition.inputs)
     if not state or not routed.train:
         return ()
@@ -69,7 +69,7 @@ def _routed(definition: Definition) -> Routed:
 def recorded(
     definition: Definition, values: Arrays, seen: Callable[[Stage, dict[str, Any]], None] = lambda stage, given: None
 ) -> tuple[Recorder, str]:
-    """Return the router's calls on one group, and the name of the call that returns the routing.
+    """Return a recorder with the router's calls on one group, and the name of the call that returns the routing.
 
     seen: callback that receives each call and its arguments.
     """
@@ -106,12 +106,12 @@ def drawn(definition: Definition) -> dict[str, Tensor]:
 
 
 def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[NDArray[np.float32], Any]:
-    """Draw tokens and noise of one group. Take the first draw with a sufficient tie margin, or else the draw with the largest."""
+    """Draw tokens and noise of one group. Return the first draw with a sufficient tie margin, else the draw with the largest margin."""
     routed = _routed(definition)
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
-        sizes["columns"] = arrays["router/kernel"].shape[1]  # branches may have columns of their own
+        sizes["columns"] = arrays["router/kernel"].shape[1]  # branches may have separate columns
     best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in fixed or range(routed.draws.tries if any(value.any() for value in parameters) else 1):
@@ -139,11 +139,11 @@ def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[ND
 
 
 class _WorseError(Exception):
-    """An earlier draw has at least the same tie margin."""
+    """Raised if an earlier draw has at least the same tie margin, or if `accept` rejects the draw."""
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:
-    """Append the tie margin of a call. Raises _WorseError if the margin does not exceed `best` or the draw is not accepted."""
+    """Append the tie margins of a call to `margins`. Raises _WorseError if a margin does not exceed `best` or `accept` rejects the draw."""
     for _, choice in choices((stage,)):
         scores = ordered(choice, given)
         margins.append(margin(choice, scores, {name: np.abs(v) for name, v in scores.items()}, stage.options))

@@ -1,7 +1,7 @@
-"""Derives input numbers from the hash of a name, and defines inputs that several algorithms share.
+"""Derives input numbers from the hash of a name, and defines the inputs that several algorithms share.
 
 The numbers are identical on every machine and with every NumPy version. All floats are multiples of a power of two. Except
-in wide cases, bfloat16 represents them exactly, so all dtypes use the same numbers.
+in wide cases, bfloat16 represents the floats exactly, so all dtypes use the same numbers.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _salt: ContextVar[str] = ContextVar("salt", default="")
 
 @contextmanager
 def salted(salt: str) -> Iterator[None]:
-    """Within this context, the salt changes the numbers that names hash to. The committed vectors use no salt."""
+    """Return a context in which `salt` changes the numbers that are derived from names. The committed vectors use no salt."""
     token = _salt.set(salt)
     try:
         yield
@@ -50,31 +50,31 @@ def integers(key: str, shape: Shape, low: int, high: int) -> NDArray[np.int64]:
 def grid(
     key: str, shape: Shape, *, reach: float = 2.0, step: float = 0.125, centre: float = 0.0
 ) -> NDArray[np.float32]:
-    """Return multiples of `step` between `centre - reach` and `centre + reach`, each the sum of two uniform draws."""
+    """Return `centre + k * step` from about `centre - reach` to `centre + reach`. The integer k is a sum of two uniform draws."""
     half = round(reach / step / 2)
     total = integers(f"{key}/a", shape, -half, half) + integers(f"{key}/b", shape, -half, half)
     return np.asarray(centre + total * step, np.float32)
 
 
 def scaled(key: str, shape: Shape, deviation: float) -> NDArray[np.float32]:
-    """Return numbers with this standard deviation that bfloat16 and float16 represent exactly, distributed as in `grid`."""
+    """Return numbers with the given standard deviation, distributed as in `grid` and exact in bfloat16 and float16."""
     total = integers(f"{key}/a", shape, -(2**20), 2**20) + integers(f"{key}/b", shape, -(2**20), 2**20)
     rounded = to_bfloat16(deviation * np.sqrt(1.5) * total * 2.0**-20)
     return np.where(np.abs(rounded) < 2.0**-14, np.float32(0), rounded)
 
 
 def signs(key: str, shape: Shape) -> NDArray[np.float32]:
-    """Random +1 and -1."""
+    """Return random signs, +1 or -1."""
     return np.asarray(2 * integers(key, shape, 0, 1) - 1, np.float32)
 
 
 def permutation(key: str, size: int) -> NDArray[np.int32]:
-    """A random permutation of `0 .. size - 1`."""
+    """Return a random permutation of `0 .. size - 1`."""
     return np.argsort(integers(key, (size,), 0, 2**31 - 1), kind="stable").astype(np.int32)
 
 
 def to_bfloat16(array: Any) -> NDArray[np.float32]:
-    """Round values to bfloat16 (ties to even) and return them as float32."""
+    """Round values to bfloat16 (ties to even) and return the rounded values as float32."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32).reshape(np.shape(array))
@@ -84,7 +84,7 @@ G, T, E, D, H = 2, 6, 3, 4, 3
 
 
 def rows(text: str) -> NDArray[np.float64]:
-    """Parse a matrix from text; semicolons separate rows."""
+    """Parse a matrix from text in which semicolons separate rows."""
     return np.array([[float(number) for number in row.split()] for row in text.split(";")])
 
 
@@ -96,18 +96,18 @@ TIED = np.concatenate([TIED_SCORES, [[0.25, 0.25, 0.5]]])
 
 
 def groups_tokens(values: Any) -> Tensor:
-    """Return a tensor `(groups, tokens, experts)`; a missing groups axis is added."""
+    """Return a tensor `(groups, tokens, experts)`. Add a groups axis to a matrix."""
     array = np.asarray(values, np.float32)
     return tensor(array if array.ndim == 3 else array[None], "groups tokens experts")
 
 
 def both(values: Any) -> Tensor:
-    """Return two groups: the `(tokens, experts)` values, and the same tokens in reverse order."""
+    """Return two groups of `(tokens, experts)` values. The second group reverses the order of the tokens."""
     return groups_tokens(np.stack([values, np.asarray(values)[::-1]]))
 
 
 def tokens(key: str, shape: tuple[int, int, int] = (G, T, D)) -> Tensor:
-    """Random tokens."""
+    """Return random tokens."""
     return tensor(grid(key, shape), "groups tokens width")
 
 
@@ -127,7 +127,7 @@ def utilities(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 3.0) 
 
 
 def scores(key: str, shape: tuple[int, ...] = (G, T, E), step: float = 1 / 256) -> Tensor:
-    """Return positive scores on a grid, nearly all distinct."""
+    """Return positive scores on a grid. Nearly all scores are distinct."""
     return groups_tokens(grid(key, shape, reach=0.46875, step=step, centre=0.5))
 
 
@@ -145,14 +145,14 @@ def of_experts(values: Any) -> Tensor:
 
 
 def prefixed(values: Mapping[str, Tensor], prefix: str = "experts") -> dict[str, Tensor]:
-    """Return parameters as inputs whose names start with a prefix, by default the experts' prefix."""
+    """Return parameters as inputs with a prefix before each name. The default is the prefix of the experts."""
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
 def experts(
     key: str, e: int = E, d: int = D, h: int = H, out: int = D, *, gated: bool = False, biased: bool = True
 ) -> dict[str, Tensor]:
-    """Return the parameters of expert MLPs. All biases are nonzero, so the experts' output for an empty slot is nonzero."""
+    """Return the parameters of expert MLPs. Most biases are nonzero, so the experts' output for an empty slot is nonzero."""
     gate = {
         "w3": tensor(grid(f"{key}/w3", (e, d, h), reach=1.0), "experts width hidden"),
         "b3": tensor(grid(f"{key}/b3", (e, h), reach=0.5, centre=0.25), "experts hidden"),

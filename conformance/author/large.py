@@ -1,11 +1,11 @@
 """Router cases at sizes that kernels support. Inputs are drawn from a seed, and expected results are computed on demand.
 
-Each router has a layer case at three sizes. At the second size, routers with a capacity drop tokens. At the smallest size, each router
-that is not in `SLOW` also has a gradient case for all inputs. Routers in `DROPLESS` also have a layer and a
+Each router has the layer cases `large_64`, `large_128` and `large_256`. In `large_128`, routers with a capacity factor drop tokens. Each
+router that is not in `SLOW` also has the layer case `large_many` and a gradient case. Routers in `DROPLESS` also have a layer case and a
 gradient case without a capacity. Large cases are not stored. All inputs are exact in bfloat16 and float16.
 
-A few probes estimate the scale of every result. `|x| @ |w|` grows with the number of terms, but errors grow with its square
-root, so at these sizes a tolerance based on `|x| @ |w|` would accept a layer of zeros in bfloat16.
+A few probes estimate the scale of every result. For n terms, `|x| @ |w|` grows like n, but rounding errors grow like
+sqrt(n). At these sizes, a tolerance based on `|x| @ |w|` would accept a layer of zeros in bfloat16.
 """
 
 import math
@@ -54,7 +54,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Layer(NamedTuple):
-    """The sizes, kind and purpose of a case, and the options for routers that accept them."""
+    """The sizes, kind and purpose of a case. Routers without an option ignore the option."""
 
     groups: int
     tokens: int
@@ -94,7 +94,7 @@ LONG = ("large_gradient", "large_many")
 
 
 def ids() -> Iterator[str]:
-    """Return the ids of all large cases, ordered by router."""
+    """Yield the ids of all large cases, ordered by router."""
     for router, name in product(ROUTERS, LARGE):
         slow, dropless = router in SLOW and name in LONG, LARGE[name].options == NO_LIMIT
         if (dropless and router in DROPLESS) or not (dropless or slow):
@@ -102,7 +102,7 @@ def ids() -> Iterator[str]:
 
 
 def outlines() -> Iterator[Case]:
-    """Return all large cases without inputs and results, to describe them."""
+    """Return an outline of each large case: a case without inputs and results."""
     for id in ids():
         router, _, name = id.partition("/")
         row = ROUTERS[router]
@@ -110,7 +110,7 @@ def outlines() -> Iterator[Case]:
 
 
 def definition(id: str) -> Definition:
-    """Return the large case with this id. The current salt determines the inputs."""
+    """Return the large case with the given id. The salt of `salted` changes the inputs of the case."""
     router, _, name = id.partition("/")
     layer, key = LARGE[name], f"large/{id}"
     sizes: dict[str, Any] = {"tokens": layer.tokens, "experts": layer.experts, "width": layer.width}
@@ -151,9 +151,9 @@ def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
         drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
     elif name == "thresholds":  # thresholds near 1 / experts spread the choices evenly
         drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
-    elif name == "scale":  # scales products of unit vectors, which are about 1 / sqrt(width)
+    elif name == "scale":  # multiplies products of unit vectors, which are about 1 / sqrt(width)
         drawn = np.float32(16.0)
-    elif name == "temperature":  # the logarithm of a scale, as for `scale` above
+    elif name == "temperature":  # about the logarithm of `scale` above
         drawn = np.float32(2.75)
     elif name == "penalty":
         drawn = np.float32(2.0**-6)

@@ -1,4 +1,4 @@
-"""Shared inputs and calls of model cases."""
+"""Inputs and calls that model cases share."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["inputs_of", "stage_of"]
 def inputs_of(
     name: str, model: Mapping[str, Any], key: str, images: int = 2, *, noisy: bool = False
 ) -> dict[str, Tensor]:
-    """Return images and model parameters on a grid. No bias is 0 and no scale is 1, so that an omitted bias or scale is detected.
+    """Return images and model parameters on a grid. Biases differ from 0 and scales from 1, with few exceptions, to detect omissions.
 
     noisy: whether to add noise (tokens, experts) for each MoE layer.
     """

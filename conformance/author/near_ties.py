@@ -1,4 +1,4 @@
-"""Near-tie cases: distinct scores become equal in the next lower precision.
+"""Near-tie cases, in which the next lower precision rounds distinct scores to equal scores.
 
 Inputs are exact in bfloat16. Scores that need more bits are computed as logits, which every dtype keeps in float32 or better.
 """
@@ -46,8 +46,8 @@ def _product(key: str, bits: int) -> dict[str, Tensor]:
 def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
     """Yield cases of calls that choose by codes of `dselect_k_codes`. A code outside the smooth step's range excludes an expert.
 
-    The first code of each of two selectors is `1/2 + k / 2^bits`, k = -3 .. 3 without 0, which the next lower precision
-    rounds to 1/2. The second code is in the middle of the step.
+    The first code of each of two selectors is `1/2 + k / 2^bits` for a nonzero k from -3 to 3. The next lower precision
+    rounds this code to 1/2. The second code is inside the range of the smooth step.
     """
     for (name, bits), purpose in PURPOSES.items():
         key, step = f"near/{algorithm}/{name}", 2.0 ** -(bits // 2)
@@ -66,9 +66,9 @@ def near_codes(algorithm: str, *stages: Stage) -> Iterator[Definition]:
 
 
 def near_router(router: str, params: Mapping[str, Tensor] | None = None, **options: Any) -> Definition:
-    """Return a router case in which tokens form pairs, and experts form pairs, that differ in one small component.
+    """Return a router case with pairs of tokens and pairs of experts. The members of a pair differ in one small component.
 
-    Logits within a pair differ by multiples of 2^-11, which bfloat16 rounds away and float32 keeps.
+    The logits of a pair differ by multiples of 2^-11. bfloat16 rounds these differences away, and float32 keeps them.
 
     params: router parameters besides the kernel. options: further arguments of `router_case`.
     """

@@ -50,7 +50,7 @@ def outputs(making: Making, stage: Stage) -> dict[str, Value]:
 def _scales(
     making: Making, stage: Stage, groups: list[Arrays], each: list[Arrays], rules: set[str]
 ) -> dict[str, Arrays]:
-    """Return the scales of the results for each scale rule that needs derivatives."""
+    """Return the scales of the results, by scale rule, for the rules that need derivatives."""
     scales: dict[str, Arrays] = {}
     of_all: Callable[..., Arrays] = pooled_spread if function(stage.call).pooled else spread
     of_each: Callable[..., Arrays] = condition
@@ -81,7 +81,7 @@ def _scale(
         return round_scale(1 + np.abs(value))
     if output.written is None:
         return round_scale(scales[output.scale][name])
-    if making.sampled:  # absolute sums grow with the number of terms, errors with its square root
+    if making.sampled:  # sums of n absolute values grow like n, but errors grow like sqrt(n)
         return round_scale(scales["condition"][name])
     by_group = [{name: np.asarray(output.written(**making.given(stage, group)), np.float64)} for group in groups]
     written = making.join(stage, by_group)[name]
@@ -89,8 +89,8 @@ def _scale(
 
 
 def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> Arrays:
-    """Propagate errors from a router's calls to the results of the router or layer. An error equals the written scale of a call's result.
-    A sampled case applies all errors together with random signs; other cases apply one error at a time.
+    """Propagate errors from a router's calls to the results of the router or layer. Each error is the written scale of a
+    call's result. A sampled case applies all errors together with random signs. Other cases apply one error at a time.
     """
     plain = Recorder(spec, values)
     making.run(stage, values, plain)
@@ -114,7 +114,7 @@ def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> A
 
 
 def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
-    """Return a change that adds an error to one part of one call's result."""
+    """Return a function that adds an error to one named array of one call's result."""
 
     def change(stage: Stage, made: Any) -> Any:
         if stage.name != name:
@@ -127,7 +127,7 @@ def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
 
 
 def _constant(making: Making, stage: Stage, name: str) -> str:
-    """Return the name of a result's constant c: the largest among the result and the routings it depends on."""
+    """Return the name of the constant c for a result: the largest constant of the result and of the routings in its computation."""
     constants = [making.output(stage, name).constant]
     if stage.router and name in ("weights", "combine"):
         constants.append(along(making, making.routing, name))
@@ -139,7 +139,7 @@ def _constant(making: Making, stage: Stage, name: str) -> str:
 
 
 def along(making: Making, reference: str, name: str = "") -> str:
-    """Return the largest constant among a call's result and all earlier results it depends on."""
+    """Return the name of the largest constant of a call's result and of the earlier results that the call depends on."""
     stage = making.stages.get(reference.partition("/")[0])
     if stage is None:
         return "direct"

@@ -1,6 +1,6 @@
 """Cases of a custom router, "package.module:ROUTER", for `moespec conformance golden --cases MODULE`.
 
-MODULE has a generator `cases()` and optionally `FUNCTIONS`: building blocks of the package, whose calls become steps of the vectors.
+MODULE defines a generator `cases()`. An optional `FUNCTIONS` describes functions of the package whose calls become stages of the vectors.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ __all__ = ["Definition", "Function", "Output", "case", "common"]
 
 
 def common(router: str, **options: Any) -> Iterator[Definition]:
-    """Yield the standard cases of a router with these options."""
+    """Yield the standard cases of a router with the given options."""
     known = {field.name for field in fields(load_own("router", router).Options)}
     other: dict[str, Any] = {name: value for name, value in EVERYWHERE.items() if name in known} | options
     yield case(router, "values", "value", "The defaults, at evaluation.", "generated_code", **options)
@@ -33,7 +33,7 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 def case(
     router: str, *words: str, sizes: tuple[int, int, int] = (6, 3, 4), step: float = 0.125, **given: Any
 ) -> Definition:
-    """Return a `router_case`. Parameters, state and noise are on a grid. A constant value of `init` or `state` is its centre."""
+    """Return a `router_case` with parameters, state and noise on a grid. The value of a constant initial array is the grid's centre."""
     row, axes = load_own("router", router), dict(zip(sizes, ("tokens", "experts", "width"), strict=True))
     known = {field.name: given[field.name] for field in fields(row.Options) if field.name in given}
     options = row.options(**{axis: size for size, axis in axes.items()}, **known)
@@ -44,7 +44,7 @@ def case(
         tensors = given.setdefault(part, {})
         for name, array in arrays.items() if not tensors else ():
             reach, centre = (0.25, np.round(array.flat[0] / step) * step) if np.ptp(array) == 0 else (1.0, 0.0)
-            for tries in range(9):  # arrays of equal numbers hide mistakes
+            for tries in range(9):  # an array of equal numbers would hide mistakes
                 key = f"routers/{router}/{words[0]}/{name}" + "/again" * tries
                 values = grid(key, array.shape, reach=reach, step=step, centre=centre)
                 if array.size == 1 or np.ptp(values):

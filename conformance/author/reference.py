@@ -68,11 +68,11 @@ class Making:
             self.tensors[stage.name] = self.tensors[f"{stage.name}/{name}"]
 
     def known(self, stage: Stage) -> dict[str, Stage]:
-        """Return the stages that a stage may refer to, and the stage itself."""
+        """Return, by name, the stages that `stage` may refer to, and `stage` itself."""
         return {**self.stages, stage.name: stage}
 
     def groups(self, stage: Stage) -> list[Arrays]:
-        """Return the arrays that a stage reads, one element for each group. A stage without groups yields one element."""
+        """Return the arrays that a stage reads, as a list with one dict per group, or with one dict for a stage without groups."""
         read = {name: self.tensors[name] for name in call.reads(stage, self.known(stage), self.tensors)}
         arrays = {name: _wide(tensor.array) for name, tensor in read.items()}
         batched = self.batched(stage)
@@ -92,7 +92,7 @@ class Making:
         return call.given(backend(stage), stage, self.known(stage), self.tensors)(values)
 
     def run(self, stage: Stage, values: Arrays, recorder: Recorder | None = None) -> Arrays:
-        """Return a stage's results for one group, or for all groups if it runs a model. `recorder` records a router's calls."""
+        """Return a stage's results for one group, or for all groups if the stage runs a model. `recorder` records a router's calls."""
         if recorder is None and stage.router and self._summed():
             recorder = Recorder(spec, values)
         if recorder is not None:
@@ -107,13 +107,13 @@ class Making:
         return finish(call.arrays(found, self.wanted(stage)))
 
     def router_of(self, stage: Stage) -> str:
-        """Return the router that a stage calls or whose routing it takes, else ""."""
+        """Return the name of the router that a stage calls, or the router of the routing that a stage reads, else ""."""
         routing = stage.arguments.get("routing")
         taken = self.stages.get(routing.partition("/")[0]) if isinstance(routing, str) else None
         return stage.router or (taken.router if taken else "")
 
     def _summed(self) -> set[str]:
-        """Return the router calls whose results are summed over groups for later calls."""
+        """Return the names of the router calls whose results are summed over groups before later calls read them."""
         read = {
             reference for stage in self.trace for reference in stage.arguments.values() if isinstance(reference, str)
         }
@@ -134,7 +134,7 @@ class Making:
         return changed
 
     def wanted(self, stage: Stage) -> Collection[str]:
-        """Return the names of a stage's results. For a router, these are names in the final routing."""
+        """Return the names of a stage's results. For a router, return the names of the routing's arrays."""
         return function(self.stages[self.routing].call if stage.router else stage.call).outputs
 
     def output(self, stage: Stage, name: str) -> Output:
@@ -142,9 +142,9 @@ class Making:
         return function(stage.call).output(name)
 
     def join(self, stage: Stage, groups: list[Arrays]) -> Arrays:
-        """Combine the results of all groups: stacked or, without a groups axis, averaged or summed.
+        """Combine the results of all groups. Stack results with a groups axis. Average or sum other results.
 
-        If a result lacks described groups or tokens axes, the values are equal for all groups and tokens.
+        A result that lacks both a groups axis and a tokens axis is equal for all groups and tokens.
         """
         joined = {}
         for name, first in groups[0].items():

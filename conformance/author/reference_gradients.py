@@ -1,6 +1,6 @@
 """Computes the expected gradients of `sum(probe * result)`, with or without a router's losses, by the complex step.
 
-Central differences check these gradients.
+Central differences check the gradients.
 """
 
 import sys
@@ -35,10 +35,10 @@ TANHS = 512
 def gradients(
     making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
 ) -> Gradients:
-    """Return the gradient of a stage's `sum(probe * output)` for the inputs `by`. With `losses`, add the weighted losses of `route`.
+    """Return the gradient of a stage's `sum(probe * output)` for the inputs `by`. losses: add the weighted losses of `route`.
 
-    Central differences along random directions must agree, which detects a dropped imaginary part. Raises GoldenError
-    if they disagree.
+    Central differences along random directions must agree with the gradient, which detects a dropped imaginary part.
+    Raises GoldenError if the gradient and the differences disagree.
     """
     groups = making.groups(stage)
     value = stage.outputs[output]
@@ -80,8 +80,8 @@ def gradients(
 
     constant = "gradient" if value.constant.removeprefix(LARGE) == "direct" else "iterated gradient"
     constant = LARGE + constant if making.sampled else constant
-    # Sums over the results cancel in a gradient, so the probe counts as a rounded input. Results of tanh also count:
-    # the derivatives of GELU and cap contain `1 + tanh` and `1 - tanh^2`, which cancel for large arguments.
+    # Sums over the results cancel in a gradient, so the probe counts as a rounded input. Results of tanh also count as
+    # rounded inputs, since the derivatives of GELU and cap contain `1 + tanh` and `1 - tanh^2`, which cancel for large arguments.
     flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
     flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
     inputs = {**flat, PROBE: wide, TANH: np.ones(TANHS)}
@@ -124,7 +124,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
 
 @contextmanager
 def _constants() -> Iterator[Callable[[], None]]:
-    """Yield a function. Calling it makes `stop_gradient` return the recorded values again, in the same order."""
+    """Yield a function. After a call of this function, `stop_gradient` returns the recorded values again, in the same order."""
     returned: list[Any] = []
     turn: Iterator[Any] | None = None
 

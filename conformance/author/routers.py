@@ -1,4 +1,4 @@
-"""Shared parts of router cases."""
+"""Factories and options that router cases share."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "e
 
 
 def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
-    """Return the kernel of a router, drawn from a key or all 0."""
+    """Return the kernel of a router: numbers drawn from a key, or zeros."""
     values = np.zeros((width, experts)) if zero else grid(key, (width, experts), reach=reach)
     return {"kernel": tensor(values, "width experts")}
 
@@ -63,8 +63,8 @@ def router_case(
 ) -> Definition:
     """Return a case with the calls of a router, the complete router, and the layer around the router.
 
-    params: router parameters; by default a kernel, which is 0 with `zero`.
-    inputs: additional inputs. If they include `tokens`, nothing is drawn.
+    params: router parameters (default: a kernel, which is 0 if `zero`).
+    inputs: additional inputs. If `inputs` includes `tokens`, neither tokens nor noise are drawn.
     sizes: the number of tokens, the number of experts, and the width. hidden: the hidden width of the experts.
     train: by default, True if the case has noise. options: router options other than sizes.
     losses: whether a layer gradient includes the losses; by default, True if the case has noise.
@@ -138,7 +138,7 @@ def balance_scope(router: str, **fields: Any) -> Definition:
 def evaluation(router: str, **options: Any) -> Definition:
     """Return a case in which the evaluation capacity drops tokens, whereas the training capacity would drop none.
 
-    The capacity is an even integer plus one half, and training has an explicit number of slots.
+    Before rounding, the capacity is an even integer plus one half. The training capacity is an explicit number of slots.
     """
     purpose = "The factor of evaluation, rounded to the nearest, comes before the factor and the slots of training."
     settings: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 5, "rounding": "round", **options}
@@ -146,16 +146,16 @@ def evaluation(router: str, **options: Any) -> Definition:
 
 
 def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any) -> Definition:
-    """Return a gradient case that adapters can also run: it has no noise and differentiates only the output."""
+    """Return a gradient case without noise that differentiates only the output, so that adapters can also run the case."""
     purpose = "Without noise, of the output alone."
     return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)
 
 
 def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -> Iterator[Definition]:
-    """Yield cases without a capacity, which test kernels that sort choices by expert.
+    """Yield cases without a capacity, to test kernels that sort choices by expert.
 
     case: factory for a router whose bias sends all tokens to one expert and none to another. tied: factory for a router
-    without a bias. Its experts return constants whose sum is exact in float32 in any order.
+    without a bias. The experts of the `tied` case return constants whose sum is exact in float32 in any order.
     """
     settings: dict[str, Any] = {"groups": 3, "choices": 3, "capacity_factor": math.inf}
     purpose = "Three choices and no capacity: one expert has all tokens, one has none."
@@ -177,12 +177,12 @@ JITTER = Noise("tokens width", reach=1.0, step=0.125)
 
 
 def logit_options(router: str, **options: Any) -> Definition:
-    """Return a case that adds a bias to the logits and caps them. The only noise is token jitter."""
+    """Return a case with a bias and a cap of the logits. The only noise is token jitter."""
     purpose = "Logits with a bias and a cap, of tokens with jitter, which takes the place of other noise."
     key = f"routers/{router}/logit_options"
     params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}
     settings: dict[str, Any] = {"bias": True, "jitter": 0.25, "logit_cap": 1.5, "z_weight": 0.0625, **options}
-    if router not in ("gshard", "switch"):  # these routers have no gating noise
+    if router not in ("gshard", "switch"):  # gshard and switch have no gating noise
         settings["noise_multiplier"] = 0.0
     by = ("router/kernel", "router/bias")
     return router_case(
@@ -191,7 +191,7 @@ def logit_options(router: str, **options: Any) -> Definition:
 
 
 def several_choices(router: str, **options: Any) -> Definition:
-    """Return a case with two choices that uses other code bases' rules for slots, weights and balance loss."""
+    """Return a case with two choices and with the rules of other code bases for slots, weights and the balance loss."""
     purpose = "A token gets all its slots before the next one, and what it keeps is divided by the root of the sum of squares."
     settings: dict[str, Any] = {"normalize_selected": True, "normalize_when": "after", "normalize_norm": "euclidean"}
     settings |= {"slot_order": "token", "capacity_factor": 0.75, **options}

@@ -4,21 +4,21 @@
 
     A = max(|f|, sum_i |x_i df/dx_i|, sum_i |w_i df/dw_i|, ...)
 
-If each number of one input is rounded once, the result moves by about `u A` at most. A is never less than |f|, because the result itself
-is rounded. For a matrix product, A is exactly `|x| @ |w|`, the same computation on absolute values. Other functions need
-no manual derivation. The complex step computes the derivatives, so A is exact. A is not a bound if a formula cancels
-internally (a variance, or `1 + tanh(x)` for large x). For such a function, a description defines the scale.
+If each number of one input is rounded once, the result moves by at most about `u A`. A is never less than |f|, because
+the result itself is rounded. For a matrix product, A is exactly `|x| @ |w|`, the same computation on absolute values.
+For other functions, the complex step computes the derivatives, so A is exact. A is not a bound if a formula cancels
+internally (a variance, or `1 + tanh(x)` for large x). The description of such a function defines the scale.
 
 *Spread.* For gradients and deep models, exact derivatives would need one pass per input number. The spread scale is
 
     A = max(|f|, r),   r^2 = mean over probes v of |df along x v|^2,   v = +-1 for every number of every input
 
-In expectation, r is `sqrt(sum_i (x_i df/dx_i)^2)`. It estimates how far independent roundings move the result
+In expectation, r is `sqrt(sum_i (x_i df/dx_i)^2)`. The value r estimates how far independent roundings move the result
 (Kenney and Laub 1994, small-sample condition estimation). Small entries of a gradient are differences of large terms.
-For a gradient, r is therefore at least the root mean square of r over all entries (`pooled_spread`), and the results of
-tanh count as inputs.
+For a gradient, r is therefore at least the root mean square of r over all entries (`pooled_spread`). The results of tanh count as inputs.
 
-*Stability.* The relative change of the inputs that leaves a discrete result unchanged. It is the margin of choices in an iteration.
+*Stability.* The stability is the largest relative change of the inputs that leaves a discrete result unchanged. For
+choices inside an iteration, the stability is the tie margin.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def condition(function: Function, inputs: Arrays, results: Arrays) -> Arrays:
 def moved(inputs: Arrays, probe: int, step: float) -> Arrays:
     """Multiply every number of every float input by `1 + step` or `1 - step`, except the tables of a hash layer.
 
-    A hash layer's tables hold integers, although they are stored among float parameters.
+    The tables of a hash layer are stored among float parameters, but hold integers.
     """
     return {
         name: array
@@ -83,7 +83,7 @@ def spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int =
 
 
 def pooled_spread(function: Function, inputs: Arrays, results: Arrays, *, probes: int = 2) -> Arrays:
-    """Estimate the spread scale from a few probes, for results that are one vector each."""
+    """Estimate the spread scale from a few probes, with r pooled over each result."""
     return spread(function, inputs, results, probes=probes, pooled=True)
 
 
@@ -92,17 +92,17 @@ def _floats(results: Arrays) -> Arrays:
 
 
 def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
-    """Return the largest of 1/4, 1/8, ... by which all float inputs can change while the result stays equal, or 0."""
+    """Return the largest of the relative changes 1/4, 1/8, ... of all float inputs that leaves the result unchanged, or 0."""
     expected = function(inputs)
     for exponent in range(2, 50):
         step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so small steps are not rounded away
-        results = (function(moved(inputs, probe, step)) for probe in range(probes))  # lazy: one difference is enough
+        results = (function(moved(inputs, probe, step)) for probe in range(probes))
         if all(np.array_equal(result[name], expected[name]) for result in results for name in expected):
             return step
     return 0.0
 
 
 def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
-    """Round a scale up to three significant digits, as vectors store it."""
+    """Round a scale up to three significant digits, the precision that vectors store."""
     rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
     return rounded

@@ -1,7 +1,7 @@
 """Defines a wrapper of the specification that records each public function call of a router, with the arguments.
 
-The calls become the stages of the router's vectors. An argument must be an input, an earlier call's result, or a part
-of one. Any other argument raises an error, because its origin is unknown.
+The calls become the stages of the router's vectors. An argument must be an input, an earlier call's result, or a named
+part of such a result. Any other argument raises an error, because its origin is unknown.
 """
 
 import functools
@@ -38,8 +38,8 @@ _signature = cache(inspect.signature)
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """Return the functions to record, as (namespace, name, function, path), which a router's module and its shared
-    modules import. For a custom router, search the modules of its package and the specification.
+    """Return (namespace, name, function, path) of each function to record that a router's module or a shared module
+    imports. For a custom router, search the modules of its package and the specification.
     """
     package = router.__name__.partition(".")[0]
     of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
@@ -53,15 +53,15 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
 
 
 class TraceError(Exception):
-    """A router passed an array that is neither an input nor a public call's result. The message names call and argument."""
+    """A router passed an array that is neither an input nor a public call's result. The message names the call and the argument."""
 
 
 class Recorder:
-    """Records calls of public functions of the specification or of another `B`. `router(name)` returns a recorded router.
+    """Records calls of public functions of the specification or of another backend `B`. `router(name)` returns a recorded router.
 
     inputs: arrays by reference. stages: the recorded calls, in order. given: the original arguments of each stage.
     change: `(stage, result) -> result`, called with each recorded call and its result.
-    followed: whether every argument must be known. Models set it to False, since they compute with arrays between calls.
+    followed: whether every argument must be known. Use False for models, which compute with arrays between calls.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self._inside = False  # True while a custom function runs; its inner calls are not recorded
+        self._inside = False  # True inside a custom function, where calls are not recorded
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -108,7 +108,7 @@ class Recorder:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """Return the reference of a routing. Raises TraceError if no recorded call returned this routing."""
+        """Return the reference of a routing. Raises TraceError if no recorded call returned the routing."""
         if id(value) not in self._known:
             raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]
@@ -123,7 +123,7 @@ class Recorder:
         return alias
 
     def _know(self, reference: str, value: Any) -> None:
-        """Remember a value's reference. Keeps a reference to the value, so that no other object gets the same id."""
+        """Remember the reference of a value. Also keep the value alive, so that no other object gets the same id."""
         self._known.setdefault(id(value), (reference, value))
 
     def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

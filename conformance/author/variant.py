@@ -41,7 +41,7 @@ Replacement = Callable[..., Any]
 
 
 class Spec(Backend, Protocol):
-    """The interface of the correct backend, with the additional names that no router, layer or model calls."""
+    """The interface of the correct backend, including names that no router, layer or model calls."""
 
     CAPACITY_RULES: Mapping[str, CapacityRule]
     SoftRouting: Any
@@ -63,9 +63,9 @@ class Spec(Backend, Protocol):
 class Variant:
     """One difference from the specification: another reading of a source, a known implementation, or a mistake.
 
-    computes: a sentence that states the difference. who: a public implementation known to do this, or "".
+    computes: a sentence that states the difference. who: a public implementation with this difference, or "".
     replaced: maps a public name to its replacement, a router name to a new `route`, and "ROUTERS" to a function of the routers.
-    ledger: the variant's alternative in the ambiguity ledger ("GS-3b"), the question it answers in an unlisted way ("GS-3"), or "".
+    ledger: the alternative in the ambiguity ledger ("GS-3b"), or the question to which the variant is an unlisted answer ("GS-3"), or "".
     row: the algorithm whose cases must catch the variant, if `replaced` does not name the algorithm.
     """
 
@@ -79,7 +79,7 @@ class Variant:
     @property
     def algorithms(self) -> frozenset[str]:
         """Return the algorithms whose cases must catch the variant. By default, these are the algorithms that define
-        the replaced names, or all algorithms if a name belongs to none of them.
+        the replaced names. A name that no algorithm defines counts for all algorithms.
         """
         if self.row or self.replaced.keys() <= TRAINING:
             return frozenset({self.row or "vit"})
@@ -90,7 +90,7 @@ class Variant:
 def variant(function: Replacement, *names: str, ledger: str = "", who: str = "", row: str = "") -> Variant:
     """Return the variant that replaces each of `names` with `function`. The variant takes the function's name and docstring.
 
-    For a router name, `function` must be a change as in `changed`.
+    For a router name, `function` must be a `Change`.
     """
     sentence = " ".join((function.__doc__ or "").split())
     replaced = {name: changed(name, function) if name in ROUTERS else function for name in names}
@@ -143,16 +143,16 @@ def changed(router: str, change: Change) -> Replacement:
 
 
 def every(routers: Collection[str], change: Change) -> dict[str, Replacement]:
-    """Apply one change to several routers; see `changed`."""
+    """Return the replacements that apply one change to several routers."""
     return {name: changed(name, change) for name in routers}
 
 
 def fixed(
     name: str, computes: str, of: str | Sequence[str], ledger: str = "", who: str = "", row: str = "", **options: Any
 ) -> Variant:
-    """Return the variant that fixes options of routers or arguments of functions; see `Variant`.
+    """Return the variant that fixes options of routers or arguments of functions.
 
-    of: the routers or functions. options: the fixed values. For a function, a callable maps the correct argument to the changed one.
+    of: the routers or functions. options: the fixed values. For a function, a callable value maps the correct argument to another.
     """
 
     def configured(B: Spec, route: Route) -> RouterOutput:
@@ -186,7 +186,7 @@ def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors:
 
 
 def _bound(of: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two dicts of a function's arguments by name: without and with defaults."""
+    """Return two dicts of a function's arguments by name. Only the second dict includes default values."""
     signature = inspect.signature(getattr(spec, of))
     given = signature.bind(*arguments, **named).arguments
     return given, {name: parameter.default for name, parameter in signature.parameters.items()} | given
@@ -240,7 +240,7 @@ def heap_order(values: Array, axis: int = -1) -> Array:
 
 
 def chosen_mask(scores: Array, choices: int) -> Array:
-    """Return 1 for each expert that a token chooses, else 0, as (groups, tokens, experts)."""
+    """Return an array (groups, tokens, experts) with 1 for each expert that a token chooses, else 0."""
     mask = np.zeros(scores.shape)
     np.put_along_axis(mask, stable_order(scores)[..., :choices], 1.0, axis=2)
     return mask
@@ -272,7 +272,7 @@ def renormalised(routing: Any) -> Any:
 
 
 def kept(routing: Any, stays: Array) -> Any:
-    """Return the routing after emptying every slot where `stays` is False."""
+    """Return the routing with every slot emptied where `stays` is False."""
     token = np.where(stays, routing.token, routing.tokens).astype(np.int32)
     return routing._replace(token=token, weight=np.where(stays, routing.weight, 0), slot=None)
 
@@ -285,7 +285,7 @@ def weighted_by(routing: Any, scores: Array) -> Any:
 
 
 def with_loss(output: RouterOutput, options: Any, name: str, value: Array) -> RouterOutput:
-    """Replace the loss `name` in the router's output. The losses store the weighted value, the metrics the unweighted value."""
+    """Replace the loss `name` in the router's output. The losses store the weighted value, and the metrics store the unweighted value."""
     losses = {**output.losses, name: getattr(options, f"{name}_weight") * value}
     return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": value})
 

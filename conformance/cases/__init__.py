@@ -1,9 +1,9 @@
 """The cases and known variants, in one file per module of the specification, router and model.
 
-Every file in this folder is loaded. A file defines one or both of these functions:
+Every file in this folder is loaded. A file defines one or both of the following functions:
 
-    cases()     its case definitions, see `author/definition.py`
-    variants()  known or likely differences of implementations, see `author/variant.py`
+    cases()     yields case definitions (see `author/definition.py`)
+    variants()  yields known or likely differences of implementations (see `author/variant.py`)
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def _modules() -> tuple[ModuleType, ...]:
 
 @cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
-    """Returns all cases except error cases by id, algorithm by algorithm. A salt changes their inputs; see `author/inputs.py`."""
+    """Returns all cases except error cases, by id. A salt changes the inputs of the cases; see `author/inputs.py`."""
     by_id: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():

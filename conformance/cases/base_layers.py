@@ -1,7 +1,7 @@
 """Cases of BASE layers: the balanced assignment, the greedy assignment, and the routing of an assignment.
 
-If several balanced assignments are optimal, a case compares only what they have in common: the total score, the gap,
-and that a routing with the minimum number of slots drops no token.
+If several balanced assignments are optimal, a case compares only the total score, the gap and the routing metrics,
+which are equal for all optimal assignments.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _drawn(key: str, shape: tuple[int, int, int], reach: float = 3.0, step: float = 0.125) -> Tensor:
-    """Draws scores several times and returns those whose optimal balanced assignment has the largest margin, so it is unique."""
+    """Draws scores several times and returns the draw in which the optimal balanced assignment has the largest margin."""
 
     def group(g: int) -> Any:
         draws = [grid(f"{key}/{g}/{attempt}", shape[1:], reach=reach, step=step) for attempt in range(20)]
@@ -45,7 +45,7 @@ def _assigned(
     name: str, kind: str, purpose: str, values: Tensor, *flags: str, greedy: bool = True, several: bool = False,
     of: str = "", noise: Tensor | None = None, **shards: Any,
 ) -> Definition:  # fmt: skip
-    """Returns a case with the assignments of given scores and the routing metrics of the balanced assignment."""
+    """Returns a case with the assignments for the scores `values` and the routing metrics of the balanced assignment."""
     _, tokens, experts = values.array.shape
     read, dealt = {"scores": "scores"}, {} if noise is None else {"noise": "noise"}
     stages = [
@@ -121,7 +121,7 @@ def _routings() -> Iterator[Definition]:
 
 
 def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> Any:
-    """Returns the result of the correct function with its assignment replaced by `expert`, and the total and gap that follow from it."""
+    """Returns the result of the correct function with the assignment `expert`, and with the total and gap of this assignment."""
     right = B.base_assignment(scores, *noise, **shards)
     total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
     gap = right.objective.real + right.gap - total.real
@@ -134,14 +134,14 @@ def assignment_is_greedy(B: Spec, scores: Array, *noise: Any, **shards: Any) -> 
 
 
 def assignment_in_two_shards(B: Spec, scores: Array, noise: Array | None = None, *, shards: int = 1) -> Any:
-    """Each half of the tokens is balanced separately if possible."""
+    """Each half of the tokens is assigned separately if the number of experts divides the size of a half."""
     right = B.base_assignment(scores, noise, shards=shards)
     halves = shards == 1 and scores.shape[1] % (2 * scores.shape[2]) == 0
     return B.base_assignment(scores, noise, shards=2) if halves else right
 
 
 def assignment_in_turn(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
-    """Tokens choose in turn, each the best expert with a free slot."""
+    """In turn, each token chooses the best expert with a free slot."""
     expert = np.zeros(scores.shape[:2], int)
     slots = scores.shape[1] // scores.shape[2]
     for g, ranked in enumerate(stable_order(scores)):
@@ -153,12 +153,12 @@ def assignment_in_turn(B: Spec, scores: Array, *noise: Any, **shards: Any) -> An
 
 
 def assignment_by_auction(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
-    """Tokens bid for experts, raising by at least a fiftieth of the score range each time, until every token has one."""
+    """Tokens bid for experts in increments of at least a fiftieth of the score range until every token has an expert."""
     return _found(B, scores, np.stack([_auction(table) for table in scores.real]))
 
 
 def _auction(scores: Array) -> Any:
-    """Each token in turn bids its gain over the second best; an expert evicts its lowest bidder."""
+    """In turn, each token bids its gain over the second-best expert. A full expert evicts the lowest bidder."""
     tokens, experts = scores.shape
     least, slots = max(1e-4, np.ptp(scores) / 50), tokens // experts
     held: list[dict[int, float]] = [{} for _ in range(experts)]

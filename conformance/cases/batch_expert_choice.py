@@ -48,7 +48,7 @@ def cases() -> Iterator[Definition]:
         above: dict[str, Any] = {"predicted": scores("cp/g"), "thresholds": of_experts([0.5, 0.75, 0.25])}
         above["predicted"].array[0, 0, 0] = 0.5 if kind == "tie" else 0.625
         values: dict[str, Any] = {"scores": scores("cp/f"), **above, "exact_ties": kind == "tie"}
-        values["by"] = ("scores", "predicted")  # the thresholds have no gradient, because they are a state
+        values["by"] = ("scores", "predicted")  # the thresholds are a state and have no gradient
         yield single(PARTS, ABOVE, name, kind, purpose, FLAG, **values)
         largest = "As many as are above, of the largest scores."
         yield single(PARTS, ABOVE, name.replace("above", "largest"), kind, largest, FLAG, **values, largest=True)
@@ -90,7 +90,7 @@ def gelu_in_the_predictor(B: Spec, tokens: Array, w1: Array, b1: Array, w2: Arra
 
 
 def chosen_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """An expert takes its C best tokens even at evaluation."""
+    """An expert fills all its slots with its best tokens even at evaluation."""
     output = route.output()
     if route.train:
         return output

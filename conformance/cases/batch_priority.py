@@ -1,4 +1,4 @@
-"""Cases of Batch Priority Routing, which compare the order of the tokens."""
+"""Cases of Batch Priority Routing. The cases compare the order of the tokens."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ E = 3
 
 def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: str = "max", choices: int = 2,
          capacity: int = 2) -> Definition:  # fmt: skip
-    """Returns a case that computes the order of the tokens and then Token Choice in this order."""
+    """Returns a case with the order of the tokens and a Token Choice in this order."""
     order = call(NAME, {"scores": "scores"}, by=by, choices=choices)
     ordered = call("token_choice", {"scores": "scores", "order": NAME}, choices=choices, capacity=capacity)
     inputs = {"scores": values}

@@ -1,4 +1,4 @@
-"""Cases of the number of slots per expert, and of public implementations' rules for it."""
+"""Cases of the number of slots per expert, and of the rules of public implementations for this number."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ def _near_integers() -> list[tuple[int, int, float]]:
 
 
 def rules_from_left_to_right(B: Spec) -> dict[str, Callable[..., int]]:
-    """Each public implementation's rule multiplies before dividing."""
+    """The rule of each public implementation multiplies before it divides."""
 
     def rounded(name: str) -> Callable[..., int]:
         def rule(tokens: int, experts: int, factor: float, choices: int = 1) -> int:

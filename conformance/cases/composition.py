@@ -1,4 +1,4 @@
-"""Variants that several routers share, which change how a router is composed."""
+"""Variants that change how a router is composed and apply to several routers."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "
 """The routers that select by a softmax of logits or by a plan."""
 
 
-# Variants of the capacity, for its function and for the routers that select by a softmax or a plan.
+# Variants of the function `expert_capacity` and of the capacity in routers that select by a softmax or a plan.
 
 Rule = Callable[[int, int, float, int, str, int], int]
 """`(tokens, experts, factor, choices, rounding, multiple_of) -> slots`."""
@@ -94,7 +94,7 @@ IMPLEMENTATIONS = {
 
 
 def _implementation(name: str) -> Variant:
-    """Returns the capacity rule of a public implementation, with the implementation's rounding and multiple."""
+    """Returns the variant with the capacity rule of a public implementation, including the rule's rounding and multiple."""
     (ledger, who, capacity), rule = IMPLEMENTATIONS[name], CAPACITY_RULES[name]
     sentence = f"The capacity is {capacity}."
     return _ruled(f"capacity_of_{name}", sentence, lambda t, e, f, k, r, m: rule(t, e, f, k), ledger, who)
@@ -164,7 +164,7 @@ def nobody_dropped(B: Spec, route: Route) -> RouterOutput:
 
 
 def _with_loss(value: Callable[..., Array], name: str, *routers: str, ledger: str, who: str = "") -> Variant:
-    """Returns the variant in which the loss `name` is `value(B, options, clean, noisy, routing)`, for all routers with this loss."""
+    """Returns the variant in which the loss `name` of the given routers is `value(B, options, clean, noisy, routing)`."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -188,7 +188,7 @@ def importance_of_noisy_gates(B: Spec, options: Any, clean: Array, noisy: Array,
 
 
 def importance_of_kept_gates(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The importance loss uses the noisy softmax with all unchosen entries set to 0."""
+    """The importance loss uses the softmax of the noisy logits with all unchosen entries set to 0."""
     return B.importance_loss(B.softmax_affinity(noisy) * chosen_mask(noisy, options.choices))
 
 

@@ -1,7 +1,7 @@
 """Cases of contrastive losses.
 
 A cross-entropy near 0 is a difference of large numbers, so this file computes the scales explicitly. The error scale of
-a logit is the same product on absolute values, times `1 + |s|` because of the exponential of the log scale s.
+a logit is the logit's product on absolute values, times `1 + |s|` because of the exponential of the log scale s.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
 
 
 def negatives_of_half(B: Spec, first: Array, second: Array, log_scale: Array) -> Array:
-    """Each half of the batch, as on two devices, takes its pairs from that half; the loss is the mean over both."""
+    """The loss is the mean over two halves of the batch, as on two devices. Each half forms pairs only within the half."""
     halves = zip(np.array_split(first, 2), np.array_split(second, 2), strict=True)
     parts = [B.contrastive_loss(*half, log_scale) for half in halves if len(half[0])]
     return sum(parts) / len(parts)

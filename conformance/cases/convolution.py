@@ -38,7 +38,7 @@ def cases() -> Iterator[Definition]:
 
 
 def padded_at_the_end(B: Spec, images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
-    """The padding is minimal, with the larger part after the last row."""
+    """The padding is as small as possible. The end of an axis gets at least as much padding as the start."""
     right = B.convolution(images, kernel, bias, stride=stride)
     size, padding = kernel.shape[0], []
     for length, out in zip(images.shape[1:3], right.shape[1:3], strict=True):
@@ -48,7 +48,7 @@ def padded_at_the_end(B: Spec, images: Array, kernel: Array, bias: Array, *, str
 
 
 def edges_repeated(B: Spec, images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
-    """Pixels outside the image repeat its edge."""
+    """Pixels outside the image repeat the edge of the image."""
     right = B.convolution(images, kernel, bias, stride=stride)
     sides = (kernel.shape[0] // 2,) * 2
     padded = np.pad(images, [(0, 0), sides, sides, (0, 0)], mode="edge")

@@ -41,7 +41,7 @@ def cases() -> Iterator[Definition]:
 
 
 def dropout_of_the_small(B: Spec, x: Array, draws: Array, *, rate: float) -> Array:
-    """An entry is kept if its draw is below 1 - rate."""
+    """Dropout keeps an entry if the draw of the entry is below 1 - rate."""
     return np.where(draws < 1.0 - rate, x / (1.0 - rate), 0.0)
 
 

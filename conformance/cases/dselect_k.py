@@ -1,7 +1,7 @@
 """Cases of DSelect-k: the codes, the step, the selectors, the gate, its routing and losses, and the router `dselect_k`.
 
 Codes are multiples of 1/16, and some lie exactly at an end of the smooth step. For the router, tokens are drawn again
-until no code is near an end.
+until no code is near an end of the step.
 """
 
 from collections.abc import Iterator
@@ -182,7 +182,7 @@ def _routers() -> Iterator[Definition]:
     yield _router("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
 
 
-# Variants. Codes are (..., choices, bits), selectors (..., choices, experts).
+# Variants. The shape of codes is (..., choices, bits), and the shape of selectors is (..., choices, experts).
 
 
 def _of_each_token(selectors: Array) -> float:
@@ -197,13 +197,13 @@ def _over_their_sum(values: Array) -> Any:
 
 
 def step_is_linear(B: Spec, z: Array, *, gamma: float = 1.0) -> Any:
-    """The step is linear between its ends."""
+    """The step function is linear between the two ends of the step."""
     t = z / gamma + 0.5
     return np.where(t.real <= 0, 0, np.where(t.real >= 1, 1, t))
 
 
 def experts_counted_from_one(B: Spec, codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
-    """Expert i, counted from 0, has the code of i + 1; the last expert has the code of 0."""
+    """Expert i, counted from 0, has the m-bit code of (i + 1) mod 2^m."""
     selectors = B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
     every_code = B.dselect_k_selectors(codes, experts=2 ** code_bits(experts), gamma=gamma)
     return np.roll(every_code, -1, axis=-1)[..., : selectors.shape[-1]]
@@ -215,7 +215,7 @@ def selectors_renormalised(B: Spec, codes: Array, **options: Any) -> Array:
 
 
 def gate_renormalised(B: Spec, selectors: Array, logits: Array) -> Array:
-    """The gate is divided by its sum, so no mass is lost to codes without an expert."""
+    """The gate is divided by its sum over the experts, so no mass is lost to codes without an expert."""
     return _over_their_sum(B.dselect_k_gate(selectors, logits))
 
 
@@ -241,7 +241,7 @@ def static_losses_for_every_token(B: Spec, route: Route) -> RouterOutput:
 
 
 def dselect_k_losses_in_training(B: Spec, route: Route) -> RouterOutput:
-    """DSelect-k has its losses only in training."""
+    """DSelect-k computes losses only in training."""
     output = route.output()
     return output if route.train else output._replace(losses={})
 

@@ -1,4 +1,4 @@
-"""Cases of the embedding of tokens."""
+"""Cases of the token embedding."""
 
 from collections.abc import Iterator
 from functools import partial

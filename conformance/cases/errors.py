@@ -1,4 +1,4 @@
-"""Error cases that cannot be derived from signatures: bounds that depend on other arguments, and permitted array values."""
+"""Error cases that cannot be derived from signatures: violations of bounds that depend on other arguments, and forbidden array values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ Edit = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class Wrong(NamedTuple):
-    """An invalid call, with the argument that the error must name, changed options, edits of arrays by name, and the error."""
+    """An invalid call: the argument that the error must name, the changed options, the edits of arrays by name, and the error."""
 
     argument: str
     options: Mapping[str, Any] = {}
@@ -30,7 +30,7 @@ def _array(name: str, edit: Edit, purpose: str, error: str = "ShapeError", argum
 
 
 def _number(name: str, value: float, purpose: str) -> Wrong:
-    """Returns an invalid call in which this value replaces the middle number of the array."""
+    """Returns an invalid call in which `value` replaces the middle number of the array `name`."""
 
     def edit(array: NDArray[Any]) -> NDArray[Any]:
         array = array.copy()
@@ -41,7 +41,7 @@ def _number(name: str, value: float, purpose: str) -> Wrong:
 
 
 class Size(NamedTuple):
-    """The size of an axis of the valid call, or the value of its option, plus an offset."""
+    """The sum of an offset and the size of an axis, or the value of an option, of the valid call."""
 
     of: str
     more: int = 1

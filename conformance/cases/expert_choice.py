@@ -35,7 +35,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _weights() -> Iterator[Definition]:
-    """Returns cases in which weights come from other scores than the choice, and cases with slots that only a score of 0 could fill."""
+    """Returns cases with separate scores for weights and for the choice, and cases with slots that only a score of 0 could fill."""
     other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
     purpose = "Selection by one, weights from another."
     yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)
@@ -78,7 +78,7 @@ def _sizes() -> Iterator[Definition]:
 
 
 def ties_to_the_higher_token(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
-    """Among equal scores an expert chooses the token of higher index."""
+    """Among equal scores, an expert chooses the token of higher index."""
     weights = None if combine_scores is None else combine_scores[:, ::-1]
     routing = B.expert_choice(scores[:, ::-1], combine_scores=weights, **options)
     last = routing.tokens - 1
@@ -97,23 +97,23 @@ def chosen_in_heap_order(
 
 
 def capacity_cut_to_the_tokens(B: Spec, scores: Array, *, capacity: int, **options: Any) -> Any:
-    """A capacity above the number of tokens is reduced to it instead of rejected."""
+    """A capacity above the number of tokens is reduced to the number of tokens instead of rejected."""
     return B.expert_choice(scores, capacity=min(capacity, scores.shape[1]), **options)
 
 
 def experts_renormalised(B: Spec, scores: Array, **options: Any) -> Any:
-    """A token's weights are divided by their sum over the experts that chose it."""
+    """The weights of a token are divided by their sum over the experts that chose the token."""
     return renormalised(B.expert_choice(scores, **options))
 
 
 def positive_zero_before_negative(B: Spec, scores: Array, *, combine_scores: Array | None = None, **more: Any) -> Any:
-    """An expert takes a score of 0.0 before one of -0.0, which equals it."""
+    """An expert takes a score of 0.0 before a score of -0.0, although the two are equal."""
     weights = scores if combine_scores is None else combine_scores
     return B.expert_choice(below_zero(scores), combine_scores=weights, **more)
 
 
 def small_scores_left_out(B: Spec, scores: Array, *, combine_scores: Array | None = None, **more: Any) -> Any:
-    """Slots that must stay empty for scores of 0 stay empty for scores up to 1e-6."""
+    """Slots that must stay empty for scores of 0 also stay empty for scores up to 1e-6."""
     weights = scores if combine_scores is None else combine_scores
     small = np.where(scores.real > 1e-6, scores, np.minimum(scores.real, 0.0)) if more.get("drop_zero") else scores
     return B.expert_choice(small, combine_scores=weights, **more)

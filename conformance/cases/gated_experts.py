@@ -79,7 +79,7 @@ def _gates_last(params: Any) -> Any:
 
 
 def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
-    """The output is the mean of a token's combined output, counted K times for its K choices, and the shared expert's."""
+    """The output is the weighted mean of the combined output of a token's K choices (weight K) and of the shared expert (weight 1)."""
     right = B.moe_mlp(tokens, routing, params, **options)
     if options.get("shared") is None:
         return right
@@ -110,7 +110,7 @@ def activation_of_the_product_in_the_layer(B: Spec, tokens: Array, routing: Any,
 
 
 def shared_expert_with_a_gate(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
-    """The shared expert has a gate, the sigmoid of a linear map of the token, which is 1/2 before training."""
+    """The shared expert has a gate: the sigmoid of a linear map of the token. The gate is 1/2 before training."""
     chosen = B.moe_mlp(tokens, routing, params, **{**options, "shared": None})
     return (chosen + B.moe_mlp(tokens, routing, params, **options)) / 2
 

@@ -81,7 +81,7 @@ def _sampled() -> Iterator[Definition]:
 
 
 def second_kept_if_small(B: Spec, gates: Array, noise: Array) -> Array:
-    """The second expert is kept if the draw exceeds twice its gate."""
+    """The second expert is kept if the random draw exceeds twice the gate of the expert."""
     keep = B.gshard_keep(gates, noise)
     return np.stack([keep[..., 0], ~keep[..., 1]], axis=2)
 
@@ -92,7 +92,7 @@ def both_experts_sampled(B: Spec, logits: Array, noise: Array) -> Array:
 
 
 def gshard_chance_of_raw_gates(B: Spec, route: Route) -> RouterOutput:
-    """The chance of keeping the second expert is twice its gate before normalisation."""
+    """The probability of keeping the second expert is twice the gate of the expert before normalisation."""
     output = route.output()
     if route.options.second_expert != "random":
         return output
@@ -106,7 +106,7 @@ def gshard_chance_of_raw_gates(B: Spec, route: Route) -> RouterOutput:
 
 
 def gshard_normalised_after_drops(B: Spec, route: Route) -> RouterOutput:
-    """The gates of GShard are divided by the sum of those that are left after the random choice and drops."""
+    """GShard divides the gates of a token by the sum of the gates that remain after the random choice and drops."""
     output = route.output()
     if not route.options.normalize_selected:
         return output
@@ -116,7 +116,7 @@ def gshard_normalised_after_drops(B: Spec, route: Route) -> RouterOutput:
 
 
 def gshard_random_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """Second experts are kept at random even without noise."""
+    """GShard keeps second experts at random even without noise."""
     output = route.output()
     if route.noise is not None or route.options.second_expert != "random":
         return output

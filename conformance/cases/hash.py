@@ -17,7 +17,7 @@ G, T, E, D, V = 2, 6, 3, 4, 5
 def arguments(
     name: str, *, ids: bool = True, groups: int = G, count: int = T, vocabulary: int = V, same: bool = False
 ) -> dict[str, Any]:
-    """Draws the parameters and inputs of a case; its name seeds the draw."""
+    """Draws the parameters and inputs of a case. The name of the case seeds the draw."""
     key = f"routers/{NAME}/{name}"
     table = integers(f"{key}/tables", (1, vocabulary), 0, 0 if same else E - 1)
     inputs = {"tokens": tokens(f"{key}/tokens", (groups, count, D))}
@@ -29,7 +29,7 @@ def arguments(
 
 def case(name: str, kind: str, purpose: str, *flags: str, options: Mapping[str, Any] | None = None,
          **made: Any) -> Definition:  # fmt: skip
-    """Returns a case with these router options. The other arguments determine its inputs."""
+    """Returns a case with the router options `options`. The arguments `made` determine the inputs."""
     return router_case(NAME, name, kind, purpose, *flags, **arguments(name, **made), **(options or {}))
 
 

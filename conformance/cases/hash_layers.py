@@ -87,13 +87,13 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens and experts.")
 
 
-# Variants. Ids are (groups, tokens). A table gives the expert of each id.
+# Variants. The shape of ids is (groups, tokens). A table maps each id to an expert.
 
 
 def hash_with_a_capacity(
     B: Spec, ids: Array, table: Array, *, experts: int, capacity: int | None = None, **options: Any
 ) -> Any:
-    """If no capacity is requested, an expert has slots only for its share of the tokens."""
+    """If no capacity is requested, an expert has slots only for an equal share of the tokens."""
     right = B.hash_routing(ids, table, experts=experts, capacity=capacity, **options)
     if capacity is not None:
         return right

@@ -89,7 +89,7 @@ def _clusterings() -> Iterator[Definition]:
     yield case("k_means_one", "degenerate", "One cluster: the mean.", points, start[:1], size)
 
 
-# Variants. A table gives the expert of each id.
+# Variants. A table maps each id to an expert.
 
 
 def balanced_to_the_higher_expert(B: Spec, frequencies: Array, *, experts: int) -> Any:
@@ -98,12 +98,12 @@ def balanced_to_the_higher_expert(B: Spec, frequencies: Array, *, experts: int) 
 
 
 def balanced_higher_id_first(B: Spec, frequencies: Array, *, experts: int) -> Any:
-    """Among ids of equal frequency, the higher id is visited first."""
+    """Among ids of equal frequency, the higher id is assigned first."""
     return B.hash_table_balanced(frequencies[::-1], experts=experts)[::-1]
 
 
 def balanced_in_order(B: Spec, frequencies: Array, *, experts: int) -> Any:
-    """Ids are visited by index, not by frequency."""
+    """Ids are assigned in order of index, not of frequency."""
     load, table = np.zeros(experts), []
     for frequency in np.asarray(frequencies):
         table.append(int(load.argmin()))
@@ -123,7 +123,7 @@ def _nearest(points: Array, centroids: Array) -> Any:
 
 
 def centroids_to_the_higher(B: Spec, points: Array, centroids: Array, *, iterations: int = 25) -> Any:
-    """Of two centroids at equal distance, the higher index gets the point."""
+    """Of two centroids at equal distance from a point, the centroid of higher index gets the point."""
     result = B.k_means(points, centroids[::-1], iterations=iterations)
     return result._replace(centroids=result.centroids[::-1], clusters=len(centroids) - 1 - result.clusters)
 
@@ -131,9 +131,9 @@ def centroids_to_the_higher(B: Spec, points: Array, centroids: Array, *, iterati
 def _lloyd(
     points: Array, centroids: Array, iterations: int, mean: Any = np.mean, empty: Any = None, nearest: Any = _nearest
 ) -> Any:
-    """Runs k-means with another mean, another search, or `empty(points, distances)` as the centroid of an empty cluster.
+    """Runs k-means with the functions `mean` and `nearest`, and with `empty(points, distances)` as the centroid of an empty cluster.
 
-    Returns the centroids and their clusters.
+    Returns the centroids and the cluster of each point.
     """
     points, centroids = np.asarray(points), np.array(centroids, np.float64)
     for _ in range(iterations):
@@ -154,7 +154,7 @@ def _moved(B: Spec, points: Array, centroids: Array, iterations: int, **other: A
 
 
 def empty_cluster_at_the_farthest(B: Spec, points: Array, centroids: Array, *, iterations: int = 25) -> Any:
-    """An empty cluster restarts at the point farthest from its centroid."""
+    """An empty cluster restarts at the point with the largest distance from the point's centroid."""
     return _moved(B, points, centroids, iterations, empty=lambda points, distances: points[distances.argmax()])
 
 

@@ -69,7 +69,7 @@ def _load_loss() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By all logits.", levels, other, **inputs("c", (1, 3, 6)), branches=2, choices=1)
 
 
-# Variants. Arrays are (groups, tokens, columns).
+# Variants. The shape of arrays is (groups, tokens, columns).
 
 
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
@@ -91,7 +91,7 @@ def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
-    """Returns the load loss with `load(branch load, load within it, its tokens)`. of_all: the load within a branch counts all tokens."""
+    """Returns the load loss with `load(branch load, load within the branch, tokens of the branch)`. of_all: branches count all tokens."""
 
     def changed(
         B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int

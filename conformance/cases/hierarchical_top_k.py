@@ -60,7 +60,7 @@ def _noisy(B: Spec, params: Any, tokens: Array, noise: Array) -> Any:
 
 
 def hierarchy_levels_balanced_apart(B: Spec, route: Route) -> RouterOutput:
-    """The importance loss is the sum of the branches' loss and the loss of the experts within them."""
+    """The importance loss is the sum of the loss of the branches and the mean loss of the experts within a branch."""
     output = route.output()
     if not route.options.importance_weight:
         return output

@@ -1,4 +1,4 @@
-"""Cases of importance-score routing: the order of the remaining tokens, their choice, and the router `importance_score`."""
+"""Cases of importance-score routing: the order and the choice of the remaining tokens, and the router `importance_score`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 def _given(
     name: str, kind: str, purpose: str, scores: Tensor, *flags: str, combine: Tensor | None = None, **options: Any
 ) -> Definition:
-    """Returns a case with the order and choice of tokens for given scores, with the capacity that the router computes from the options."""
+    """Returns a case with the order and choice of tokens for the given scores. The router computes the capacity from the options."""
     _, tokens, experts = scores.array.shape
     router = ROUTERS[NAME].options(tokens=tokens, experts=experts, width=1, **options)
     drop = {key: value for key, value in options.items() if key == "drop"}
@@ -94,7 +94,7 @@ def _router() -> Iterator[Definition]:
     sizes, inside = (6, E, 3), "noise_inside"
 
     def ordered(**drop: Any) -> dict[str, Any]:
-        """Returns cases of sizes and options, and a case with the order of tokens as an extra stage, since no router returns the order."""
+        """Returns arguments of a case with the order of tokens as an extra stage, since no router returns the order."""
         return {"sizes": sizes, "also": (call(ORDER, {"scores": "softmax_affinity"}, **drop),), **drop}
 
     default = ordered() | {"sizes": (T, E, 4), "slots_per_expert": 4}
@@ -145,7 +145,7 @@ def important_in_heap_order(B: Spec, scores: Array, **options: Any) -> Any:
 def removed_after_they_chose(
     B: Spec, scores: Array, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Array | None = None
 ) -> Any:
-    """All tokens are allocated in order of importance; then removed tokens leave their slots empty."""
+    """All tokens are allocated in order of importance. Tokens that are removed later leave empty slots."""
     options: dict[str, Any] = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
     order = B.batch_priority(scores)
     routing = B.token_choice(scores, order=order, **options)
@@ -156,7 +156,7 @@ def removed_after_they_chose(
 
 
 def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
-    """Returns a change that computes the capacity with these changed options."""
+    """Returns a change that computes the capacity with the options `changed`."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -177,7 +177,7 @@ def removed_only_in_training(B: Spec, route: Route) -> RouterOutput:
 
 
 def importance_without_noise(B: Spec, route: Route) -> RouterOutput:
-    """Tokens are sorted and choose by the clean logits."""
+    """The clean logits determine the order and the choices of the tokens."""
     output = route.output()
     return rerouted(B, output, route.output(noise=None).routing)
 

@@ -151,7 +151,7 @@ def _mlp_layers() -> Iterator[Definition]:
 
 
 def _perceptrons(allocation: Stage, gelu: str = "tanh") -> Stage:
-    """Returns the call, after an allocation, of a layer whose experts are MLPs."""
+    """Returns the call of a layer with MLP experts on the routing of an allocation."""
     return call("moe_mlp", {"tokens": "tokens", "routing": allocation.name, "params": PARAMS}, gelu=gelu)
 
 
@@ -170,7 +170,7 @@ def _mlp_gates() -> Iterator[Definition]:
 
 
 def _zero_weight() -> Definition:
-    """Returns a case in which some tokens have a slot with weight 0, among them all tokens of the third expert."""
+    """Returns a case in which some filled slots have weight 0, including all filled slots of the third expert."""
     weights = groups_tokens([[[0.5, 0.25, 0.0], [0.75, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]])
     scores = groups_tokens([[[0.5, 0.25, 0.125], [0.25, 0.5, 0.125], [0.125, 0.25, 0.5], [0.5, 0.25, 0.125]]])
     allocation = call("token_choice", {"scores": "scores", "combine_scores": "weights"}, choices=1, capacity=2)
@@ -184,7 +184,7 @@ def _sums() -> Iterator[Definition]:
     """Returns cases with weighted sums of powers of two.
 
     In some sums, bfloat16 loses each small term after a large one. In other sums, two terms cancel except for the difference
-    between weights that bfloat16 rounds to 1 and -1. A backend may sum differently over choices than over slots.
+    between weights that bfloat16 rounds to 1 and -1. A backend may use different sums over choices and over slots.
     """
     signs = grid("layer/long/signs", (G, T, D)) >= 0
     powers = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)
@@ -216,7 +216,7 @@ Experts = Callable[[Any], Any]
 
 
 def _combined(dispatch: Array, combine: Array, tokens: Array, experts: Experts) -> Any:
-    """Applies dispatch, experts and combine; dispatch and combine are (groups, tokens, experts, capacity)."""
+    """Applies dispatch, experts and combine. dispatch, combine: (groups, tokens, experts, capacity)."""
     return np.einsum("gtec,gecd->gtd", combine, experts(np.einsum("gtec,gtd->gecd", dispatch, tokens)))
 
 
@@ -270,7 +270,7 @@ def straight_through_dispatch(B: Spec, tokens: Array, routing: Any, experts: Exp
 
 
 def entropy_in_bits(B: Spec, routing: Any) -> Any:
-    """The entropy is in bits."""
+    """The routing entropy is in bits, not in nats."""
     metrics = B.routing_metrics(routing)
     return {**metrics, "entropy": metrics["entropy"] / np.log(2)}
 

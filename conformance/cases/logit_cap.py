@@ -1,4 +1,4 @@
-"""Cases of the soft cap of logits, with an optional bias that is added before it."""
+"""Cases of the soft cap of logits, with an optional bias that is added before the cap."""
 
 from collections.abc import Iterator
 from functools import partial

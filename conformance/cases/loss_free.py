@@ -55,12 +55,12 @@ def _bias() -> Iterator[Definition]:
 
 
 def bias_multiplied(B: Spec, scores: Array, bias: Array) -> Array:
-    """The bias is a factor of the scores, 1 + b."""
+    """The bias b multiplies the scores by 1 + b."""
     return (scores * (1 + bias)).real
 
 
 def bias_moves_by_the_violation(B: Spec, bias: Array, load: Array, *, rate: float, recentre: bool = False) -> Array:
-    """The bias moves in proportion to the violation, mean load minus load."""
+    """The bias moves in proportion to the load violation (mean load minus load)."""
     return bias + rate * (np.mean(load) - load)
 
 

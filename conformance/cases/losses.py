@@ -59,7 +59,7 @@ def _load() -> Iterator[Definition]:
     def noisy(name: str, kind: str, purpose: str, *flags: str, shape: tuple[int, int, int] = (G, T, E),
               **options: Any) -> Definition:  # fmt: skip
         clean = logits(f"load/{name}", shape, reach=1.0)
-        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no row has a tie
+        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64    # prevents ties
         return case(name, kind, purpose, clean, clean.array + noise, *flags, **options)
 
     own = "threshold_includes_self"
@@ -90,7 +90,7 @@ def _unbiased(experts: int) -> float:
 
 
 def threshold_of_the_others(B: Spec, logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
-    """The load threshold is the K-th largest noisy logit of the other experts, as in Shazeer et al."""
+    """The load threshold of an expert is the K-th largest noisy logit of the other experts, as in Shazeer et al."""
     losses = []
     for clean, noisy in zip(logits, noisy_logits, strict=True):
         load = np.zeros(clean.shape[1])
@@ -109,12 +109,12 @@ def square_of_the_mean(B: Spec, logits: Array) -> Array:
 
 
 def balance_counts_two(B: Spec, scores: Array, *, choices: int = 2, **more: Any) -> Array:
-    """The balance loss counts the two best experts of each token, not the best alone."""
+    """The balance loss counts the two best experts of each token, not only the best expert."""
     return B.balance_loss(scores, choices=min(choices, scores.shape[2]), **more)
 
 
 def balance_of_what_is_kept(B: Spec, scores: Array, **more: Any) -> Array:
-    """The balance loss counts the tokens that find room in an expert of 1.25 T / E slots, but at least 4."""
+    """The balance loss counts the tokens that get a slot if each expert has 1.25 T / E slots, but at least 4 slots."""
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
     preferred = stable_order(scores)[..., 0]
@@ -123,7 +123,7 @@ def balance_of_what_is_kept(B: Spec, scores: Array, **more: Any) -> Array:
 
 
 def balance_of_chosen_scores(B: Spec, scores: Array, **more: Any) -> Array:
-    """The mean scores of the balance loss set all but each token's two best experts to 0."""
+    """The balance loss averages the scores after setting all scores but the two best of each token to 0."""
     shares = chosen_mask(scores, 1).mean(axis=1)
     means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
     return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))
@@ -135,7 +135,7 @@ def balance_of_padded_experts(B: Spec, scores: Array, **more: Any) -> Array:
 
 
 def _padded(array: Array, value: float) -> Any:
-    """Pads arrays (groups, tokens, experts) with tokens of `value` to a multiple of 8 tokens."""
+    """Pads an array (groups, tokens, experts) to a multiple of 8 tokens. Every score of an added token is `value`."""
     return np.pad(array, ((0, 0), (0, -array.shape[1] % 8), (0, 0)), constant_values=value)
 
 

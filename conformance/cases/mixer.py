@@ -20,7 +20,7 @@ def cases() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str) -> Definition:
         inputs = inputs_of("mixer", model, f"mixer/{name}/0")
         stages = (stage_of("mixer_forward", inputs, model=dict(model)),)
-        # The final norm removes what this bias of the last block adds to all channels, so its gradient is 0 and has no scale.
+        # The final norm cancels the `token_mlp/b2` of the last block, so the gradient of this bias is 0 and has no scale.
         by = tuple(name for name in inputs if not name.endswith("token_mlp/b2"))
         flags = ("model", "mixed_axis", *flags)
         return composed("mixer", name, kind, purpose, *flags, inputs=inputs, stages=stages, of="forward/logits", by=by)

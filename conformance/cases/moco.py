@@ -48,7 +48,7 @@ def _moco_loss() -> Iterator[Definition]:
 
 
 def _momentum_update() -> Iterator[Definition]:
-    """Returns cases without a gradient, since the moving average is a state, which may be computed without gradients."""
+    """Returns cases without a gradient, since a backend may update the moving average, a state, outside the gradient computation."""
 
     def update(name: str, kind: str, purpose: str, decay: float) -> Definition:
         rows = {n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")}
@@ -76,13 +76,13 @@ def _batch_norm() -> Iterator[Definition]:
 
 
 def epsilon_added_to_the_norm(B: Spec, *, temperature: float = 1.0, **rows: Any) -> Array:
-    """MoCo's loss adds 1e-8 to its norms."""
+    """The MoCo loss adds 1e-8 to the norms."""
     logits = [each / temperature for each in cosines(rows, "paper", 1e-8)]
     return 2 * temperature * sum(np.mean(logsumexp(each, axis=1) - np.diag(each)) for each in logits)
 
 
 def norm_of_half(B: Spec, x: Array, **options: Any) -> Array:
-    """Mean and variance are computed per half of the batch, as on two devices."""
+    """The batch norm computes mean and variance per half of the batch, as on two devices."""
     halves = np.split(x, [len(x) // 2]) if len(x) > 3 else [x]
     return np.concatenate([B.batch_norm(half, **options) for half in halves])
 

@@ -1,7 +1,7 @@
 """Cases of the operations around the routers and of the array operations that models use.
 
 `1 + tanh(x)` and `1 + erf(x)` are differences of nearly equal numbers if x is very negative, and a cross-entropy near 0
-is a difference of large numbers. The scales of these results are therefore the same computations on absolute values.
+is a difference of large numbers. The scales of such results are therefore the same computations on absolute values.
 """
 
 from collections.abc import Iterator
@@ -131,17 +131,17 @@ def unbiased_layer_norm(B: Spec, x: Array, scale: Any, bias: Array | None = None
 
 
 def patches_column_by_column(B: Spec, images: Array, kernel: Array, bias: Array) -> Array:
-    """Patches are counted column by column."""
+    """Patches are ordered column by column, not row by row."""
     return B.patch_embed(np.swapaxes(images, 1, 2), np.swapaxes(kernel, 0, 1), bias)
 
 
 def exact_gelu_by_default(B: Spec, x: Array, **options: Any) -> Array:
-    """Where no form is requested, the GELU is the exact one with erf."""
+    """By default, the GELU is the exact form with erf."""
     return B.gelu(x, **{"form": "erf", **options})
 
 
 def epsilon_of_torch_by_default(B: Spec, x: Array, scale: Any, bias: Array | None = None, **options: Any) -> Array:
-    """Where no epsilon is requested, the layer norm adds 1e-5 to the variance."""
+    """By default, the layer norm adds 1e-5 to the variance."""
     return B.layer_norm(x, scale, bias, **{"epsilon": 1e-5, **options})
 
 

@@ -51,7 +51,7 @@ def _noise() -> Iterator[Definition]:
         return {
             "logits": logits(f"{GATES}/{case}", reach=2.0, step=0.25),
             "noise_logits": logits(f"{GATES}/{case}/scale", reach=reach, step=step),
-            "noise": groups_tokens(noise + 0.125),  # no noise is 0, so no two noisy logits are equal
+            "noise": groups_tokens(noise + 0.125),  # nonzero noise prevents equal noisy logits
         }
 
     case = partial(single, GATES, LOGITS)
@@ -85,7 +85,7 @@ def _gates() -> Iterator[Definition]:
 def _load_loss() -> Iterator[Definition]:
     def inputs(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 2.0) -> dict[str, Tensor]:
         clean = logits(f"{LOAD}/{key}", shape, reach=1.0)
-        noise = logits(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # no row has a tie
+        noise = logits(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64    # prevents ties
         scale = logits(f"{LOAD}/{key}/scale", shape, reach=reach, step=0.25)
         return {"logits": clean, "noise_logits": scale, "noisy_logits": groups_tokens(clean.array + noise)}
 
@@ -148,7 +148,7 @@ def _noise_with_a_floor(B: Spec, logits: Array, noise_logits: Array, noise: Arra
 
 
 def softmax_before_the_choice(B: Spec, noisy_logits: Array, *, choices: int) -> Array:
-    """The gates are the softmax over all experts with unchosen experts set to 0."""
+    """The gates are the softmax over all experts, with the gates of unchosen experts set to 0."""
     return softmax(noisy_logits, axis=2) * chosen_mask(noisy_logits, choices)
 
 
@@ -173,7 +173,7 @@ def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
 def _probability(
     clean: Array, scale: Array, noisy: Array, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
 ) -> Any:
-    """Returns each expert's expected number of tokens above the threshold, which is the K-th largest of `without(noisy, expert)`."""
+    """Returns each expert's expected number of tokens above a threshold, the K-th largest value of `without(noisy, expert)`."""
     load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
     for expert in range(clean.shape[1]):
         others = without(noisy, expert)
@@ -183,7 +183,7 @@ def _probability(
 
 
 def _quotient(deviation: Array, scale: Array) -> Any:
-    """Divides, and computes the derivative by the quotient rule."""
+    """Returns `deviation / scale`, with the derivative by the quotient rule."""
     if not np.iscomplexobj(deviation) and not np.iscomplexobj(scale):
         return deviation / scale
     with np.errstate(divide="ignore", invalid="ignore"):

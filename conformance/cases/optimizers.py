@@ -1,8 +1,8 @@
-"""Cases of the optimisers: steps with given gradients on a few parameters of each kind, with the full optimiser state.
-Variants are known or likely differences of implementations.
+"""Cases of the optimisers: steps with prescribed gradients on a few parameters of each kind, and the full optimiser
+state. Variants are known or likely differences of implementations.
 
-The cases belong to the algorithm `vit`, which trains with these optimisers. The loss of a step is the sum of the
-parameters times given numbers, so these numbers are its gradient.
+The cases belong to the algorithm `vit`, which trains with the optimisers. The loss of a step is the sum of the
+parameters times given numbers, so the gradient consists of the given numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def cases() -> Iterator[Definition]:
                 values = np.zeros(shape) if leaf == "bias" else grid(f"{key}/value", shape, reach=1.0)
                 inputs[f"params/{part}/{leaf}"] = tensor(values, " ".join(names))
                 drawn = grid(f"{key}/gradient", (len(RATES), *shape), reach=1.0)
-                # Every step except the first is clipped.
+                # The first gradients are small, so every step except the first is clipped.
                 drawn[0] /= 8
                 inputs[f"gradients/{part}/{leaf}"] = tensor(drawn, " ".join(["steps", *names]))
         stage = stage_of("optimizer_steps", inputs, optimizer={**AROUND, **options}, rates=RATES)
@@ -65,12 +65,12 @@ def cases() -> Iterator[Definition]:
 
 
 def _updates() -> Any:
-    """Returns the reference's update functions. Imports the backend only when it runs, not when cases are listed."""
+    """Returns the module of the reference's update functions. The import runs only with a variant, not when cases are listed."""
     return import_module("moespec.backends.numpy.optimizers")
 
 
 def _updating(optimizer: str, name: str, computes: str, update: Any, who: str = "") -> Variant:
-    """Returns the variant in which an optimiser uses another update."""
+    """Returns the variant in which the optimiser uses the function `update`."""
 
     def make_step(B: Spec, *arguments: Any, **options: Any) -> Any:
         step = B.make_step(*arguments, **options)

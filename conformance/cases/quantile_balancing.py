@@ -51,7 +51,7 @@ def quantile_not_interpolated(B: Spec, bias: Array, counts: Array, *, choices: i
 
 
 def quantile_of_the_next_rank(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
-    """The bias is taken at rank K T / E + 1, interpolated within its bin."""
+    """The bias is the value at rank K T / E + 1, interpolated within the bin of the rank."""
     experts, bins = counts.shape
     edges, ends = np.cumsum(counts, axis=1), np.arange(1.0, bins + 1)
     ranks = np.minimum(choices * edges[:, -1] / experts + 1, edges[:, -1])
@@ -60,7 +60,7 @@ def quantile_of_the_next_rank(B: Spec, bias: Array, counts: Array, *, choices: i
 
 
 def quantile_keeps_the_mean(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
-    """The biases keep their mean."""
+    """The bias update keeps the mean of the biases."""
     return B.quantile_bias(bias, counts, choices=choices) + np.mean(bias)
 
 

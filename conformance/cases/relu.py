@@ -76,7 +76,7 @@ def loss_of_a_smooth_count(B: Spec, gates: Array, penalty: Array, *, choices: in
 
 
 def best_gates_alone(B: Spec, route: Route) -> RouterOutput:
-    """A token goes only to the K best of its experts with a positive gate."""
+    """A token goes only to the K best experts among the experts with a positive gate."""
     gates = B.relu_affinity(B.router_logits(route.tokens, route.params["kernel"]))
     last = -np.sort(-gates.real, axis=2)[:, :, route.options.choices - 1, None]
     capacity = route.options.capacity(train=bool(route.train))

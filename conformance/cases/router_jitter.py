@@ -32,13 +32,13 @@ def cases() -> Iterator[Definition]:
 
 
 def jitter_added(B: Spec, tokens: Array, noise: Array, *, epsilon: float = 0.01) -> Array:
-    """The jitter is added to the tokens."""
+    """The jitter is added to the tokens instead of multiplied."""
     jittered = B.router_jitter(tokens, noise, epsilon=epsilon)
     return jittered if noise is None else tokens + epsilon * noise
 
 
 def jitter_of_the_token(B: Spec, tokens: Array, noise: Array, *, epsilon: float = 0.01) -> Array:
-    """One factor, from the first draw, jitters all features of a token."""
+    """The first draw of a token gives one jitter factor for all features of the token."""
     return B.router_jitter(tokens, None if noise is None else 0 * noise + noise[:, :, :1], epsilon=epsilon)
 
 

@@ -55,7 +55,7 @@ def rows_first(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float
 
 
 def _stopped(error: Callable[[Any, float], float]) -> Callable[..., Any]:
-    """Returns a Sinkhorn that stops once `error(column sums, T / E)` is within the tolerance."""
+    """Returns a Sinkhorn function that stops once `error(column sums, T / E)` is within the tolerance."""
 
     def sinkhorn_affinity(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Any:
         plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
@@ -87,7 +87,7 @@ def sinkhorn_in_the_kernel_domain(
 
 
 def rows_alone(B: Spec, logits: Array, **options: Any) -> Array:
-    """Sinkhorn normalises only the rows, which is the softmax."""
+    """Sinkhorn normalises only the rows, so the plan is the softmax."""
     return softmax(logits)
 
 
@@ -100,7 +100,7 @@ def implicit_gradient(B: Spec, logits: Array, **options: Any) -> Array:
 
 
 def _moved_optimum(plan: Array, step: Array) -> Any:
-    """Returns how a plan (T, E) with fixed row and column sums changes along a step of the logits: `plan * (step + df + dg)`."""
+    """Returns the change of a plan (T, E) with fixed row and column sums along a step of the logits, `plan * (step + df + dg)`."""
     tokens = len(plan)
     system = np.block([[np.diag(plan.sum(axis=1)), plan], [plan.T, np.diag(plan.sum(axis=0))]])
     moved = np.concatenate([(plan * step).sum(axis=1), (plan * step).sum(axis=0)])
@@ -109,9 +109,9 @@ def _moved_optimum(plan: Array, step: Array) -> Any:
 
 
 def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
-    """Returns a Sinkhorn that checks the norm (of order `norm`) of the column error after `first`, `first` + 10, ... iterations.
+    """Returns a Sinkhorn function that checks the norm (of order `norm`) of the column error after `first`, `first` + 10, ... iterations.
 
-    It stops if the error is below `threshold` or the given tolerance. Given only a number of iterations, it runs exactly that many.
+    The function stops if the error is below the given tolerance or `threshold`. A call with `iterations` and no tolerance skips the checks.
     """
 
     def sinkhorn_affinity(B: Spec, logits: Array, **options: Any) -> Any:
@@ -133,7 +133,7 @@ def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
 
 
 def sinkhorn_of_megatron(B: Spec, logits: Array, **options: Any) -> Array:
-    """Sinkhorn updates rows first, adds 1e-8 to their sums, and stops where the factors of the columns change by 1e-4."""
+    """Sinkhorn updates rows first, adds 1e-8 to row and column sums, and stops once column factors change by at most 1e-4 on average."""
     right = B.sinkhorn_affinity(logits, **options)
     if options.get("iterations") is not None:
         return right

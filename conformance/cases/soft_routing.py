@@ -84,7 +84,7 @@ def _gradients() -> Iterator[Definition]:
     yield case("gradient_zero_token", "gradient", purpose, FORMS, tokens=origin, of="dispatch")
 
 
-# Variants. Tokens are (groups, tokens, width), slots (width, experts, capacity).
+# Variants. The shape of tokens is (groups, tokens, width), and the shape of slots is (width, experts, capacity).
 
 
 def combine_over_the_slots_of_each_expert(B: Spec, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
@@ -104,7 +104,7 @@ def combine_over_experts(B: Spec, *arguments: Any, combine: str = "soft", **opti
 
 
 def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
-    """Returns a soft routing that normalises tokens and slots by `norm(x, axis)`."""
+    """Returns a soft-routing function that normalises tokens and slots by `norm(x, axis)`."""
 
     def soft_routing(B: Spec, tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
         right = B.soft_routing(tokens, slots, scale=scale, **options)
@@ -116,7 +116,7 @@ def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
 
 
 class Unnormalised(NamedTuple):
-    """A soft routing of unnormalised tokens. `_mixing` does not normalise its tokens either."""
+    """A soft routing without normalisation. `_mixing` does not normalise the tokens of an `Unnormalised` routing."""
 
     dispatch: Any
     combine: Any
@@ -137,7 +137,7 @@ def _rms(x: Array, axis: int) -> Any:
 
 
 def _mixing(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
-    """A layer in which soft slots mix normalised tokens."""
+    """Returns a layer function in which soft slots mix tokens normalised by `norm`."""
 
     def moe_layer(B: Spec, tokens: Array, routing: Any, experts: Any) -> Any:
         right = B.moe_layer(tokens, routing, experts)
@@ -160,13 +160,13 @@ def slots_dealt_round_robin(B: Spec, *arguments: Any, **options: Any) -> Any:
 
 
 def _dealt(array: Array) -> Any:
-    """(groups, tokens, experts, capacity): moves entry `e * C + c` of the flattened list to position `c * E + e`."""
+    """Moves entry `c * E + e` of the flattened slots to position `e * C + c`. array: (groups, tokens, experts, capacity)."""
     groups, tokens, experts, capacity = array.shape
     return array.reshape(groups, tokens, capacity, experts).swapaxes(2, 3)
 
 
 def identity_expert_by_expert(B: Spec, *arguments: Any, dispatch: str = "soft", **options: Any) -> Any:
-    """The identity ablation fills experts in turn: token t goes to expert t // C."""
+    """The identity ablation sends token t to expert t // C, so experts are filled one after another."""
     routing = B.soft_routing(*arguments, dispatch=dispatch, **options)
     if dispatch != "identity":
         return routing

@@ -76,7 +76,7 @@ def _capacities() -> Iterator[Definition]:
 
 
 def four_slots_at_least(B: Spec, route: Route) -> RouterOutput:
-    """Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum."""
+    """Experts have at least 4 slots, and a token's kept weights are divided by their sum."""
     output = route.output()
     scores = B.softmax_affinity(noisy_logits(B, route.params, route.tokens, route.options, route.noise)[1])
     choices = route.options.choices

@@ -50,7 +50,7 @@ def _objectives() -> Iterator[Definition]:
     semi_dual, dual = partial(case, "transport_semi_dual"), partial(case, "transport_dual")
 
     def potentials(key: str, **sizes: int) -> dict[str, Any]:
-        """Draws token and expert potentials, with these names, and a utility."""
+        """Draws a utility, and potentials of tokens and experts by name."""
         names = zip(sizes.items(), ("tokens", "experts"), strict=False)
         return {"utility": utilities(f"transport/{key}")} | {
             name: tensor(grid(f"transport/{key}/{name}", (G, size), reach=0.5, step=0.0625), f"groups {axis}")
@@ -103,7 +103,7 @@ def _plans() -> Iterator[Definition]:
 
 
 def ties_to_the_higher_index(B: Spec, values: Array, **options: Any) -> Any:
-    """Among equal values the sparse projection keeps those of higher index."""
+    """Among equal values, the sparse projection keeps the values of higher index."""
     return B.project_sparse_simplex(values[..., ::-1], **options)[..., ::-1]
 
 
@@ -124,7 +124,7 @@ def dual_without_cardinality(
 
 
 def rows_are_sparse(B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", **options: Any) -> Array:
-    """The plan's rows are sparse, not its columns."""
+    """The rows of the plan are sparse, not the columns."""
     plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
     if sparsity != "expert":
         return plan
@@ -133,7 +133,7 @@ def rows_are_sparse(B: Spec, utility: Array, *, capacity: int, sparsity: str = "
 
 
 def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]]) -> Callable[..., Any]:
-    """Returns a solver that stops once the `size` of every group's part of the gradient has been within the tolerance."""
+    """Returns a solver that stops on a part once the `size` of the gradient has been within the tolerance for each group of the part."""
 
     def solved(
         B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", solver: str = "adam", steps: int = 20,
@@ -158,7 +158,7 @@ def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]])
 
 
 def infeasible_refused(B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", **options: Any) -> Array:
-    """Fewer non-zeros than tokens raise an error, since no plan can then have all row sums."""
+    """Fewer permitted nonzero entries than tokens raise an error, since no such plan satisfies all row sums."""
     plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
     if sparsity == "expert" and capacity * utility.shape[2] < utility.shape[1]:
         raise ConfigError(f"capacity: {capacity} is too small to hold all tokens")

@@ -32,7 +32,7 @@ T, E, D, K = 3, 3, 2, 2
 
 
 def cases() -> Iterator[Definition]:
-    """Returns all cases of this file. One case has noise only at evaluation, another only in training."""
+    """Yields all cases of this file. One case has noise at evaluation, and one case has noise in training."""
     case = partial(router_case, NAME, groups=1, sizes=(T, E, D), choices=K)
     inside, zero = "noise_inside", "zero_score_slots"
     purpose = "Noise makes the plan and not the weights; all losses, and an even number of slots."
@@ -69,7 +69,7 @@ def noisy_by_default(B: Spec, route: Route) -> RouterOutput:
 
 
 def _plans(B: Spec, route: Route, *, raw: bool = False) -> tuple[Array, Array]:
-    """Returns the plan of either router, computed from the softmax or the raw logits, and the scores that weight the outputs."""
+    """Returns the plan of a router and the scores that weight the outputs. raw: use the raw logits as utility, not the softmax."""
     clean, noisy = route.logits(B)
     constraint: dict[str, Any] = {"capacity": route.options.capacity(train=route.train)}
     if not route.options.experts_choose:

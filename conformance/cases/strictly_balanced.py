@@ -93,7 +93,7 @@ def masked_not_divided(B: Spec, gates: Array, mask: Array) -> Array:
 
 
 def masked_to_nan(B: Spec, gates: Array, mask: Array) -> Array:
-    """A token without an expert has gates 0 / 0."""
+    """The gates of a token without an expert are 0 / 0, which is NaN."""
     return np.where(mask.any(axis=2, keepdims=True), B.masked_gates(gates, mask), np.nan)
 
 
@@ -109,7 +109,7 @@ def batchwise_at_evaluation(B: Spec, route: Route) -> RouterOutput:
 
 
 def balanced_gates_as_they_are(B: Spec, route: Route) -> RouterOutput:
-    """Strictly balanced gating combines with the softmax, not divided by the sum of a token's kept gates."""
+    """Strictly balanced gating combines with the softmax itself and does not divide by the sum of a token's kept gates."""
     gates = B.softmax_affinity(B.router_logits(route.tokens, route.params["kernel"]))
     return reweighted(B, route.output(), gates)
 

@@ -48,7 +48,7 @@ def cases() -> Iterator[Definition]:
     edges = [[0, 255, 256], [2**31 - 1, -(2**31), -1], [*both[0], 1 << 20]]
     purpose = "The 24 highest bits; the sign is one of them."
     yield case("unit_interval", "uniform", "value", purpose, words=_words(edges, "places columns"))
-    # These uniform numbers are exact in every dtype. Each backend has its own test of the largest number, 1 - 2^-24.
+    # The uniform numbers below are exact in every dtype. A test of each backend covers the largest number, 1 - 2^-24.
     pairs = integers(f"{NAME}/pairs", (5, 2), 0, 127) / 128
     tails = [[0.0, 0.375], [1 - 2.0**-8, 0.0], [1 - 2.0**-8, 0.75], [2.0**-24, 0.25], [0.5, 1 - 2.0**-8], [0.25, 0.5]]
     for name, values, purpose in (
@@ -64,12 +64,12 @@ def all_bits(B: Spec, words: Array) -> Array:
 
 
 def one_normal_of_each_word(B: Spec, uniform: Array) -> Array:
-    """Each uniform number becomes a normal number through the inverse distribution function."""
+    """Each uniform number becomes a normal number through the inverse of the normal distribution function."""
     return ndtri(np.maximum(np.real(uniform), 2.0**-25))
 
 
 def sine_first(B: Spec, uniform: Array) -> Array:
-    """The first word gives the angle and the second the radius, and the sine comes first."""
+    """The first uniform number gives the angle, the second gives the radius, and the sine comes before the cosine."""
     return B.box_muller(uniform[..., ::-1])[..., ::-1]
 
 

@@ -212,7 +212,7 @@ Queue = Iterable[tuple[int, int]]
 
 
 def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> Any:
-    """Returns the routing in which experts accept tokens in queue order until they are full. Each group has a queue."""
+    """Returns the routing in which experts accept tokens in queue order until they are full. queues: one queue per group."""
     groups, tokens, experts = weights.shape
     token = np.full((groups, experts, capacity), tokens, np.int32)
     weight = np.zeros((groups, experts, capacity), weights.dtype)
@@ -226,19 +226,19 @@ def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> 
 
 
 def _tokens(scores: Array, order: Array) -> Any:
-    """Returns the tokens of each group in the order in which they are served."""
+    """Returns the tokens of each group in queue order."""
     return [range(scores.shape[1])] * len(scores) if order is None else order
 
 
 def ties_to_the_higher_expert(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
-    """Among equal scores a token chooses the expert of higher index."""
+    """Among equal scores, a token chooses the expert of higher index."""
     weights = None if combine_scores is None else combine_scores[..., ::-1]
     routing = B.token_choice(scores[..., ::-1], combine_scores=weights, **options)
     return B.SlotRouting(routing.token[:, ::-1], routing.weight[:, ::-1], None, routing.tokens)
 
 
 def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[..., Any]:
-    """Returns a Token Choice whose experts accept the tokens of a group in the order `queue(scores, tokens, choices, capacity)`.
+    """Returns a Token Choice function in which experts accept tokens in the order `queue(scores, tokens, choices, capacity)`.
 
     Calls with skipped choices, retries or other options return the correct result.
     """
@@ -282,7 +282,7 @@ def next_best_expert(scores: Any, tokens: Iterable[int], choices: int, capacity:
 
 @_queued
 def most_probable_kept(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
-    """A full expert keeps the tokens with the highest scores, not the first to arrive."""
+    """A full expert keeps the tokens with the highest scores, not the tokens that arrive first."""
     chosen = stable_order(scores)
     pairs = [(t, chosen[t, k]) for k in range(choices) for t in tokens]
     return (pairs[i] for i in np.argsort([-scores[pair].real for pair in pairs], kind="stable"))
@@ -305,7 +305,7 @@ def newcomers_replace_the_last(B: Spec, scores: Array, *, choices: int, **option
 
 
 def priority_of_choices(B: Spec, scores: Array, *, order: Array | None = None, **options: Any) -> Any:
-    """With token priorities, each choice has a separate priority: a strong second choice comes before a weak first choice."""
+    """With token priorities, each choice has a separate priority, so a strong second choice comes before a weak first choice."""
     if order is None:
         return B.token_choice(scores, **options)
     return most_probable_kept(B, scores, order=order, **options)
@@ -325,7 +325,7 @@ def padding_in_the_slots(B: Spec, scores: Array, *, combine_scores: Array | None
 
 
 def rerouted_always(B: Spec, scores: Array, *, tries: Any = None, **options: Any) -> Any:
-    """A token whose experts are full tries all others in turn, after all tokens' choices."""
+    """After the choices of all tokens, a token whose experts are full tries all other experts in turn."""
     if options.get("keep") is not None or options.get("slot_order") == "token":
         return B.token_choice(scores, tries=tries, **options)
     return B.token_choice(scores, tries=scores.shape[2], **options)
@@ -337,7 +337,7 @@ def kept_weights_renormalised(B: Spec, scores: Array, *, normalize: Any = None, 
 
 
 def kept_sum_clamped(B: Spec, scores: Array, *, normalize: Any = None, **options: Any) -> Any:
-    """A token's kept weights are divided by their sum, but at least by 2^-23."""
+    """The kept weights of a token are divided by the larger of their sum and 2^-23."""
     routing = B.token_choice(scores, normalize=normalize, **options)
     if normalize != "sum":
         return routing
@@ -347,7 +347,7 @@ def kept_sum_clamped(B: Spec, scores: Array, *, normalize: Any = None, **options
 
 
 def divided_before_drops(B: Spec, scores: Array, *, choices: int, normalize: Any = None, **options: Any) -> Any:
-    """Weights that should be normalised after drops are normalised before them."""
+    """Weights that should be normalised after drops are normalised before drops."""
     if normalize is not None:
         weights = B.normalize_selected(scores, options.get("combine_scores"), choices=choices, norm=normalize)
         options = {**options, "combine_scores": weights}
@@ -357,7 +357,7 @@ def divided_before_drops(B: Spec, scores: Array, *, choices: int, normalize: Any
 def chosen_weights_renormalised(
     B: Spec, scores: Array, *, choices: int, combine_scores: Array | None = None, **options: Any
 ) -> Any:
-    """The weights of the experts that a token chooses are divided by their sum, before any is dropped."""
+    """The weights of the experts that a token chooses are divided by their sum before any choice is dropped."""
     weights = scores if combine_scores is None else combine_scores
     total = np.take_along_axis(weights, stable_order(scores)[..., :choices], 2).sum(axis=2, keepdims=True)
     weights = weights / np.where(total == 0, 1, total)
@@ -372,7 +372,7 @@ def selected_not_normalised(B: Spec, scores: Array, combine_scores: Array | None
 def selected_sum_clamped(
     B: Spec, scores: Array, combine_scores: Array | None = None, *, choices: int, **options: Any
 ) -> Array:
-    """Combine weights are divided by their sum, but at least by 2^-23, the epsilon of float32."""
+    """Combine weights are divided by the larger of their sum and 2^-23, the epsilon of float32."""
     if options.get("norm", "sum") != "sum":
         return B.normalize_selected(scores, combine_scores, choices=choices, **options)
     weights = scores if combine_scores is None else combine_scores

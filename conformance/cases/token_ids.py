@@ -67,7 +67,7 @@ def _others() -> Iterator[Definition]:
 
 
 def codes_to_the_higher(B: Spec, patches: Array, codebook: Array) -> Array:
-    """Among codewords at equal distance, the higher index wins."""
+    """Among codewords at equal distance, a patch gets the codeword of higher index."""
     return (len(codebook) - 1 - B.patch_codes(patches, codebook[::-1])).astype(np.int32)
 
 
@@ -81,14 +81,14 @@ def codes_of_raw_pixels(B: Spec, patches: Array, codebook: Array) -> Array:
 
 
 def codes_without_epsilon(B: Spec, patches: Array, codebook: Array) -> Array:
-    """A patch is divided by its standard deviation, however small; a constant patch stays 0."""
+    """A patch is divided by its standard deviation without an epsilon, and a constant patch stays 0."""
     centred = patches - np.mean(patches, axis=2, keepdims=True)
     spread = np.sqrt(np.mean(centred.real**2, axis=2, keepdims=True))
     return _nearest(centred / np.where(spread == 0, 1, spread), codebook)
 
 
 def first_precedes_itself(B: Spec, ids: Array) -> Array:
-    """The first token is preceded by itself."""
+    """The first token of a group counts as its own predecessor."""
     return np.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
 
 

@@ -88,7 +88,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _evaluation() -> Definition:
-    """Returns cases of a model in evaluation and in training mode, in which its router behaves differently."""
+    """Returns a case that runs a model in evaluation mode and in training mode, in which the router behaves differently."""
     model = {**LEAST, "router": "base", "experts": 4}
     inputs = inputs_of("vit", model, "vit/evaluation/0")
     stages = (
@@ -100,7 +100,7 @@ def _evaluation() -> Definition:
 
 
 def _dropped() -> Definition:
-    """Returns cases of a model in training with dropout and stochastic depth."""
+    """Returns a case of a model in training mode with dropout and stochastic depth."""
     model = {**LEAST, "depth": 2, "router": "soft_moe", "experts": 2, "dropout": 0.25, "stochastic_depth": 0.5}
     inputs = inputs_of("vit", model, "vit/dropped/0")
     inputs["random"] = tensor(of_step(2, seed=5, step=7), "images words")
@@ -110,10 +110,10 @@ def _dropped() -> Definition:
 
 
 def _router_in_float32() -> Definition:
-    """Returns a case of a model whose experts form pairs. The low bits of the router's kernel choose within a pair.
+    """Returns a case of a model whose experts form pairs. The low bits of the router's kernel decide between the experts of a pair.
 
-    bfloat16 drops these bits. The router's input is exact in bfloat16: patches of +-16 with mean 0 are embedded unchanged, the
-    attention adds 0, and the normalisation maps them to +-1.
+    bfloat16 drops the low bits. The router's input is exact in bfloat16: patches of +-16 with mean 0 are embedded
+    unchanged, the attention adds 0, and the normalisation maps +-16 to +-1.
     """
     model = {**SMALL, "depth": 1, "moe": "last_1", "pool": "gap", "router": "softmax_token_choice", "experts": 4}
     key, block = "vit/router_in_float32", "params/blocks/0"
@@ -138,17 +138,17 @@ def _router_in_float32() -> Definition:
 
 
 def _training(router: str) -> Definition:
-    """Returns a case of training steps. When a batch is repeated, it is routed differently, and no step is near a tie."""
+    """Returns a case of training steps. A repeated batch is routed differently, and no step is near a tie."""
     draw, fields = TRAINED[router]
     model = {**fields, "router": router}
     key = f"vit/training/{router}/{draw}"
     inputs = inputs_of("vit", model, key, images=4)
     inputs["targets"] = tensor(np.eye(3)[[0, 1, 2, 1]], "images classes")
-    # These numbers are exact in every dtype. With b2 = 0.999, `1 - b2` in float32 would have an error of 1e-5. Some gradients, such
-    # as that of a key's bias, are 0 up to rounding. The large epsilon keeps them from causing a full step.
+    # The numbers below are exact in every dtype. With b2 = 0.999, `1 - b2` in float32 would have an error of 1e-5. Some
+    # gradients, such as the gradient of a key bias, are 0 up to rounding. The large epsilon prevents full steps along such gradients.
     optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
     rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
-    # These routers assign tokens differently in training and at evaluation, or update a state only in training.
+    # The routers below assign tokens differently in training and at evaluation, or update a state only in training.
     training = "base s_base strictly_balanced batch_expert_choice mixture_of_depths sigmoid_token_choice relu"
     mode: dict[str, Any] = {"train": True} if router in training.split() else {}
     stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)

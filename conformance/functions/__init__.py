@@ -1,7 +1,7 @@
 """Descriptions of public functions: how to store and compare their results, and which choices they make.
 
-There is one module per kind of function; `describe.py` defines a description. A description applies to every case that
-calls the function, directly or inside a router.
+Each module describes one kind of function. `describe.py` defines the form of a description. A description applies to
+every case that calls the function, directly or inside a router.
 """
 
 from moespec.conformance.format import path_parts

@@ -26,7 +26,7 @@ to 5 u of the result. XLA's approximation is off by 4.63 u (4 million arguments 
 def _cosine_scale(
     tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
-    """Rounding errors of a projection and its norm grow with the summed terms. Divided by the norm, they move a cosine."""
+    """The rounding errors of a projection and of its norm grow with the summed terms. The errors, divided by the norm, move a cosine."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
@@ -84,7 +84,7 @@ def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: in
 
 
 def _bins_scale(bias: Array, **of_counts: Any) -> Array:
-    """Return the total width of all bins. A position may be in the last bin, and subtracting the mean keeps the error."""
+    """Return the total width of all bins, which bounds every position. A subtraction of the mean does not reduce the error."""
     return np.full(len(bias), np.ptp(bias) + 2)
 
 
@@ -106,12 +106,12 @@ ROWS = {"projection": Output("rows n")}
 
 
 def _support(utility: Array, **options: Any) -> Any:
-    """Return the mask of a plan's positive entries. It shows which scores each solver step keeps."""
+    """Return the mask of a plan's positive entries. The mask shows which scores each solver step keeps."""
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
 def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given: Any) -> Any:
-    """Add the target sums of a plan's rows or columns to the actual sums; this is the dual's gradient on absolute values."""
+    """Return the actual plus the target sums of a plan's rows or columns. The result is the dual's gradient on absolute values."""
     plan = dual(utility=utility, **given).plan
     return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
 
@@ -140,7 +140,7 @@ def _outside(codes: Array, scale: Array, options: Mapping[str, Any]) -> float:
 
 
 def _positive(gate: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """Return 1 if no gate is small enough to underflow, else 0. Other nonzero gates stay nonzero in every dtype."""
+    """Return 1 if no gate is small enough to underflow, else 0. Gates above 1e-30 stay nonzero in every dtype."""
     return float(((gate == 0) | (gate > 1e-30)).all())
 
 
@@ -257,7 +257,7 @@ FUNCTIONS = (
         "soft_routing",
         {name: Output(DENSE, scale="written", written=_soft_scale(name)) for name in ("dispatch", "combine")},
     ),
-    # The result has no gradient, so the condition scale cannot be computed.
+    # The biased scores have no gradient, so the condition scale cannot be computed.
     Function("biased_scores", {"biased": Output(SCORES, written=lambda scores, bias: np.abs(scores) + np.abs(bias))}),
     Function(
         "expert_load", {"load": Output("experts", scale="unit", summed=True)}, Choice("scores", best_experts("choices"))

@@ -33,12 +33,12 @@ def _priorities(scores: Array, scale: Array, options: Mapping[str, Any]) -> floa
 
 
 def _second(gates: Array, noise: Array) -> Any:
-    """Return twice the second-largest gate, and the random draw that it is compared with."""
+    """Return the two sides of a comparison: twice the second-largest gate, and the random draw."""
     return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """Return the sum of absolute values plus 1 for each expert. The expert with the largest logit takes the largest sum."""
+    """Return the sum of absolute values plus 1 for each expert. The expert with the largest logit gets the largest sum of the row."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)
@@ -50,7 +50,7 @@ def _largest(scores: Array, **shards: Any) -> Any:
 
 
 def _by_shards(scores: Array, noise: Array | None = None, **shards: Any) -> Any:
-    """Return the scores in the order of the shard split. The order of the noise, an input with distinct numbers, is exact."""
+    """Return the scores in the order of the shard split. The noise is an input with distinct numbers, so its order is exact."""
     return scores if noise is None else scores[stable_order(noise)]
 
 
@@ -65,17 +65,17 @@ def _ordered(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
 
 
 def _chosen(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """Return the smaller margin of the choices and the token order. A token's scale is its scores' largest scale."""
+    """Return the smaller of the margins of choices and token order. The scale of a token is the largest scale of its scores."""
     return min(token_choice_margin(scores, scale, options["choices"]), _ordered(scores, scale, options))
 
 
 def _compared(gates: Array, thresholds: Array) -> Any:
-    """Pair each gate with the threshold that it is compared with."""
+    """Pair each gate with its threshold for the comparison."""
     return np.stack(np.broadcast_arrays(gates, thresholds), axis=-1)
 
 
 def _threshold_margin(ordered: Any, scales: Any, options: Any) -> float:
-    """Return the smallest margin of the threshold comparisons and, if scores are ordered, of that order."""
+    """Return the smallest margin of the threshold comparisons and, if `largest`, of the order of the scores."""
     count = len(ordered["scores"]) if options.get("largest") else 0
     of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
     return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))

@@ -27,12 +27,12 @@ class Output:
     kind: "float", "int" or "bool".
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
-    written: `(**arguments) -> A` for one group, which repeats the computation on absolute values. With the scale
-    "condition", A is the larger of both scales. The tolerances of a router include the errors that this result causes.
+    written: `(**arguments) -> A` for one group, which repeats the computation on absolute values. If `scale` is "condition", A is
+    the larger of the condition scale and the written scale. The tolerances of a router include the errors of this result.
     constant: the name of the constant c.
-    rounded: whether the result is rounded to the run's dtype. Otherwise, it is in float32 or better even in a bfloat16 run,
-    and its tolerance uses the roundoff of float32.
-    follows: the arguments whose numbers the result may copy (default: all). It copies the first one that is passed.
+    rounded: whether the result is rounded to the run's dtype. An unrounded result is in float32 or better even in a
+    bfloat16 run, and the tolerance uses the roundoff of float32.
+    follows: the arguments whose numbers the result may copy (default: all). The result copies the first of these arguments that is passed.
     summed: whether a result without a groups axis is the sum over groups instead of the mean.
     """
 
@@ -51,8 +51,8 @@ class Choice:
     """A choice that a function makes.
 
     ordered: the name of the ordered argument, or a function that computes the ordered scores from the arguments. If the
-    argument is an input of the case, the choice is exact, because every dtype represents it. For a model, `ordered`
-    runs the calls that make the choices.
+    argument is an input of the case, the choice is exact, because every dtype represents the input. For a model,
+    `ordered` runs the calls that make the choices.
     margin: `(scores, scale, options) -> number`, see `margins.py`.
     scale: the scale of the ordered scores: "condition" or "magnitude". With "stability", `ordered` returns the choice
     itself, and the margin is the largest relative change of the arguments that preserves the choice.
@@ -70,11 +70,11 @@ class Function:
     """A public function.
 
     outputs: describes each result by name. A sparse routing returns `slots` and `weights`, a soft routing `dispatch` and `combine`.
-    traced: whether the function is compiled as a unit. Functions on plain integers, tables and training are not.
+    traced: whether the function is compiled as a unit. False for functions of plain integers, for tables and for training.
     run: computes a model's results: `(module, **arguments, **options) -> results`. needs: the public names that `run` calls.
     prepare: converts the options before tracing. compiles: whether `run` accepts `compile` for inner functions.
     batched: whether the reference also takes a groups axis, and the function takes a `dtype` (True for models).
-    pooled: for slow functions, whether few probes estimate the scale, which is at least its root mean square over a result.
+    pooled: for slow functions, whether `pooled_spread` in `author/scale.py` estimates the scale from a few probes.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Function:
         return not self.traced and self.run is None
 
     def output(self, name: str) -> Output:
-        """Return the description of a result; the name `prefix/*` describes all results with this prefix."""
+        """Return the description of a result. A description named `prefix/*` applies to all results with this prefix."""
         for key in (name, f"{name.split('/')[0]}/*", "*"):
             if key in self.outputs:
                 return self.outputs[key]

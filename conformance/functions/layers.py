@@ -14,7 +14,7 @@ __all__ = ["FUNCTIONS"]
 
 
 def _absolute_experts(inputs: Array, params: Any) -> Any:
-    """Compute experts on absolute values, `(|x| |w1| + |b1|) |w2| + |b2|`. This is a bound because `|gelu(z)| <= |z|`."""
+    """Compute experts on absolute values, `(|x| |w1| + |b1|) |w2| + |b2|`. The result is a bound because `|gelu(z)| <= |z|`."""
     w = {name: np.abs(array) for name, array in params.items()}
 
     def linear(x: Array, number: int) -> Any:

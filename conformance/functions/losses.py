@@ -1,8 +1,8 @@
-"""Auxiliary losses, contrastive losses, and the averages they use.
+"""Auxiliary losses, contrastive losses, and the averages that these losses use.
 
 A variance cancels, so an explicit formula gives the scale of the squared coefficient of variation. If rounding moves
 the totals v with mean m by u * e, the scale is `mean(2 |v - m| (e + mean e)) / m^2`. For the division, add the product
-of `2 mean e / m` and the result. For equal totals, the scale is 0; their vectors contain exact fractions.
+of `2 mean e / m` and the result. For equal totals, the scale is 0, and the vectors contain exact fractions.
 """
 
 from typing import Any
@@ -22,13 +22,13 @@ __all__ = ["FUNCTIONS", "cosines", "scaled_cosines"]
 
 
 def normal_density(z: NDArray[Any]) -> NDArray[Any]:
-    """Return the standard normal density, without `scipy.stats`, whose import would take a second."""
+    """Return the standard normal density. This code avoids an import of `scipy.stats`, which takes a second."""
     density: NDArray[Any] = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     return density
 
 
 def variation(totals: NDArray[Any], errors: NDArray[Any]) -> Any:
-    """Return the scale of `variance(totals) / mean(totals)^2` for totals with errors, since a variance cancels."""
+    """Return the scale of `variance(totals) / mean(totals)^2` for totals with the given errors."""
     mean, error = totals.mean(), errors.mean()
     deviation = np.abs(totals - mean)
     return np.mean(2 * deviation * (errors + error) + 2 * deviation**2 * error / mean) / mean**2

@@ -2,7 +2,7 @@
 
 A margin is the smallest `(a - b) / (A_a + A_b)` over neighbours a >= b of an observable order, where A is the scale of each score. Each
 score can have an error of `c * u * A`, so the choice is certain if the margin exceeds `c * u`. Neighbours that are both exactly 0 or both
-exactly 1 are ignored, because the index orders zeros of a plan and capped affinities at their bound.
+exactly 1 are ignored, because the token or expert index orders equal entries of a plan and of capped affinities.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def best_experts(choices: int | str) -> Callable[[Array, Array, Mapping[str, Any]], float]:
-    """Return a margin function for choosing `choices` experts per token. choices: a number, or the name of an option."""
+    """Return the margin function of a choice of `choices` experts per token. choices: a number, or the name of an option."""
     return lambda scores, scale, options: token_choice_margin(
         scores, scale, options[choices] if isinstance(choices, str) else choices
     )
@@ -37,7 +37,7 @@ def expert_choice_margin(scores: Array, scale: Array, capacity: int) -> float:
 def assignment_margin(scores: Array, scale: Array) -> float:
     """Return the margin between the best and the second-best balanced assignment. scores, scale: `(tokens, experts)`.
 
-    A different assignment gives some token another expert, so the search excludes each token's expert in turn.
+    Every different assignment moves at least one token, so the search excludes the assigned expert of each token in turn.
     """
     tokens, experts = scores.shape
     columns = np.repeat(scores, tokens // experts, axis=1)

@@ -1,8 +1,8 @@
 """Models, their training, and optimiser steps, as functions of arrays.
 
-A model calls functions of a backend. Like a target, it is loaded by name. In a bfloat16 run, the model computes in bfloat16, but
-parameters stay in float32. The training loop runs outside compiled code, as it does for users. The target's `compile`
-compiles the loss, and the target's `make_step` may compile more.
+A model calls functions of a backend and, like a target, is loaded by name. In a bfloat16 run, the model computes in
+bfloat16, but parameters stay in float32. The training loop runs outside compiled code, as in a user's program. The
+target's `compile` compiles the loss, and the target's `make_step` may compile more.
 """
 
 import importlib
@@ -30,7 +30,7 @@ KEPT = (1, 5)
 
 def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return a model's module and configuration, from the options `model` and optionally `dtype`.
-    Call it outside compiled code."""
+    Call this function outside compiled code."""
     rest = {key: value for key, value in options.items() if key != "dtype"}
     module = importlib.import_module(f"moespec.models.{name}")
     with warnings.catch_warnings(action="ignore"):  # ignores warnings that a router trains badly
@@ -61,7 +61,7 @@ def _forward(
 
 
 def _forward_function(name: str, *needs: str, routed: bool = True) -> Function:
-    """Describe a model's forward pass as a function. It requires certain public names from a target."""
+    """Describe a model's forward pass as a function. needs: the public names that a target must define."""
 
     def output(axes: str = "") -> Output:
         return Output(axes, scale="spread", constant="model", rounded=True)
@@ -92,7 +92,7 @@ def _trainer(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loss(B: Backend, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
-    """Return the loss function of a batch. It also returns the summed statistics and, optionally, the routing as metrics."""
+    """Return the loss function of a batch. The function also returns the summed statistics and, if `metrics`, the routing."""
     from moespec.models.layers import returned  # most cases do not need this module
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, ...]:
@@ -131,11 +131,11 @@ def _trained(
     """
     from moespec.models.layers import state_update
 
-    # `compile` compiles the loss for all targets, so `make_step` need not compile it again.
+    # `compile` compiles the loss for all targets, so `make_step` need not compile the loss again.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
-    options |= state_update(B, model.moe_layers(config, batch // accumulate))
-    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics would be averaged
+    options |= renewal(B, model.moe_layers(config, batch // accumulate))
+    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # micro-batches would average metrics
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)
     metrics: list[dict[str, Any]] = []
@@ -183,7 +183,7 @@ TRAJECTORY = {
 
 
 def _optimizer(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with the optimiser. They contain no dtype, since optimiser steps always use float32."""
+    """Return the options with the optimiser. The options contain no dtype, since optimiser steps always use float32."""
     optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
     return {"optimizer": optimizer, "rates": options["rates"], **{k: options[k] for k in ("compile",) if k in options}}
 

@@ -1,1 +1,1 @@
-"""All vectors: every definition, the committed files generated from them, and fresh cases from a seed."""
+"""Golden vectors: all case definitions, the files generated from the definitions, and fresh cases from a seed."""

@@ -1,11 +1,11 @@
-"""Derive error cases from signatures: a valid call with one invalid argument.
+"""Derive error cases from signatures. Each error case is a valid call with one invalid argument.
 
 Argument types and axis names determine the cases: wrong dtypes, NaN and infinity, a missing or extra axis, empty or
 mismatched axes, integers out of range, and options of the wrong type or out of range. If a bound depends on other
 arguments, `cases` defines the error case explicitly.
 
-The suite contains three of them per public function. `tests/conformance/golden/test_derived.py` runs all of them on the
-specification and our backends.
+The suite contains three error cases per public function. `tests/conformance/golden/test_derived.py` runs all derived
+error cases on the specification and on the backends of the package.
 """
 
 import inspect
@@ -73,13 +73,13 @@ LATER = {"balance_loss/choices", "balance_loss/load"}
 
 
 def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
-    """Return a valid call of each public function that cases call, by path. Prefer calls with more arrays, then smaller arrays.
+    """Return, by path, a valid call of each public function that cases call. Prefer calls with more arrays, then smaller arrays.
 
-    The call is the last stage. An argument's array is the input of the same name; a part's array is `argument/part`.
+    The call is the last stage of a case. The array of an argument is the input `argument`, and a named part is `argument/part`.
     """
     best: dict[str, tuple[tuple[int, ...], Case]] = {}
     for case in cases:
-        if case.expect is not None or case.id.endswith("/wide"):  # with its options, the call does not read some arrays
+        if case.expect is not None or case.id.endswith("/wide"):  # wide calls do not read all arrays
             continue
         for stage in case.stages:
             known = function(stage.call)
@@ -94,7 +94,7 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
 
 
 def _alone(case: Case, stage: Stage) -> Case:
-    """Return a case with a stage's call and the earlier calls whose routings it reads. All other arguments become inputs."""
+    """Return a case with the call of a stage and the earlier calls whose routings the stage reads. All other arguments become inputs."""
     known, stages = call.golden(case), {each.name: each for each in case.stages}
     inputs: dict[str, Tensor] = {}
 
@@ -170,7 +170,7 @@ def _wrong_arrays(valid: Case) -> Iterator[tuple[str, str, str, str, Tensor]]:
 
 
 def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool) -> Iterator[tuple[str, Tensor]]:
-    """sizes: the axes whose size is determined by another argument. leading: whether any number of leading axes is allowed."""
+    """Yield (kind of edit, edited tensor). sizes: axes whose size another argument sets. leading: whether any leading axes are valid."""
     array, axes = tensor.array, tensor.axes
     for index, axis in enumerate(axes):
         if axis in sizes and f"{key}/{axis}" not in FREE | OTHER_NAMED:
@@ -187,9 +187,9 @@ def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool)
 
 
 def _with_other_values(tensor: Tensor, key: str) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield (kind of edit, error, edited tensor): the tensor has another dtype or one invalid number."""
+    """Yield (kind of edit, error, edited tensor). The edited tensor has another dtype or one invalid number."""
     array, kind = tensor.array, tensor.array.dtype.kind
-    small = array % 128 if kind == "i" else array  # this number is exact in every floating dtype
+    small = array % 128 if kind == "i" else array  # small integers are exact in every dtype
     for dtype in (np.int32, np.float32, np.bool_):
         if kind != np.dtype(dtype).kind and not (key in INTEGERS_TOO and dtype is np.int32):
             yield np.dtype(dtype).name, "DtypeError", Tensor(small.astype(dtype), tensor.axes)
@@ -216,7 +216,7 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
             yield name, kind, {"options": right}, {"options": changed}
         return
     if stage.call.endswith(".update"):
-        return  # these options equal the options of the router's `route`
+        return  # `update` has the same options as `route`
     hints = get_type_hints(called)
     for name, parameter in inspect.signature(called).parameters.items():
         of_arrays = Mapping in [get_origin(each) for each in get_args(hints[name])]
@@ -231,7 +231,7 @@ def _option_types(router: str) -> dict[str, Any]:
 
 
 def _outside(hint: Any, *, zero: bool = False) -> Iterator[Any]:
-    """Yield values that a type excludes. zero: whether 0 is valid if the type does not define this."""
+    """Yield values that a type excludes. zero: whether 0 is valid for a type without limits."""
     kind = hint if get_origin(hint) in (Annotated, Literal) else (get_args(hint) or (hint,))[0]
     base, limits = get_args(kind)[:2] if get_origin(kind) is Annotated else (kind, None)
     if base is str or get_origin(base) is Literal:
@@ -253,8 +253,7 @@ def _is_outside(number: float, base: type, limits: Range | None, zero: bool) -> 
 
 
 def valid_definitions(definitions: Iterable[Definition]) -> dict[str, Definition]:
-    """Return a valid call of each public function and each router, by path. All inputs are known before any
-    computation."""
+    """Return a valid call of each public function and each router, by path. The inputs of the calls are known before any computation."""
     own: dict[str, list[Case]] = {}
     routers: dict[str, Definition] = {}
     for d in definitions:
@@ -299,7 +298,7 @@ def all_definitions() -> Mapping[str, Definition]:
 
 
 def _ones() -> set[tuple[str, str]]:
-    """Return the (call, axis) pairs that have an input axis of size one in some case."""
+    """Return the (call, axis) pairs for which some case has an input axis of size one."""
     return {
         (stage.call, axis)
         for definition in definitions().values()
@@ -350,7 +349,7 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
 def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
     """Yield error cases until each public function has three: for a shape, for a dtype, and for a value or option.
 
-    Each router gets at least one error case, for an option, because public functions check its arrays.
+    Each router gets at least one error case for an option. Public functions check the arrays of a router.
 
     valid: a call of each function. written: the explicitly written error cases.
     """
@@ -373,6 +372,6 @@ def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -
 
 
 def _case_name(definition: Definition, path: str, name: str) -> str:
-    """Return the name of an error case. It contains the function's name if the algorithm has several functions."""
+    """Return the name of an error case. The name contains the function's name unless the algorithm has the same name."""
     called = path.partition(".")[2].partition(".")[0] or path
     return name if called == definition.algorithm else f"{called}_{name}"

@@ -1,8 +1,8 @@
-"""Builds fresh cases from a seed: the committed cases' definitions with other random numbers.
+"""Builds fresh cases from a seed: the definitions of committed cases with other random numbers.
 
-A target could copy the expected results of committed vectors, but it cannot copy results of fresh cases. The same seed always produces the
+A target could copy the expected results of committed vectors, but not the results of fresh cases. The same seed always produces the
 same cases. Every expected result, tolerance and margin is recomputed. If a draw fails or its choices are not certain in float32, the
-seed's next draw is used. Error, training and model cases, and cases with explicit numbers, have no fresh version.
+next draw of the seed replaces the draw. Error, training and model cases, and cases with explicit numbers, have no fresh version.
 """
 
 from collections.abc import Callable
@@ -26,25 +26,25 @@ TRIES = 12
 
 
 def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, size: str = "small") -> list[Case]:
-    """Yield the cases of a seed whose id `only` accepts. Raises GoldenError if every draw of a case fails."""
+    """Return the cases of a seed whose id `only` accepts. Raises GoldenError if every draw of a case fails."""
     return [made(seed, id) for id in ids(seed, size) if only(id)]
 
 
 def ids(seed: int, size: str = "small") -> list[str]:
-    """Return the ids of a seed's cases. "small" cases are committed cases with other numbers; `large.py` defines "large"."""
+    """Return the ids of a seed's cases. Small cases are committed cases with other numbers. `large.py` defines large cases."""
     if size == "large":
         return list(large.ids())
     return [id for id, definition in definitions(_salt(seed, 0)).items() if is_drawn(definition)]
 
 
 def kind(id: str) -> str:
-    """Return the class of a case in the vector format."""
+    """Return the kind of a case, such as "value" or "gradient"."""
     name = id.partition("/")[2]
     return large.LARGE[name].kind if name in large.LARGE else definitions()[id].kind
 
 
 def is_drawn(definition: Definition) -> bool:
-    """Return whether a salted definition defines a fresh case: it has random numbers and is no error, training or model case."""
+    """Return whether a salted definition has random numbers and is no error, training or model case, and so defines a fresh case."""
     if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
         return False
     committed = definitions()[definition.id].inputs

@@ -1,4 +1,4 @@
-"""Generate the vectors from the definitions, and check committed vectors against newly generated ones.
+"""Generate the vectors from the definitions, and check committed vectors against newly generated vectors.
 
 Inputs, integers and manifests are compared byte for byte. Floats may differ by twice the float64 tolerance (`8 * u * A`
 for a formula evaluated once), because other instruction sets change the last bits of `exp` and of sums.
@@ -51,7 +51,7 @@ ADVICE = (
 
 
 class StaleError(Exception):
-    """Raised if a committed vector differs from the specification's results, but the revision was not increased."""
+    """Raised if a case cannot be generated, a vector has no definition, or a vector differs at an unchanged revision."""
 
 
 def generate(
@@ -62,12 +62,12 @@ def generate(
     report: Callable[[str], None] = print,
     own: Mapping[str, Definition] | None = None,
 ) -> int:
-    """Generate every case. Write new or changed cases or, with `check`, only compare. Returns the number of cases.
+    """Generate every case. Write new and changed cases or, if `check`, only compare cases. Returns the number of cases.
 
-    Each case is written immediately, so a later failure loses no cases. own: custom definitions by id, which replace ours.
+    Each case is written immediately, so a later failure loses no cases. own: definitions by id that replace the definitions of the package.
     Raises ConfigError at the start if `folder` has no vectors to compare with, or if foreign files would be overwritten.
     Raises StaleError at the end and lists all problems: cases that cannot be generated, vectors without a definition, and committed cases
-    that differ although the revision is unchanged. Such vectors and `suite.json` are not overwritten.
+    that differ at an unchanged revision. After a StaleError, the differing vectors and `suite.json` are unchanged.
     """
     chosen = [id for id in own or all_definitions() if only(id)]
     _check_folder(folder, chosen if check else ())
@@ -128,7 +128,7 @@ def _check_folder(folder: Path, compared: Sequence[str]) -> None:
 
 
 def _revisions(folder: Path) -> dict[str, int]:
-    """Return the revisions of the algorithms that have vectors in `folder`, from the `suite.json` beside it."""
+    """Return the revisions of the algorithms that have vectors in `folder`, from the `suite.json` beside the folder."""
     path = folder.parent / "suite.json"
     algorithms = json.loads(path.read_text())["algorithms"] if path.exists() else {}
     return {name: int(entry["revision"]) for name, entry in algorithms.items() if "revision" in entry}
@@ -160,7 +160,7 @@ def suite_text(folder: Path = VECTORS) -> str:
 
 
 def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Yield an id and a function that returns the case, while one process per core generates cases."""
+    """Yield the id of each case and a function that returns the case. One process per core generates the cases."""
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}

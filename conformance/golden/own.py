@@ -22,7 +22,7 @@ __all__ = ["described", "read"]
 
 
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
-    """Import a module and return its cases by id (with error cases) and its routers by row. Registers its rows and functions.
+    """Import a module, register its rows and functions, and return its cases by id (with error cases) and its routers by row.
 
     Raises ConfigError if the module raises or another router has the same name.
     """

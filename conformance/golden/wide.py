@@ -1,8 +1,8 @@
 """Derives wide cases, with sizes and numbers that small cases lack, from a valid call of each public function.
 
 `odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for every float input. `long`
-has 42 tokens, or 273 tokens if the results count tokens or are token indices. `many` has nine choices, among 258 experts if results count
-or index experts. `level` has experts of equal importance and equal load. `coverage.py` defines which wide cases a function must have.
+has 42 tokens, or 273 tokens if results are indices, counts or arrays without a tokens axis. `many` has nine choices among 12 experts, or
+among 258 experts for sums, indices and counts. `level` has experts of equal importance and load. `coverage.py` lists the required cases.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -216,7 +216,7 @@ def _many(path: str, definition: Definition) -> Definition:
 
 
 def _level(path: str, definition: Definition) -> Definition:
-    """Return the case `level`, in which each of two experts is better for one token. A sum of two numbers is equal in any order."""
+    """Return the case `level`, in which each of two experts is better for one token. A sum of two numbers does not depend on the order."""
     inputs = _resized(definition, {**_sizes(path, definition), "experts": 2, "tokens": 2})
     for name, tensor in inputs.items():
         array = tensor.array
@@ -250,7 +250,7 @@ LEAST = ("best", "branches", "cap", "capacity", "choices", "groups", "images", "
 
 
 def _least(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with one choice and one slot."""
+    """Return the options with the value 1 for each option in `LEAST`."""
     return {name: 1 if name in LEAST else value for name, value in options.items()}
 
 
@@ -294,7 +294,7 @@ def _odd(axis: str, size: int) -> int:
 
 
 def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Resize the inputs: repeat the entries of an axis in order, or truncate the axis."""
+    """Resize the inputs. Repeat the entries of a longer axis in order, and truncate a shorter axis."""
     resized = {}
     for name, tensor in definition.inputs.items():
         array = tensor.array
@@ -305,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return distinct floats with about 20 bits, up to an eighth smaller than before. A token order becomes a random order."""
+    """Return distinct floats with about 20 bits, each reduced by up to an eighth. Replace a token order by a random order."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])
