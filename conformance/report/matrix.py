@@ -1,4 +1,4 @@
-"""Renders the matrix as text, by algorithm and kind of case for each dtype and mode, and failures grouped by cause."""
+"""Renders, as text, the matrix of algorithms and kinds of cases for each dtype and mode, and the failures grouped by cause."""
 
 import shlex
 from collections import Counter
@@ -79,7 +79,7 @@ class Cause:
 
     @property
     def in_words(self) -> bool:
-        """Whether the text states the cause, instead of only the location."""
+        """Whether the text states the cause of the failures, and not only their location."""
         explained = self.first.explanation
         return self.first.state == "reordered" or (": " in explained and explained in self.text)
 
@@ -105,7 +105,7 @@ VARIANT, ORDER, REPEAT, EXCEPTION, INVALID, UNKNOWN = range(6)
 
 
 def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
-    """Return the rank and the text of a cause."""
+    """Return the rank and the text of the cause of a failure."""
     first, matches = result.first, report.matches_of(result)
     if result.state == "reordered":
         return ORDER, f"{result.algorithm}: differs only in tie-breaking"
@@ -208,7 +208,7 @@ def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, ev
 
 
 def missed(reports: Sequence[Report]) -> str:
-    """Return the line that counts cases not compared and names missing large layers, or ""."""
+    """Return a line on the cases that were not compared and on layers of real size that were not run, or ""."""
     _, cases, missing = covered(reports)
     named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
     parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []
