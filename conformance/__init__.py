@@ -16,5 +16,5 @@ function are compared. `author/` computes the expected results of a case, and `g
 `suite.py` finds the committed vectors, and `compare.py` compares results. `check/` runs cases on a target and diagnoses
 failures. `report/` renders the outcome of a run. `plugin.py` and `pytest.py` turn cases into pytest tests. `record/`
 records the gates of any model; `scaffold.py` writes a target from `templates/`; `archive.py` packs the vectors with
-`readers/` for other languages. The suite needs NumPy, SciPy and safetensors. It imports a target by its module name.
+`readers/` for other languages. The suite needs NumPy, SciPy and safetensors. The suite imports targets by name.
 """

@@ -21,7 +21,7 @@ Stages = Mapping[str, Stage]
 
 
 def identity(inputs: Any) -> Any:
-    """Experts that return their input. The name of these experts in references is `identity`."""
+    """Experts that return their input. References call these experts `identity`."""
     return inputs
 
 

@@ -33,7 +33,7 @@ class Dtype:
     c is at least 16 in float64, because float64 runs only test whether the algorithm is correct. The other constants were measured on
     moespec's backends. Of 26 correct implementations with another order of operations, 3 have errors of 4 to 12 u A in float64 (Sinkhorn on
     the plan's logarithm, a loss by counts, a projection by bisection), and none in float32. No wrong implementation that was tried has
-    errors of 4 to 16 u A. Float32 arithmetic has errors of at least 2^20 u A. Tie margins, and the check of committed vectors, ignore 16.
+    errors of 4 to 16 u A. Float32 arithmetic has errors of at least 2^20 u A. Tie margins and checks of committed vectors ignore `least`.
     """
 
     name: str
@@ -121,7 +121,7 @@ def exact(array: NDArray[Any], dtype: Dtype) -> bool:
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
-    """Returns the bound `c * u * A + tiny` for each entry of a float result; `tiny` is the error allowed on underflow."""
+    """Returns the bound `c * u * A` for each entry of a float result, plus the error that the dtype allows on underflow."""
     scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
     return max(constant(value.constant, dtype), dtype.least) * dtype.roundoff * scale + dtype.tiny
 
@@ -219,7 +219,7 @@ def compared(
 
 
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
-    """Whether rounding errors of the dtype cannot change any choice of a stage, because no choice is near a tie.
+    """Whether all choices of a stage are so far from a tie that rounding errors of the dtype cannot change a choice.
 
     A margin of None marks a choice among exact inputs of the case, whose ties are intended. The required margin in float16
     is the float32 margin or, if larger, the bfloat16 margin times the ratio of the float16 roundoff to the bfloat16 roundoff.

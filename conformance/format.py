@@ -5,8 +5,8 @@
 `schema.json` describes the manifest. A case consists of calls on inputs. Each stage names a function, its arguments (an input or a result
 of an earlier stage) and its options, so a manifest is self-contained and executable. Inputs are float32 (exact in bfloat16, except in cases
 with the flag `low_precision` and for model parameters), int32 or bool. Results are float64, int32 or bool. A small array is a nested list
-under `data`. The key of a large array in the safetensors file, which is its path in the manifest, is under `tensor`. NaN and infinity in
-arrays occur only in error cases, as the strings "nan", "inf", "-inf". An infinite option, such as `capacity_factor`, is the string "inf".
+under `data`. For a large array, `tensor` contains the key in the safetensors file, which is the array's path in the manifest. Arrays
+contain NaN and infinity only in error cases, as the strings "nan", "inf", "-inf". An infinite option is the string "inf".
 """
 
 import re
@@ -71,7 +71,7 @@ one result; a dict of references; or a function, `{"call", "arguments", "options
 
 @dataclass(frozen=True)
 class Stage:
-    """One call of the public name at the path `call`. `outputs` contains its expected results by name."""
+    """One call of the public name at the path `call`. `outputs` contains the expected results of the call by name."""
 
     name: str
     call: str
@@ -102,7 +102,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Edit:
-    """The inputs and options whose replacement makes an error case valid."""
+    """The replacement inputs and options that make an error case valid."""
 
     options: dict[str, Any]
     inputs: dict[str, Tensor]
@@ -167,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """Returns `dispatch` and `combine` of a routing. If `sparse`, adds the slot record, if any, and a prefix for `finish`."""
+    """Returns `dispatch` and `combine` of a routing. If `sparse`, adds a prefix for `finish`, and the slot record if any."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}

@@ -37,7 +37,7 @@ SCHEMA = 3
 VECTORS = Path(__file__).parent / "vectors"
 LONGEST = 80
 """Maximum characters of a value in a message about JSON that violates its schema."""
-INLINE = 64  # the manifest contains arrays of up to this many numbers
+INLINE = 64  # maximum size of an array in the manifest itself
 
 Arrays = dict[str, NDArray[Any]]
 _types = cache(get_type_hints)
@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """Returns a dataclass or a value in it as JSON. Adds large arrays to `large` under their paths, which contain stage names."""
+    """Returns a dataclass or a field's value as JSON. Adds large arrays to `large` under their paths, which contain stage names."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -179,7 +179,7 @@ def read(path: Path) -> Case:
             raise VectorError(
                 f"{path}: has schema {manifest['schema']!r}, but this version of moespec reads schema {SCHEMA}"
             )
-        if VECTORS not in path.parents:  # unresolved, since an editable installation may contain links to vectors
+        if VECTORS not in path.parents:  # without resolving links, which an editable installation may use
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
         manifest.pop("revision", None)  # older vectors store their revision
@@ -227,7 +227,7 @@ def _validator(schema: str) -> Any:
 
 
 def _tensors_beside(path: Path, entry: Any) -> Arrays:
-    """Reads the arrays in the safetensors file next to `path`. Checks name and hash against the manifest's entry."""
+    """Reads the arrays in the safetensors file next to `path`. Checks the file's name and hash against the manifest."""
     beside = path.with_suffix(".safetensors")
     if entry is ... and not beside.exists():
         return {}

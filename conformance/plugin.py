@@ -48,7 +48,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
     folder = re.sub(r"[^.\w]", "-", name)
     settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
     fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
-    gc.freeze()  # garbage collection in the imported frameworks would take a tenth of the time
+    gc.freeze()  # garbage collection of the imported frameworks would take a tenth of the time
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in ENVIRONMENT.items():
             patch.setenv(variable, value)
@@ -171,7 +171,7 @@ class _Suite:
         return True
 
     def _checked(self, part: Part) -> dict[str, Report]:
-        """Runs all selected cases of a part and returns their reports. `checked` caches the reports."""
+        """Runs all selected cases of a part and returns their reports, which `checked` caches."""
         items = [item for item in self.session.items if isinstance(item, CaseItem) and item.part == part]
         return self.plan.check(*part[1:], [item.case for item in items])
 

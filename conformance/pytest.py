@@ -63,7 +63,7 @@ def parametrize(
 ) -> pytest.MarkDecorator:
     """Returns a mark that runs a test function for each case and dtype, with a VectorCase as the argument `case`.
 
-    target: the module with the public names. adapter: the module or `module:object` with `layer`. Exactly one is required.
+    target: the module with the public names. adapter: the module or `module:object` with `layer`. Give either a target or an adapter.
     algorithms, classes: select cases like `run --algorithm` and `run --class`; by default, all.
     dtypes: by default, float64, float32 and bfloat16. expected_failures: reasons by pattern of ids, such as "token_choice/tied", or of
     ids with dtypes, such as "token_choice/tied-bfloat16". A matching test must fail or be skipped; a pass counts as a failure.

@@ -1,4 +1,4 @@
-"""An adapter is the interface to a kernel that computes a complete layer without exposing its steps.
+"""An adapter is the interface to a kernel that computes a complete layer without exposing the steps of the layer.
 
     layer(x, params, options) -> output
 
@@ -6,15 +6,15 @@ x: tokens (groups, tokens, width) in the run's dtype.
 params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}` with the specification's shapes; the router of Soft MoE has `{"slots",
     "scale"}` instead. `params["router"]` also contains the state of a router: `bias` of `sigmoid_token_choice`,
     `penalty` of `relu`, `thresholds` of `batch_expert_choice`. The suite does not compare gradients with respect to the state.
-options: `router`, the router's name; every field of its `Options` in `moespec.spec.ROUTERS`; `train`, whether the layer
+options: `router`, the router's name; every field of the router's `Options` in `moespec.spec.ROUTERS`; `train`, whether the layer
     routes as in training; `gelu`, the form of GELU; `capacity`, the slots per expert. If `options["capacity"] >=
     options["tokens"]`, for example because `capacity_factor` is infinite, the layer drops no choice.
 output: (groups, tokens, width).
 
 A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declines the case; see `declined.py`. An adapter
 without `from_numpy(tree, dtype)` receives NumPy arrays, cannot run in bfloat16, and may return a float64 output. `to_numpy(tree)` converts
-results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. The suite compares only the output of the layer. It does
-not run single steps, cases with noise or error cases. `__moespec_version__` is the version of the specification that the adapter follows.
+results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. The suite compares only the output of the layer, and
+runs no single steps, noise or error cases on an adapter. `__moespec_version__` is the specification version that the adapter follows.
 
 The method `vjp` computes the gradients. If an adapter has no `vjp` and `from_numpy` returns torch or JAX arrays, that
 framework differentiates `layer` with respect to x and all params.
@@ -76,7 +76,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `value_and_grad` of a function; unused parameters have gradient 0. Raises NotOfferedError without an autograd graph."""
+    """Returns `value_and_grad` of a function; unused parameters have gradient 0. Raises NotOfferedError if no autograd graph exists."""
     torch = sys.modules["torch"]
 
     def differentiated(params: dict[str, dict[str, Any]], rest: Any) -> Any:
@@ -115,7 +115,7 @@ class Kernel:
 
     @property
     def compile(self) -> Callable[..., Any]:
-        """Returns the compiler of the adapter or, by default, of its framework. Raises NotOfferedError if neither exists."""
+        """Returns the compiler of the adapter or, by default, of its framework. Raises NotOfferedError if the adapter has neither."""
         if self.compiler is None and self.framework is None:
             text = "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
             raise NotOfferedError(text)
@@ -187,7 +187,7 @@ class Adapter(Target):
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Returns a router case with only the results of the layer, which is all that an adapter computes. Drops gradients of the state."""
+        """Returns a router case with only the results of the layer, because an adapter computes nothing else. Drops state gradients."""
         if not _is_layer(case):
             return case
         *steps, layer = case.stages
@@ -219,7 +219,7 @@ class Adapter(Target):
         return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
 
     def derivative(self, job: Job) -> Callable[[Values, Any], Values] | None:
-        """Returns a function of the layer's arrays and the cotangent that calls the adapter's `vjp`; None if no `vjp` exists."""
+        """Returns a function that calls the adapter's `vjp` on the layer's arrays and a cotangent, or None if the adapter has no `vjp`."""
         if self.module.vjp is None:
             return None
         options = _options(job)

@@ -39,9 +39,9 @@ CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
 
 
 def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) -> dict[Place, str]:
-    """Returns, for failures of one stage, a sentence on the change that explains the most failures. One of several is not enough.
+    """Returns, for each failure of one stage, a sentence on the change that explains the most failures.
 
-    failing: tuples of place, returned values and dtype.
+    failing: tuples of place, returned values and dtype. If several failures are given, a change must explain at least two.
     """
     fitting: dict[str, list[Place]] = {}
     for number, (place, returned, dtype) in enumerate(failing):

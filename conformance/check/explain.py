@@ -1,13 +1,13 @@
 """Diagnose the failures in a report with known variants, reordered ties, sentences and small tables.
 
 If no known variant reproduces a wrong result, the wrong numbers still give clues. For example, experts lack only second choices,
-all features of a token have the same wrong factor, or an input has no gradient. The explanation names the correct results. It also
+all features of a token have the same wrong factor, or an input has no gradient. The explanation names the correct results. An explanation
 relates the wrong result to the expected result (`relations.py`) or names a changed call that gives the wrong result (`changed_calls.py`).
 
 Third-party routers fail most often by ordering equal scores differently. The specification puts the lower index first among
 equal scores. An unstable sort returns an arbitrary order, which no known variant reproduces. A failure counts as reordered if each
 slot has the weight of its token and condition (a) or (b) holds. (a) The scores in each slot are bitwise equal to the expected scores.
-(b) Each token has the expected scores, and each expert keeps the order of the tokens whose score for it differs from their other scores.
+(b) The scores of each token are the expected ones, and each expert keeps the order of the tokens whose scores are not tied.
 """
 
 from collections.abc import Iterator, Sequence
@@ -98,7 +98,7 @@ def _wrong(result: CaseResult, case: Case) -> Wrong | None:
 
 
 def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
-    """Returns the results with explanations for the failures of one stage of an algorithm, which share a cause where possible."""
+    """Returns the failures of one stage of an algorithm with explanations. Prefers explanations that several failures share."""
     stage = group[0].first.stage.partition("/")[0]
     wrongs = [_wrong(result, known.cases[result.id]) for result in group]
     numbers = [each for each in wrongs if each and not _is_slots(each)]
@@ -298,7 +298,7 @@ def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], 
 
 
 def _taken(scores: Array, slots: Array) -> Array:
-    """Returns the scores (groups, experts, capacity) of the tokens in the slots, from `scores` (groups, tokens, experts); -1 if empty."""
+    """Returns the scores (groups, experts, capacity) of the slots' tokens from scores (groups, tokens, experts); -1 for empty slots."""
     padded = np.concatenate([scores, np.full_like(scores[:, :1], -1)], axis=1).astype(np.float64)
     taken: Array = np.take_along_axis(padded.swapaxes(1, 2), slots, axis=2)
     return taken

@@ -12,7 +12,7 @@ __all__ = ["gradients"]
 
 
 def gradients(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
-    """Returns each job's gradients by name, or the exception of the job. A compiler compiles all its jobs as one function.
+    """Returns each job's gradients by name, or the exception of the job. Jobs with the same compiler are compiled as one function.
 
     jobs: the stages to differentiate.
     """

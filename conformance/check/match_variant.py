@@ -1,7 +1,7 @@
 """Compare a target's wrong results with known variants, to find out what a third-party router computes instead.
 
-For each failing stage, the variants run on the stage's arrays. A variant agrees with the target in a stage if all results of
-the target equal the variant's results within a few tolerances, but not the expected results or the correct backend's results. Target
+For each failing stage, the variants run on the stage's arrays. A variant agrees with the target in a stage if all their results are
+equal within a few tolerances, and the target's results equal neither the expected results nor those of the correct backend. Target
 and variant disagree in a stage if the target passes it and the variant fails it, or if only the target raises an exception.
 """
 
@@ -171,7 +171,7 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
 
 
 def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
-    """Returns the distance in tolerances between the target's and a variant's result. The scale is at least the variant's magnitude.
+    """Returns the distance between a target's and a variant's result, in tolerances whose scale is at least the variant's magnitude.
 
     Where the variant computes NaN or infinity, the target must compute NaN or infinity.
     """

@@ -1,7 +1,7 @@
 """Test the suite on known variants. Every variant must fail on a vector.
 
-A variant runs in float64, op by op, on the cases that call a function or router that the variant replaces. The cases of one
-algorithm run after another until two cases have failed. Only the first step of a trajectory runs, because trajectories take
+A variant runs in float64, op by op, on the cases that call a function or router that the variant replaces. The algorithms run
+one after another until two cases have failed. Only the first step of a trajectory runs, because trajectories take
 longer. Error cases run last, and only if no other case has failed, because most variants do not validate their arguments.
 """
 
@@ -117,7 +117,7 @@ def _sliced(value: Value) -> Value:
 
 
 def table(report: MutationReport) -> str:
-    """Returns a line for each tested variant: the number of cases that catch the variant, the first case and stage, the ledger id.
+    """Returns a line for each variant: the number of cases that catch the variant, the first case and stage, and the ledger id.
 
     A line of totals follows.
     """

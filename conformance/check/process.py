@@ -201,7 +201,7 @@ class Remote:
         return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """Like `worker.answers`. Runs compiled jobs together. If they end the process, or in other modes, runs jobs one by one."""
+        """Like `worker.answers`. Runs compiled jobs together. Runs other jobs, and compiled jobs that end the process, one by one."""
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)
@@ -262,7 +262,7 @@ def _question(job: Job, gradient: bool) -> Case:
 
 
 def _outputs(stage: Stage, read: set[str], asked: bool) -> dict[str, Value]:
-    """Returns a stage's results, without numbers if the job does not read them; {} if the job neither reads nor runs the stage."""
+    """Returns a stage's results without the numbers that the job does not read, or {} if the job neither reads nor runs the stage."""
     alone = stage.name in read and len(stage.outputs) == 1
     known = {
         name: replace(value, scale="magnitude") if alone or f"{stage.name}/{name}" in read else NOTHING

@@ -89,7 +89,7 @@ class Wrong:
         return max(constant(self.value.constant, self.dtype), self.dtype.least) * self.dtype.roundoff
 
     def fits(self, guess: Any, at: Any = ...) -> bool:
-        """Whether computed entries are within tolerances of a guess and twice (in coarse dtypes, 8 times) as far from the expected ones."""
+        """Whether entries equal a guess within tolerances and are twice (in coarse dtypes, 8 times) as far from the expected entries."""
         got, want = self.got[at], self.want[at]
         bound = np.broadcast_to(tolerance(self.value, self.dtype), self.got.shape)[at]
         with np.errstate(all="ignore"):
@@ -98,7 +98,7 @@ class Wrong:
         return bool(away <= min(1.0, off / (2 if self.dtype.roundoff <= DTYPES["float32"].roundoff else 8)))
 
     def factor(self, at: Any = ...) -> float:
-        """Returns the common factor between expected and computed entries. Returns NaN without a common factor or if all expected are 0."""
+        """Returns the common factor between expected and computed entries, or NaN if no factor fits or all expected entries are 0."""
         got, want = self.got[at], self.want[at]
         with np.errstate(all="ignore"):
             times = float((got * want).sum() / (want**2).sum())
@@ -123,7 +123,7 @@ def quantities(case: Case) -> dict[str, float]:
 
 
 def _names(wrongs: Sequence[Wrong], numbers: Sequence[float]) -> list[str]:
-    """Returns the simplest expressions in the cases' sizes and options that equal the numbers; [] for more than three expressions."""
+    """Returns the simplest expressions in the cases' sizes and options that equal the numbers, or [] if more than three do."""
     if np.allclose(np.abs(numbers), 1):
         return []
     known = [quantities(each.case) for each in wrongs]
@@ -147,7 +147,7 @@ def _here(names: Sequence[str]) -> str:
 
 
 def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> str:
-    """Returns a sentence about a number that has the same value or the same expression in all results; else ""."""
+    """Returns a sentence about a number that has the same value or the same expression in all results, or "" for other numbers."""
     first, names = numbers[0], _names(wrongs, numbers)
     if text.endswith("plus {}") and first < 0:
         first, numbers, text = -first, [-x for x in numbers], text.replace("plus", "minus")
@@ -168,8 +168,8 @@ MEASURES = ((Wrong.factor, "it is {} times the expected value"), (Wrong.summand,
 
 
 def shared(wrongs: Sequence[Wrong]) -> list[str]:
-    """Returns, for each wrong result of a stage, a sentence on the factor, summand or function that relates its entries to
-    the expected entries; "" if no such relation holds."""
+    """Returns a sentence, or "", for each wrong result of a stage. A sentence states the factor, summand or function that
+    relates the entries of the result to the expected entries."""
     said = [""] * len(wrongs)
     for measure, text in MEASURES:
         found = {i: x for i, each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]}
@@ -268,7 +268,7 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
 
 
 def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
-    """Describes the location of marked entries by a property of an array at these entries or by a range of an axis; else ""."""
+    """Describes the marked entries by a property of an array at these entries or by a part of an axis, or returns ""."""
     count, axes = int(np.count_nonzero(marked)), wrong.value.axes
     for name, array in (
         {"the expected value": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
@@ -319,7 +319,7 @@ def short(x: Array, bits: int) -> Array:
 
 
 def _is_rounded(wrong: Wrong, bits: int) -> bool:
-    """Whether each entry has a significand of `bits` bits and differs from the expected one by at most 1 ulp (for 24 bits, 16 ulp)."""
+    """Whether each entry has a significand of `bits` bits and differs from the expected entry by at most 1 ulp (for 24 bits, 16 ulp)."""
     last = np.ldexp(1.0, np.frexp(wrong.want)[1] - bits)
     near = np.maximum(last * (1 if bits < 24 else 16), 2.0**-126) >= np.abs(wrong.got - wrong.want)
     return bool((wrong.got == short(wrong.got, bits)).all() and near.all())

@@ -111,7 +111,7 @@ def _read(path: Path, stage: str) -> Arrays:
 
 
 def code(report: Report, result: CaseResult, case: Case) -> str:
-    """Returns a self-contained Python program that shows where a failed case first differs; "" if the case lacks the stage."""
+    """Returns a self-contained Python program that shows where a failed case first differs, or "" if the case lacks the stage."""
     stage, _, name = result.first.stage.partition("/")
     stages = {each.name: each for each in case.stages}
     if stage != "gradient" and stage not in stages:

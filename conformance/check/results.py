@@ -96,7 +96,7 @@ class Table:
 class CaseResult:
     """The result of one case in one dtype and mode.
 
-    returned: the target's results for each failing stage, by name. seconds: the time of the algorithm's cases divided by their number.
+    returned: the target's results for each failing stage, by name. seconds: the mean time of the algorithm's cases.
     table: the first wrong result, if small.
     explanation: for a failure, names correct and wrong results and describes the errors; see `explain.py`.
     """
@@ -114,7 +114,7 @@ class CaseResult:
 
     @property
     def state(self) -> str:
-        """The state of the case: the state of an outcome that comes first in `STATES`."""
+        """The state of the case, which is the first state in `STATES` that an outcome has."""
         return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
 
     @property
@@ -233,9 +233,9 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """Returns the number of cases that pass in all dtypes and modes that compare them, of all cases, and of cases not compared.
+    """Returns the numbers of passed cases and of all cases in the chosen rows, and of cases not compared by `--class` word.
 
-    Counts the cases of the chosen rows. Counts cases that are not compared by `--class` word.
+    A passed case passes in every dtype and mode in which the case is compared.
     """
     words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
     cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}
@@ -248,7 +248,7 @@ def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
 
 
 def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Adds to the explanation of a failure whether the same case passes in another mode or in a finer dtype."""
+    """Adds a note to the explanation of a failure if the same case passes in eager mode or in a finer dtype."""
     passed = {(r.id, r.dtype, r.mode) for r in results if r.state == "pass"}
 
     def noted(r: CaseResult) -> CaseResult:

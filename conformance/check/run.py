@@ -76,7 +76,7 @@ class Plan:
         return [id for id in ids if id in firsts.values()]
 
     def _about(self, id: str) -> tuple[str, list[str]]:
-        """Returns the class of a case and the calls that it tests. A small fresh case makes the same calls as the committed case."""
+        """Returns the class of a case and the calls that the case tests. A small fresh case makes the same calls as the committed case."""
         if (path := self.vectors / f"{id}.json").exists():
             return suite.about(path)
         from moespec.conformance.golden import fresh  # imports all cases
@@ -145,7 +145,7 @@ def _case(vectors: Path, seed: int | None, id: str) -> Case:
 
 @lru_cache(maxsize=1)
 def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> "Known":
-    """Returns the cases with the results of known variants. All dtypes use the same results."""
+    """Returns the cases with the results of known variants, which are the same for all dtypes."""
     from moespec.conformance.check.match_variant import Known
 
     return Known([_case(vectors, seed, id) for id in ids])
@@ -260,9 +260,9 @@ class _Run:
     def _stages(
         self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool, passed: Collection[str] = ()
     ) -> None:
-        """Runs the main stages (if `whole`) or the steps of cases. Inserts the outcomes first, because steps precede main stages.
+        """Runs the main stages (if `whole`) or the steps of cases. Inserts new outcomes first, because steps precede main stages.
 
-        passed: ids of the cases whose main stages pass. In these cases, steps that fail count, and steps that cannot run do not.
+        passed: ids of the cases whose main stages pass. In these cases, steps that cannot run are ignored, but failing steps count.
         """
         chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
         before: dict[str, list[Outcome]] = {}

@@ -180,7 +180,7 @@ class Target:
         return derivative
 
     def derivative(self, job: "Job") -> Callable[[Values, Any], Values] | None:
-        """Returns None, because autograd differentiates a target. An adapter may return a function that calls its own `vjp`."""
+        """Returns None, because `value_and_grad` differentiates a target. An adapter may return a function that calls `vjp`."""
         return None
 
     def array_operations(self) -> Any:

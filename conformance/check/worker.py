@@ -1,7 +1,7 @@
 """Run the process of a target, which receives jobs as frames of bytes and answers with results or failures.
 
 A frame consists of a length (8 bytes) and a safetensors file, in which the tensor with an empty name contains JSON. A request
-names a dtype, a mode and jobs. The cases of the jobs contain no expected values of the results. `process.py` sends requests.
+names a dtype, a mode and jobs. The jobs contain no expected values of the results to compute. `process.py` sends requests.
 """
 
 import importlib

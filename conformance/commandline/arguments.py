@@ -52,7 +52,7 @@ class _Words(argparse.Action):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If other arguments may follow, only known words are values."""
+    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If other arguments may follow, the option takes only known words."""
     option, valued = "", True
     first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
     for word in words:

@@ -35,7 +35,7 @@ class Parting:
     logits: the largest difference of the logits, if recorded. rounds: whether rounding explains this difference.
     differs: per token, whether the experts differ. near, coarse: per token, whether this is a near tie, or a near tie in bfloat16.
     follows: per token, whether one rule explains the different choices by the different logits. same: whether the weights are equal within
-    rounding, or one rule explains the difference. weights: their largest relative difference. decisions: the number of differing choices.
+    rounding, or one rule explains the weights. weights: the largest relative difference. decisions: the number of differing choices.
     """
 
     first: Explanation
@@ -127,7 +127,7 @@ def _parting(a: Gate, b: Gate) -> Parting:
 
 
 def _follow(weights: Weights, other: Gate, choice: Choice | None, bound: float) -> bool:
-    """Return whether the weight rule of one recording explains the weights of another recording from the latter's logits."""
+    """Return whether a weight rule explains the weights of another recording from the logits of that recording."""
     forms = [form for form in weights_fit(weights.rule, other, choice) if form.divided == weights.divided]
     return any(bool(form.agrees.all()) and abs(form.scale - weights.scale) <= 2 * bound for form in forms)
 

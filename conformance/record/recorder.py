@@ -147,7 +147,7 @@ def _noted(name: str, layer: Any, given: Mapping[str, Any]) -> None:
 def recording(
     path: Path | str, model: Any = None, module: str = "*", outputs: Adapter | None = None
 ) -> Iterator[Recorder]:
-    """Record all gates that run in this context and write the recording at the end. An exception in the context prevents the write.
+    """Record all gates that run in this context and write the recording at the end. After an exception, no file is written.
 
     model: the torch model whose matching modules are hooked. module: a shell-style pattern for names of modules and taps.
     outputs: a function that converts outputs of unknown form:
@@ -252,7 +252,7 @@ def _read_npz(path: str) -> dict[str, Any]:
 
 
 def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
-    """Convert a tensor of any framework to NumPy; return array and original dtype. Unknown floating dtypes become float32."""
+    """Return a tensor of any framework as a NumPy array, with the original dtype. Unknown floating dtypes become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
     if getattr(array, "is_meta", False):
         raise ValueError("the array is on the meta device; load the model's weights first")

@@ -60,7 +60,7 @@ def table(
 
 
 def cell(results: Sequence[CaseResult]) -> str:
-    """Return the number of cases per outcome, in the symbols of the legend: "23 -9" for 23 passed and 9 not implemented."""
+    """Return the number of cases per outcome, in the symbols of the legend, such as "23 -9" for 23 passed and 9 not implemented."""
     states = Counter(result.state for result in results)
     return " ".join(f"{sign}{states[state]}" for state, sign in {"pass": "", **SIGNS}.items() if states[state]) or "."
 

@@ -1,7 +1,7 @@
-"""Write and read `report.json`, which contains all results of a run or of checked files. The page and the badge show its content.
+"""Write and read `report.json`, which contains all results of a run or of checked files. Pages and badges show reports.
 
-A report may come from a third party, so `read` accepts only files that `run --report` and `check --report` could write. The format is
-defined in `report_schema.json`; this module checks rules that the schema cannot express. Texts in a report are not escaped.
+A report may come from a third party, so `read` accepts only files that `run --report` and `check --report` could write.
+`report_schema.json` defines the format. This module checks rules that the schema cannot express. Texts in a report are not escaped.
 """
 
 import hashlib

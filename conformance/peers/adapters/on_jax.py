@@ -9,7 +9,7 @@ SHARED = ("cast", "from_numpy", "sum", "to_numpy", "value_and_grad", "with_dtype
 
 
 def shared(name: str) -> Any:
-    """Return a function that a target needs and the adapter does not define. Adapters use this as `__getattr__`."""
+    """Return a function that a target needs and the adapter does not define. Adapters use `shared` as `__getattr__`."""
     if name not in SHARED:
         raise AttributeError(name)
     return getattr(_backend, name)

@@ -19,7 +19,7 @@ SHARED = ("cast", "expert_mlp", "from_numpy", "moe_layer", "sum", "to_numpy", "v
 
 
 def shared(name: str) -> Any:
-    """Return a function that a target needs and the adapter does not define. Adapters use this as `__getattr__`."""
+    """Return a function that a target needs and the adapter does not define. Adapters use `shared` as `__getattr__`."""
     if name not in SHARED:
         raise AttributeError(name)
     return getattr(_backend, name)
@@ -44,7 +44,7 @@ class Routed(NamedTuple):
 
 
 class SuiteExperts(nn.Module):
-    """The experts of a case, which replace a package's experts: (groups, experts, capacity, width) -> the same shape."""
+    """The experts of a case, which replace a package's experts for inputs (groups, experts, capacity, width)."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class SuiteExperts(nn.Module):
 
 
 class SuiteExpert(nn.Module):
-    """One expert of a case, which replaces a package's expert: ([groups,] capacity, width) -> the same shape."""
+    """One expert of a case, which replaces a package's expert for inputs (groups, capacity, width) or (capacity, width)."""
 
     def __init__(self, experts: Experts, index: int, count: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def transformers_gates(
 
 
 def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
-    """Return the routing of gates (G, T, E) of a package that drops no token; gates are 0 for experts not chosen.
+    """Return the routing of a package that drops no token, from gates (G, T, E) that are 0 for experts not chosen.
 
     The package has no slots, so `token_choice` of the backend assigns the slots. Cases that drop tokens are not offered.
     """
@@ -159,7 +159,7 @@ def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
 
 
 def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Tensor | None = None) -> Any:
-    """Return the routing of gates (G, T, E), which are 0 if a token does not choose the expert or the expert has no free slot."""
+    """Return the routing from gates (G, T, E) that are 0 if a token does not choose the expert or the expert has no free slot."""
     best = scores.argsort(dim=2, descending=True, stable=True)[..., :choices]
     keep = (gates > 0).gather(2, best)
     return _backend.token_choice(
@@ -168,7 +168,7 @@ def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Te
 
 
 def top_k_router(choose: Callable[..., Tensor], *, double: bool = False) -> SimpleNamespace:
-    """Make a router from a package's choice of experts without a capacity. The docstring of `choose` becomes the router's.
+    """Make a router from a package's choice of experts without a capacity. The docstring of `choose` becomes that of `route`.
 
     `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) for a kernel (E, D), 0 unless the
     expert is chosen. double: whether `choose` computes in float64.

@@ -1,6 +1,6 @@
 """soft-moe-pytorch: `SoftMoE`.
 
-The RMS norms of tokens and slots have a trainable gamma each. The gamma of the slots is the scale. The gamma of the tokens,
+The RMS norms of tokens and slots each have a trainable gamma. The gamma of the slots is the scale. The gamma of the tokens,
 which the paper does not have, keeps the initial value 1.
 """
 
