@@ -134,7 +134,7 @@ def result(
 ) -> Callable[[Values], Any]:
     """Returns a function that makes a stage's call from the arrays that the stage reads.
 
-    known: the references that are arrays. more: options in addition to those stored with the stage.
+    known: the references that are arrays. more: additional options of the call.
     """
     taken, runner = given(module, stage, stages, known, more), function(stage.call).run
     if runner is not None:
@@ -149,7 +149,7 @@ def given(
     """Returns a function that turns the arrays read by a stage into the arguments and options of its call."""
     getters = {name: _argument(module, each, stages, known) for name, each in stage.arguments.items()}
     options = function(stage.call).prepare({**stage.options, **(more or {})})
-    if "options" in options:  # a router builds its Options record from them
+    if "options" in options:  # a router needs an Options record
         owner = stage.call.rpartition(".")[0]
         record = getattr(at(module, owner), "options", None) or at(spec, owner).options
         options = {**options, "options": record(**options["options"])}

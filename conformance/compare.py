@@ -93,7 +93,7 @@ def constant(name: str, dtype: Dtype) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one comparison: whether it passed, the fraction of the tolerance used, and the difference."""
+    """The outcome of one comparison: whether the result passed, the fraction of the tolerance used, and the difference."""
 
     passed: bool
     fraction: float = 0.0

@@ -1,4 +1,4 @@
-"""The format of the vectors: a case has a JSON manifest, and a `.safetensors` file next to it for arrays of more than 64 numbers.
+"""The format of the vectors: a case has a JSON manifest, and a `.safetensors` file for arrays of more than 64 numbers.
 
     vectors/<algorithm>/<case>.json, vectors/<algorithm>/<case>.safetensors
 
@@ -124,7 +124,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Case:
-    """One vector. `decisions` maps a stage to its smallest tie margin and the margin needed in each dtype."""
+    """One vector. `decisions` maps each stage with choices to the smallest tie margin and the required margin in each dtype."""
 
     id: str
     algorithm: str

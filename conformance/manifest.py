@@ -182,7 +182,7 @@ def read(path: Path) -> Case:
         if VECTORS not in path.parents:  # without resolving links, which an editable installation may use
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
-        manifest.pop("revision", None)  # older vectors store their revision
+        manifest.pop("revision", None)  # older manifests contain a revision
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
@@ -202,7 +202,7 @@ def read(path: Path) -> Case:
 def check(content: Any, schema: str) -> None:
     """Raises ValueError unless the content matches `schema.json` or `report_schema.json`.
 
-    The message is short and names the location.
+    The error message is short and names the location.
     """
     try:
         from jsonschema.exceptions import best_match

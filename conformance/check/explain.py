@@ -1,4 +1,4 @@
-"""Diagnose the failures in a report with known variants, reordered ties, sentences and small tables.
+"""Diagnose the failures in a report: match known variants, detect reordered ties, and add explanations and small tables.
 
 If no known variant reproduces a wrong result, the wrong numbers still give clues. For example, experts lack only second choices,
 all features of a token have the same wrong factor, or an input has no gradient. The explanation names the correct results. An explanation
@@ -85,7 +85,7 @@ def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseRe
 
 
 def _wrong(result: CaseResult, case: Case) -> Wrong | None:
-    """Returns the first wrong result if its values can be compared with the expected ones, else None."""
+    """Returns the first wrong result if the values can be compared with the expected values, else None."""
     stage, _, name = result.first.stage.partition("/")
     expected = case.gradients.wrt if stage == "gradient" and case.gradients else _outputs(case, stage)
     got = np.asarray(result.returned.get(stage, {}).get(name))

@@ -1,8 +1,8 @@
 """Compare a target's wrong results with known variants, to find out what a third-party router computes instead.
 
-For each failing stage, the variants run on the stage's arrays. A variant agrees with the target in a stage if all their results are
-equal within a few tolerances, and the target's results equal neither the expected results nor those of the correct backend. Target
-and variant disagree in a stage if the target passes it and the variant fails it, or if only the target raises an exception.
+For each failing stage, the variants run on the stage's arrays. A variant agrees with the target in a stage if the results of both are
+equal within a few tolerances and differ from the results of the specification and of the correct backend. Target and variant
+disagree in a stage if the target passes the stage and the variant fails, or if only the target raises an exception.
 """
 
 import math
@@ -48,7 +48,7 @@ def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]
     """Returns the variants that a target matches, for each algorithm, dtype and mode.
 
     A variant matches if it agrees with the target in every stage in which the target or the variant fails. If no variant
-    matches, returns variants that together explain some of the failures. Variants that explain more come first.
+    matches, returns variants that together explain some of the failures. Variants that explain more stages come first.
     """
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in results:
@@ -123,7 +123,7 @@ class Known:
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
-    """Returns tuples (variant, number of stages in which it agrees, number of stages in which it or the target fails)."""
+    """Returns tuples (variant, number of stages that agree with the target, number of stages that fail on the variant or the target)."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
     raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
     raised = [place for place in raised if known.compares(place)]

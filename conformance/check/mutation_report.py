@@ -57,7 +57,7 @@ class MutationReport:
 
 
 def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:
-    """Runs every variant on its cases."""
+    """Runs every variant on the cases that call a name that the variant replaces."""
     cases = [first_step(case) for case in cases]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="reading cases", unit="case", disable=None)}
     caught = {}

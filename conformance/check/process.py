@@ -53,7 +53,7 @@ Read = TypeVar("Read")
 
 
 class EndedError(Exception):
-    """Raised if a target's process gives no valid answer: it ended, timed out, or sent invalid data."""
+    """Raised if a target's process gives no valid answer, because the process ended, timed out, or sent invalid data."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -182,7 +182,7 @@ def claims(interface: type[Target], name: str) -> str:
 class Remote:
     """A target in one dtype, in a separate process. If the process ends, the next job starts a new one.
 
-    limit: seconds per job; jobs that are compiled together share the sum of their limits. memory: see `worker.main`.
+    limit: seconds per job; jobs that are compiled together may use the sum of their limits. memory: see `worker.main`.
     called: the functions of moespec that the target was observed to call; see `watch.py`.
     """
 

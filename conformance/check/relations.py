@@ -1,4 +1,4 @@
-"""Find relations between a wrong result and the expected result. A relation is reported only if it holds numerically.
+"""Find relations between a wrong result and the expected result. A relation is reported only if the numbers satisfy the relation.
 
 A relation holds if the result is within a few tolerances of the value that the relation predicts, and at least twice as far from the
 expected value. Any two scalars have a ratio. The ratio of scalars is reported only if several cases share the ratio or `_is_plain` holds.

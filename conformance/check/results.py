@@ -71,7 +71,7 @@ class Match:
 
     @property
     def text(self) -> str:
-        """The words that follow "it" in a sentence of the report."""
+        """The predicate of a sentence in the report whose subject is "it"."""
         verb = "equals" if self.agree == self.of else "agrees in part with"
         notes = [f"in {self.agree} of {self.of} stages"]
         notes += [f"ledger {self.ledger}"] if self.ledger else []
@@ -233,7 +233,7 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """Returns the numbers of passed cases and of all cases in the chosen rows, and of cases not compared by `--class` word.
+    """Returns the number of passed cases, the number of all cases, and the numbers of cases not compared, by `--class` word.
 
     A passed case passes in every dtype and mode in which the case is compared.
     """

@@ -68,7 +68,7 @@ _numbers = count(1)
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a copy of the function, so that no compiler uses a cached version.
 
-    A compiler caches a function by its code and generalises the compiled code when constants change. Cases have different
+    Compilers cache a function by its code and generalise the compiled code when constants change. Cases have different
     constants, so the suite compiles a new copy each time.
     """
     f: Any = function
@@ -169,7 +169,7 @@ class Target:
         return compiled
 
     def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
-        """Returns the function's `value_and_grad`, compiled with the target's attribute named `compiler` unless it is None."""
+        """Returns the function's `value_and_grad`, compiled with the target's attribute named `compiler`, if any."""
         B: Any = self.array_operations()
         if not compiler or compiler == "compile":
             derivative: Callable[..., Any] = B.value_and_grad(

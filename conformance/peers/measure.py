@@ -45,7 +45,7 @@ MEASURED = ("float64", "float32")
 
 
 def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
-    """Record a peer: its version, its adapter's functions, and the result of each case that calls one.
+    """Record a peer: its version, its adapter's functions, and the result of each case that calls one of the functions.
 
     digest: the digest of the suite that contains the cases.
 
@@ -116,7 +116,7 @@ def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, C
 
 
 def _entry(part: CaseResult) -> dict[str, Any]:
-    """Return the state of a case, the stage that determines it, and the first line of the message."""
+    """Return the state of a case, the stage that determines the state, and the first line of the message."""
     entry = {"id": part.id, "dtype": part.dtype, "state": part.state}
     if part.state != "pass":
         entry |= {"stage": part.first.stage, "message": part.first.message.split("\n")[0]}

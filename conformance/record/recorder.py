@@ -178,7 +178,7 @@ def recording(
 
 
 def record(target: str, module: str | None, data: str | None, path: Path, outputs: str | None) -> list[Gate]:
-    """Run the model `package:model` on data and return a recording of its gates; see the page on recordings.
+    """Run the model `package:model` on data and return the recorded gates; see the page on recordings.
 
     Raises ConfigError if a name cannot be imported or no gate matches. Raises RunError if the model raises an exception.
     """

@@ -127,8 +127,8 @@ MOST, REASONS = 5, 3
 
 
 def failures(report: Report, *, everything: bool = False) -> str:
-    """List the known variants that match failures, the problems outside the cases, and then each failure. A failure
-    states the case, the first difference, its size, and the command that runs only this case.
+    """List the known variants that match failures, the problems outside the cases, and then each failure. An entry
+    states the case, the first difference with its size, and the command that runs only this case.
 
     If several cases raise the same exception, one entry states the lines of code that raised it. The list contains a
     few failures per algorithm, or all with `everything`.
@@ -155,7 +155,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
 
 
 def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
-    """Return the lines of one failure: the case, the first difference, its size, and the command that runs only this case."""
+    """Return the lines of one failure: the case, the first difference with its size, and the command that runs only this case."""
     first = result.first
     word = "ERROR" if result.state == "error" else "FAIL"
     return [

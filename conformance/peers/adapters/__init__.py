@@ -1,6 +1,6 @@
 """Adapters: each module makes one package a target of the suite by calling the package's code.
 
-An adapter defines the public names that the package claims to compute. It only translates shapes and parameters. Where a
+An adapter defines the public names that the package claims to compute. Adapters only translate shapes and parameters. If a
 case sets no value, the package's default applies. A value that the package does not accept raises NotImplementedError,
 which the suite shows as *not implemented*. `docs/peers.md` shows the adapter's docstring, and the first paragraph of each
 function's docstring, which names the code of the package that runs.

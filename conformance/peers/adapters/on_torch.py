@@ -168,7 +168,7 @@ def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Te
 
 
 def top_k_router(choose: Callable[..., Tensor], *, double: bool = False) -> SimpleNamespace:
-    """Make a router from a package's choice of experts without a capacity. The docstring of `choose` becomes that of `route`.
+    """Make a router from a package's choice of experts without a capacity. `route` receives the docstring of `choose`.
 
     `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) for a kernel (E, D), 0 unless the
     expert is chosen. double: whether `choose` computes in float64.
