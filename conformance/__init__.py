@@ -11,10 +11,10 @@
     moespec conformance golden [--check]                      generate the vectors, or check the committed ones
     moespec conformance variants                              test the suite on known variants
 
-`cases/` has one file per algorithm with its cases and its known variants. `functions/` defines how the results of each public function are
-compared. `author/` computes a case's expected results, and `golden/` generates the vectors of all cases. `format.py` describes a vector,
+Each file in `cases/` defines the cases and the known variants of one algorithm. `functions/` defines how the results of each public
+function are compared. `author/` computes the expected results of a case, and `golden/` writes all vectors. `format.py` describes a vector,
 `suite.py` finds the committed vectors, and `compare.py` compares results. `check/` runs cases on a target and diagnoses
 failures. `report/` renders the outcome of a run. `plugin.py` and `pytest.py` turn cases into pytest tests. `record/`
 records the gates of any model; `scaffold.py` writes a target from `templates/`; `archive.py` packs the vectors with
-`readers/` for other languages. The suite needs NumPy, SciPy and safetensors. Targets are loaded by name.
+`readers/` for other languages. The suite needs NumPy, SciPy and safetensors. The suite imports targets by name.
 """

@@ -16,8 +16,8 @@ def main(arguments: list[str] | None = None) -> int:
 def keep_apart(arguments: Sequence[str]) -> None:
     """Moves the working folder from this process's `sys.path` to the front of `sys.path` in the target's process.
 
-    The folder's files belong to the target, so the suite must not import a `pytest.py` or `json.py` from it. This process runs user
-    code only for `record` (a model) and `golden --cases` (a router). Call this function before importing anything else.
+    The folder's files belong to the target, so the suite must not import a `pytest.py` or `json.py` from this folder. This process runs
+    user code only for `record` (a model) and `golden --cases` (a router). Call this function before importing anything else.
     """
     folder = os.getcwd()
     if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):  # set by `python -m`

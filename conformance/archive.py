@@ -71,7 +71,7 @@ def check_promise(root: Path, release: str) -> None:
 
 
 def write(root: Path, folder: Path) -> Path:
-    """Writes the archive of a checkout and returns its path. Raises the VectorErrors of `archive` and `check_promise`."""
+    """Writes the archive of a checkout and returns its path. Raises VectorError like `archive` and `check_promise`."""
     check_promise(root, version())
     path = folder / f"vectors-{version()}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)

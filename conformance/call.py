@@ -1,7 +1,7 @@
 """Run a stage on a module: resolve references to its arguments, call a public name, and return the results as arrays.
 
 A stage reads inputs of its case and the expected results of earlier stages, so a wrong result does not affect later stages.
-If a stage reads a routing, the call that returned it is repeated on the module, since a target has its own routing type.
+If a stage reads a routing, the module repeats the call that returned the routing, since each target has its own routing type.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,12 +21,12 @@ Stages = Mapping[str, Stage]
 
 
 def identity(inputs: Any) -> Any:
-    """Experts that return their input. References use the name `identity` for them."""
+    """Experts that return their input. References call these experts `identity`."""
     return inputs
 
 
 def golden(case: Case) -> dict[str, Tensor]:
-    """Returns the inputs and expected results that a reference may name. If a stage has one result, its name also names the result."""
+    """Returns the inputs and expected results that a reference may name. The name of a stage with one result also refers to this result."""
     values = dict(case.inputs)
     for stage in case.stages:
         for name, value in stage.outputs.items():
@@ -91,7 +91,7 @@ def _needs(described: Function, path: str) -> tuple[str, ...]:
 def missing(module: Any) -> dict[str, str]:
     """Returns each path that a stage may need and that the module lacks, with the first missing part of the path.
 
-    A path whose look-up raises another error than AttributeError counts as present; the case that calls it reports the error.
+    A path counts as present if its look-up raises an error other than AttributeError. The case that calls the path reports the error.
     """
     parts: dict[str, str] = {}
     for path in _paths():
@@ -132,9 +132,9 @@ def _missing(module: Any, path: str) -> str:
 def result(
     module: Any, stage: Stage, stages: Stages, known: Collection[str], more: Values | None = None
 ) -> Callable[[Values], Any]:
-    """Returns a function of the arrays that a stage reads, which makes the stage's call.
+    """Returns a function that makes a stage's call from the arrays that the stage reads.
 
-    known: the references that are arrays. more: options in addition to those stored with the stage.
+    known: the references that are arrays. more: additional options of the call.
     """
     taken, runner = given(module, stage, stages, known, more), function(stage.call).run
     if runner is not None:
@@ -149,7 +149,7 @@ def given(
     """Returns a function that turns the arrays read by a stage into the arguments and options of its call."""
     getters = {name: _argument(module, each, stages, known) for name, each in stage.arguments.items()}
     options = function(stage.call).prepare({**stage.options, **(more or {})})
-    if "options" in options:  # a router builds its Options record from them
+    if "options" in options:  # a router needs an Options record
         owner = stage.call.rpartition(".")[0]
         record = getattr(at(module, owner), "options", None) or at(spec, owner).options
         options = {**options, "options": record(**options["options"])}
@@ -172,7 +172,7 @@ def _argument(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def _function(module: Any, reference: Any, stages: Stages, known: Collection[str]) -> Callable[[Values], Any]:
-    """Returns a getter for a function that is passed as an argument, such as experts with their parameters."""
+    """Returns a getter for an argument that is a function, such as experts with their parameters."""
     if reference["call"] == "identity":
         return lambda values: identity
     called, options = at(module, reference["call"]), reference["options"]
@@ -181,7 +181,7 @@ def _function(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def at(module: Any, path: str) -> Any:
-    """Returns the object at a path of names and keys. Looks up a custom function by its name without its module."""
+    """Returns the object at a path of names and keys. Looks up a custom function by its name, without the name of its module."""
     value = module
     for part in path_parts(path):
         value = value[part] if isinstance(value, Mapping) else getattr(value, part.rpartition(":")[2])
@@ -189,7 +189,7 @@ def at(module: Any, path: str) -> Any:
 
 
 def arrays(returned: Any, wanted: Collection[str]) -> Values:
-    """Converts a call's return value to arrays by name, which compiled code can return. `finish` converts them to results.
+    """Converts the return value of a call to a dict of arrays, which compiled code can return. `finish` converts the arrays to results.
 
     `routing_arrays` converts routings. wanted: the names of the results; empty for an error case.
     """

@@ -1,8 +1,8 @@
 """Compare results: floats by `|got - want| <= c * u * A`, integers exactly, and decisions only if they are certified to be far from a tie.
 
 `A` is the scale stored with each result (see `scale.py`). u is the unit roundoff of the dtype. For bfloat16 and
-float16, results that must be float32 or better use float32's u (`precision`). The fraction of the tolerance that a
-result uses is its largest `|got - want| / (c * u * A)`. A result fails above 1.
+float16, results that must be float32 or better use the roundoff of float32 (`precision`). The fraction of the tolerance
+that a result uses is its largest `|got - want| / (c * u * A)`. A result fails if this fraction exceeds 1.
 """
 
 import math
@@ -27,13 +27,13 @@ __all__ = [
 class Dtype:
     """A dtype in which a target is checked, its unit roundoff u, and the error allowed on underflow.
 
-    tiny: the smallest normal number, since some devices flush smaller ones to 0; for float16, whose subnormals all
+    tiny: the smallest normal number, since some devices flush smaller numbers to 0; for float16, whose subnormals all
     devices support, the smallest subnormal. largest: the largest number. least: the minimum constant c of a comparison.
 
-    c is at least 16 in float64, which only tests whether the algorithm is correct. The other constants were measured on moespec's backends.
-    Of 26 correct implementations that compute in another order, 3 have errors above 4 u A in float64, up to 12 u A (Sinkhorn on the plan's
-    logarithm, a loss by counts, a projection by bisection), and none in float32. No tried wrong implementation has errors between 4
-    and 16 u A; float32 causes at least 2^20 u A. Tie margins, and the check of committed vectors, ignore the minimum of 16.
+    c is at least 16 in float64, because float64 runs only test whether the algorithm is correct. The other constants were measured on
+    moespec's backends. Of 26 correct implementations with another order of operations, 3 have errors of 4 to 12 u A in float64 (Sinkhorn on
+    the plan's logarithm, a loss by counts, a projection by bisection), and none in float32. No wrong implementation that was tried has
+    errors of 4 to 16 u A. Float32 arithmetic has errors of at least 2^20 u A. Tie margins and checks of committed vectors ignore `least`.
     """
 
     name: str
@@ -93,7 +93,7 @@ def constant(name: str, dtype: Dtype) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one comparison: whether it passed, the fraction of the tolerance used, and the difference."""
+    """The outcome of one comparison: whether the result passed, the fraction of the tolerance used, and the difference."""
 
     passed: bool
     fraction: float = 0.0
@@ -103,7 +103,7 @@ class Verdict:
 def precision(call: str, result: str, dtype: Dtype) -> Dtype:
     """Returns the dtype whose roundoff bounds the errors of a result of the function `call`.
 
-    Returns `dtype`, or float32 if `dtype` is bfloat16 or float16 and the result is not rounded to it.
+    Returns `dtype`, or float32 if `dtype` is bfloat16 or float16 and the result is not rounded to `dtype`.
     """
     rounded = dtype.roundoff <= DTYPES["float32"].roundoff or function(call).output(result).rounded
     return dtype if rounded else DTYPES["float32"]
@@ -121,7 +121,7 @@ def exact(array: NDArray[Any], dtype: Dtype) -> bool:
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:
-    """Returns the bound `c * u * A` for each entry of a float result, plus the dtype's smallest normal number because of underflow."""
+    """Returns the bound `c * u * A` for each entry of a float result, plus the error that the dtype allows on underflow."""
     scale = np.abs(value.array) if isinstance(value.scale, str) else np.asarray(value.scale, np.float64)
     return max(constant(value.constant, dtype), dtype.least) * dtype.roundoff * scale + dtype.tiny
 
@@ -196,7 +196,7 @@ def compared(
 ) -> list[Outcome]:
     """Returns the outcome of each result of a stage. If `sure` is false, a choice may be tied, so results are inconclusive.
 
-    call: the name that the stage calls; empty for gradients, whose dtype is that of the differentiated input.
+    call: the name that the stage calls; empty for gradients, which have the dtype of the differentiated input.
     """
     if isinstance(found, Failure):
         return [Outcome(stage, found.state, found.fraction, found.text, found.trace)]
@@ -219,10 +219,10 @@ def compared(
 
 
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
-    """Whether every choice of a stage is further from a tie than the dtype's errors can reach.
+    """Whether all choices of a stage are so far from a tie that rounding errors of the dtype cannot change a choice.
 
-    A margin of None marks a choice among exact inputs of the case, whose ties are intended. In float16, the margin
-    needed is that of float32 or, if larger, that of bfloat16 times the ratio of the two roundoffs.
+    A margin of None marks a choice among exact inputs of the case, whose ties are intended. The required margin in float16
+    is the float32 margin or, if larger, the bfloat16 margin times the ratio of the float16 roundoff to the bfloat16 roundoff.
     """
     if decision is None or decision["margin"] is None:
         return True

@@ -1,8 +1,8 @@
 """Check with rules that the vectors contain a case for each purpose that a public function or router needs.
 
-A rule requires cases that expose implementations with one kind of mistake, by three groups, odd sizes, an index above
-256, extreme logits or a gradient for each input. A required purpose without a case counts as missing unless `EXEMPT`
-gives a reason. Every rule applies to a new function or router as soon as a case calls it.
+Each rule requires cases that expose one kind of mistake: for example, cases with three groups, odd sizes, an index above 256,
+extreme logits or a gradient for each input. A required purpose without a case counts as missing unless `EXEMPT` gives a
+reason. Every rule applies to a new function or router as soon as a case calls the function or router.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -213,7 +213,7 @@ def _arrays(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
-    """Yields purposes, and whether the case covers them: two options set together, or a loss weight with a gradient."""
+    """Yields each purpose and whether the case covers the purpose: two options set together, or a loss weight with a gradient."""
     if not stage.router:
         return
     record = spec.ROUTERS[stage.router].Options
@@ -230,7 +230,7 @@ def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns references to the arrays that a call takes, by argument and part, except arrays in a routing."""
+    """Returns references to the arrays that a stage reads, by argument and key. Omits arrays that belong to a routing."""
     found: dict[str, str] = {}
 
     def take(name: str, reference: Reference) -> None:

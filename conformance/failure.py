@@ -1,4 +1,4 @@
-"""A failure replaces results: it records a target's exception or the reason why a call has no result."""
+"""A failure replaces the results of a call and records the target's exception or the reason why the call has no results."""
 
 import math
 import traceback
@@ -15,15 +15,15 @@ class NotOfferedError(Exception):
 
 
 class MalformedError(Exception):
-    """Raised if a target returns something that is not a result, neither an array nor a routing."""
+    """Raised if a target returns an invalid result, such as an object that is neither an array nor a routing."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The report of a target's process on a call without results. No failure can make a case pass.
+    """The answer of a target's process to a call without results. No failure can make a case pass.
 
-    classes: names of the exception's class and bases; empty if nothing was raised. trace: the lines of code that raised
-    it. state: the outcome's state. returned: whether the call returned something that is not a result.
+    classes: names of the exception's class and bases; empty without an exception. trace: the lines of code that raised
+    the exception. state: the outcome's state. returned: whether the call returned an invalid result.
     """
 
     message: str

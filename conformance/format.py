@@ -1,12 +1,12 @@
-"""The format of the vectors: a case has a JSON manifest, and a `.safetensors` file next to it for arrays of more than 64 numbers.
+"""The format of the vectors: a case has a JSON manifest, and a `.safetensors` file for arrays of more than 64 numbers.
 
     vectors/<algorithm>/<case>.json, vectors/<algorithm>/<case>.safetensors
 
 `schema.json` describes the manifest. A case consists of calls on inputs. Each stage names a function, its arguments (an input or a result
 of an earlier stage) and its options, so a manifest is self-contained and executable. Inputs are float32 (exact in bfloat16, except in cases
 with the flag `low_precision` and for model parameters), int32 or bool. Results are float64, int32 or bool. A small array is a nested list
-under `data`. For a large array, `tensor` is its key in the safetensors file, which is its path in the manifest. NaN and infinity in
-arrays occur only in error cases, as the strings "nan", "inf", "-inf". An infinite option, such as `capacity_factor`, is the string "inf".
+under `data`. For a large array, `tensor` contains the key in the safetensors file, which is the array's path in the manifest. Arrays
+contain NaN and infinity only in error cases, as the strings "nan", "inf", "-inf". An infinite option is the string "inf".
 """
 
 import re
@@ -71,7 +71,7 @@ one result; a dict of references; or a function, `{"call", "arguments", "options
 
 @dataclass(frozen=True)
 class Stage:
-    """One call of the public name at the path `call`. `outputs` contains its expected results by name."""
+    """One call of the public name at the path `call`. `outputs` contains the expected results of the call by name."""
 
     name: str
     call: str
@@ -102,7 +102,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Edit:
-    """The inputs and options that replace those of an error case to make it valid."""
+    """The replacement inputs and options that make an error case valid."""
 
     options: dict[str, Any]
     inputs: dict[str, Tensor]
@@ -124,7 +124,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Case:
-    """One vector. `decisions` maps a stage to its smallest tie margin and the margin needed in each dtype."""
+    """One vector. `decisions` maps each stage with choices to the smallest tie margin and the required margin in each dtype."""
 
     id: str
     algorithm: str
@@ -154,7 +154,7 @@ class Case:
 
     @property
     def whole(self) -> list[str]:
-        """The names of the main stages: in a router case, the router and its layer, whose steps are the other stages; else all."""
+        """The names of the main stages. In a router case, the stages before the router are steps; all other stages are main stages."""
         names = [stage.name for stage in self.stages]
         return next((names[i:] for i, stage in enumerate(self.stages) if stage.router), names)
 
@@ -167,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """Returns `dispatch` and `combine` of a routing. Marks a sparse routing for `finish` and adds its slot record, if any."""
+    """Returns `dispatch` and `combine` of a routing. If `sparse`, adds a prefix for `finish`, and the slot record if any."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}
@@ -179,8 +179,8 @@ def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
 def finish(results: Mapping[str, Any]) -> dict[str, Any]:
     """Converts results to NumPy arrays and reduces every sparse routing to `slots` and `weights`.
 
-    `slots[..., e, c]` is the token in slot c of expert e; in an empty slot, it is the number of tokens. Raises ValueError if the
-    tensors are not a sparse routing or if a slot record differs from its dense form.
+    `slots[..., e, c]` is the token in slot c of expert e; an empty slot contains the number of tokens. Raises ValueError if the
+    tensors are not a sparse routing or if a slot record differs from the dense tensors.
     """
     finished = {name: even(name, value) for name, value in results.items()}
     for prefix in [name.removesuffix("routing.dispatch") for name in finished if name.endswith("routing.dispatch")]:

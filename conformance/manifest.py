@@ -1,4 +1,4 @@
-"""Write cases deterministically as manifests and safetensors files. Read only files that writing the case again would reproduce."""
+"""Write cases deterministically as manifests and safetensors files. Read only files that `write` would reproduce exactly."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ SCHEMA = 3
 VECTORS = Path(__file__).parent / "vectors"
 LONGEST = 80
 """Maximum characters of a value in a message about JSON that violates its schema."""
-INLINE = 64  # the manifest contains arrays of up to this many numbers
+INLINE = 64  # maximum size of an array in the manifest itself
 
 Arrays = dict[str, NDArray[Any]]
 _types = cache(get_type_hints)
@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """Returns a dataclass or a part of it as JSON. Adds large arrays to `large`, keyed by their path, which contains stage names."""
+    """Returns a dataclass or a field's value as JSON. Adds large arrays to `large` under their paths, which contain stage names."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -87,14 +87,14 @@ def _entry(key: str, array: NDArray[Any], large: Arrays) -> dict[str, Any]:
 
 
 def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
-    """The inverse of `encode`."""
+    """Returns the case that `encode` has converted."""
     entry = {"kind" if key == "class" else key: value for key, value in manifest.items() if key != "schema"}
     case: Case = decoded(Case, entry, large)
     return case
 
 
 def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """Inverts `encoded`: returns a value of type `kind`. Raises an exception if the entry does not fit the type."""
+    """Returns the value of type `kind` that `encoded` has converted. Raises an exception if the entry does not fit the type."""
     if kind is Tensor:
         return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:
@@ -117,7 +117,7 @@ def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
 
 
 def _numbers(entry: Any) -> Any:
-    """Returns options in which the text "inf" is converted to infinity, a number that JSON lacks."""
+    """Returns options with infinity instead of the text "inf", because JSON has no infinity."""
     if isinstance(entry, Mapping):
         return {name: _numbers(each) for name, each in entry.items()}
     return math.inf if entry == "inf" else entry
@@ -168,10 +168,10 @@ def _finite(text: str) -> float:
 
 
 def read(path: Path) -> Case:
-    """The case at `path`. Raises VectorError, which names the file, if the file is invalid.
+    """Reads the case at `path`. Raises VectorError, which names the file, if the file is invalid.
 
-    Validates by the schema only manifests outside the package. A test validates the package's manifests, whose hashes are in
-    `suite.json`. Writing the case again must reproduce the file, so a manifest contains no unknown entry and lacks none.
+    Validates only manifests outside the package against the schema. A test validates the package's manifests, whose hashes
+    are in `suite.json`. `write` must reproduce the file exactly, so a manifest has no unknown and no missing entries.
     """
     try:
         manifest = parse(read_file(path).decode())
@@ -179,10 +179,10 @@ def read(path: Path) -> Case:
             raise VectorError(
                 f"{path}: has schema {manifest['schema']!r}, but this version of moespec reads schema {SCHEMA}"
             )
-        if VECTORS not in path.parents:  # not resolved, since an editable installation may contain links to the vectors
+        if VECTORS not in path.parents:  # without resolving links, which an editable installation may use
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
-        manifest.pop("revision", None)  # older vectors store their revision
+        manifest.pop("revision", None)  # older manifests contain a revision
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):
@@ -202,7 +202,7 @@ def read(path: Path) -> Case:
 def check(content: Any, schema: str) -> None:
     """Raises ValueError unless the content matches `schema.json` or `report_schema.json`.
 
-    The message is short and names the location.
+    The error message is short and names the location.
     """
     try:
         from jsonschema.exceptions import best_match
@@ -227,7 +227,7 @@ def _validator(schema: str) -> Any:
 
 
 def _tensors_beside(path: Path, entry: Any) -> Arrays:
-    """Reads the arrays in the safetensors file next to `path`. The manifest's entry for the file, if any, gives its name and hash."""
+    """Reads the arrays in the safetensors file next to `path`. Checks the file's name and hash against the manifest."""
     beside = path.with_suffix(".safetensors")
     if entry is ... and not beside.exists():
         return {}

@@ -1,7 +1,7 @@
 """Run the suite as a pytest plugin with a test for each case, dtype and mode, such as `token_choice/tied[float32-eager]`.
 
-The selected cases of one algorithm, dtype and mode are compiled together, and all run when pytest reaches the first.
-pytest-xdist assigns them to one process, in which this module creates the plugin again.
+The selected cases of one algorithm, dtype and mode are compiled together, and all run when pytest reaches the first case.
+pytest-xdist assigns these cases to one worker process, in which this module creates the plugin again.
 """
 
 import gc
@@ -42,13 +42,13 @@ Part = tuple[str, str, str]
 def run(plan: Plan, options: Sequence[str]) -> Report | int:
     """Runs the tests of a plan that pytest's options select. Returns the report, or an exit status if no test runs (--collect-only).
 
-    Raises ConfigError for an invalid option, KeyboardInterrupt, and the VectorError or GoldenError of `Plan.check`.
+    Raises ConfigError for an invalid option, KeyboardInterrupt if the user stops the run, and VectorError or GoldenError like `Plan.check`.
     """
     suite, name = _Suite(plan), plan.report.target
     folder = re.sub(r"[^.\w]", "-", name)
     settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
     fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
-    gc.freeze()  # garbage collection in the imported frameworks would take a tenth of the time
+    gc.freeze()  # garbage collection of the imported frameworks would take a tenth of the time
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in ENVIRONMENT.items():
             patch.setenv(variable, value)
@@ -65,7 +65,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
 
 
 def settle(report: Report) -> None:
-    """Ends the test of the only case in a report: it passes, fails with a diagnosis, is skipped or is an expected failure."""
+    """Fails the test of the only case in a report with a diagnosis, or skips or xfails the test; returns if the case passes."""
     __tracebackhide__ = True
     for lacking in report.unsupported:
         pytest.skip(f"{lacking.dtype} is not supported: {lacking.reason}")
@@ -96,7 +96,7 @@ class CaseItem(pytest.Item):
         self.report: Report | None = None
 
     def runtest(self) -> None:
-        """Runs the cases of the part unless they have run, then fails, skips or passes the test like its case."""
+        """Runs the cases of the part unless they have already run, and then fails, skips or passes the test like its case."""
         self.report = self.suite.checked(self.part)[self.case]
         settle(self.report)
 
@@ -146,7 +146,7 @@ class _Suite:
         self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remembers whether the user interrupted the run. pytest also calls this hook when it stops for another reason."""
+        """Remembers whether the user interrupted the run. pytest also calls this hook for other reasons to stop."""
         if excinfo.type is KeyboardInterrupt:
             self.stop = excinfo.value
 
@@ -154,7 +154,7 @@ class _Suite:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
-        """Creates the tests, from which pytest's options select."""
+        """Creates all tests; pytest's options then select some of them."""
         self.session, self.runs = session, not session.config.option.collectonly
         if session.config.pluginmanager.has_plugin("dsession"):
             return None  # the worker processes collect the tests
@@ -171,15 +171,15 @@ class _Suite:
         return True
 
     def _checked(self, part: Part) -> dict[str, Report]:
-        """Runs all selected cases of a part, once, and returns their reports."""
+        """Runs all selected cases of a part and returns their reports, which `checked` caches."""
         items = [item for item in self.session.items if isinstance(item, CaseItem) and item.part == part]
         return self.plan.check(*part[1:], [item.case for item in items])
 
-    # The results that the process of a test sends to the main process.
+    # Reports that worker processes send to the main process.
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: CaseItem, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """Attaches the case's report, and replaces pytest's duration by the time of the case."""
+        """Attaches the report of the case to pytest's report, and replaces pytest's duration by the time of the case."""
         report = yield
         if call.when == "call":
             error = call.excinfo.value if call.excinfo else None
@@ -206,12 +206,12 @@ class _Suite:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Sends a worker process what it needs to create the plugin."""
+        """Sends the plan and the import paths to a worker process, which creates the plugin from them."""
         node.workerinput |= {"path": sys.path, "folders": FOLDERS, "plan": self.plan.packed()}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Gives each process one part at a time, or a whole algorithm if the cases are fresh, so that each case is generated once."""
+        """Assigns a part to a process or, for fresh cases, all parts of an algorithm, so that each case is generated only once."""
         from xdist.scheduler import LoadScopeScheduling
 
         class Parts(LoadScopeScheduling):  # type: ignore[misc]

@@ -6,8 +6,8 @@
     def test_router(case):
         case.check()
 
-A failed test shows the suite's diagnosis: the matching known variant, where the result first differs and by how much, and the
-command that shows the case. A case is skipped, with the reason, if the target lacks it or the dtype is too coarse for it.
+A failed test shows the suite's diagnosis: the matching known variant, the first difference with its size, and the command that
+shows the case. A test is skipped with a reason if the target lacks the function or if the dtype is too coarse for the case.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -44,7 +44,7 @@ class VectorCase:
         return f"{self.id}-{self.dtype}"
 
     def check(self) -> None:
-        """Runs the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
+        """Runs the case op by op. Fails the test with the suite's diagnosis, or skips the test with the reason."""
         __tracebackhide__ = True
         report = Report(self.interface, self.name, "", [])
         plan = Plan(report, [self.id], [self.dtype], ["eager"], self.waivers)
@@ -61,12 +61,12 @@ def parametrize(
     expected_failures: Mapping[str, str] | None = None,
     require_suite: str | None = None,
 ) -> pytest.MarkDecorator:
-    """Returns a mark that gives a test function each case in each dtype as its argument `case`, a VectorCase.
+    """Returns a mark that runs a test function for each case and dtype, with a VectorCase as the argument `case`.
 
-    target: the module with the public names. adapter: the module or `module:object` with `layer`. Give exactly one of the two.
+    target: the module with the public names. adapter: the module or `module:object` with `layer`. Give either a target or an adapter.
     algorithms, classes: select cases like `run --algorithm` and `run --class`; by default, all.
-    dtypes: by default, float64, float32 and bfloat16. expected_failures: patterns of ids such as "token_choice/tied", or of ids with
-    dtypes such as "token_choice/tied-bfloat16", with reasons. A matching test must fail or be skipped; a pass counts as a failure.
+    dtypes: by default, float64, float32 and bfloat16. expected_failures: reasons by pattern of ids, such as "token_choice/tied", or of
+    ids with dtypes, such as "token_choice/tied-bfloat16". A matching test must fail or be skipped; a pass counts as a failure.
     require_suite: the required version of moespec's suite, such as "0.1".
 
     Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.

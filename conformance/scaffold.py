@@ -22,9 +22,9 @@ HEADER = Path(__file__).parent / "readers/moespec_vectors.h"
 
 
 def start(kind: str, name: str, folder: Path) -> list[Path]:
-    """Writes a target `name`, which already passes some cases, and its test. Returns both paths.
+    """Writes a target `name`, which already passes some cases, and a test of the target. Returns the paths of the files.
 
-    For C, also writes `moespec_vectors.h` unless it exists.
+    For C, also writes `moespec_vectors.h` unless the file exists.
 
     Raises ConfigError and writes nothing if the name is not valid for a new module or one of the files exists.
     """

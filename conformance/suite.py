@@ -1,4 +1,4 @@
-"""Locate the vectors of the committed suite, and check that none is changed, missing or malformed."""
+"""Locate the vectors of the committed suite, and check that no vector is changed, missing or malformed."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ CLASSES = {
 }
 """The words that select cases by subject, with the format's classes for each; `models` are complete models except their training."""
 Only = Callable[[str], bool]
-Problems = Iterator[tuple[bool, str]]  # pairs: whether there is a problem, and a sentence about it
+Problems = Iterator[tuple[bool, str]]  # pairs: whether a problem exists, and a sentence on the problem
 
 
 def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
@@ -55,7 +55,7 @@ def manifests(folder: Path = VECTORS) -> dict[str, list[Path]]:
 
 
 def ids(folder: Path = VECTORS) -> set[str]:
-    """Returns the ids of all cases without reading a file."""
+    """Returns the ids of all cases without reading the files."""
     return {f"{name}/{path.stem}" for name, paths in manifests(folder).items() for path in paths}
 
 
@@ -70,7 +70,7 @@ def digest(folder: Path = VECTORS) -> str:
 
 
 def is_installed(wanted: str) -> bool:
-    """Whether this version of moespec, and of its suite, is installed; "0.1" matches every "0.1.N"."""
+    """Whether the wanted version of moespec, and of its suite, is installed; "0.1" matches every "0.1.N"."""
     parts = wanted.split(".")
     return version().split(".")[: len(parts)] == parts
 
@@ -82,9 +82,9 @@ def require(wanted: str) -> None:
 
 
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
-    """Verifies manifests against `suite.json` and returns those of the cases whose id `only` accepts.
+    """Verifies manifests against `suite.json` and returns the paths of the manifests whose case id `only` accepts.
 
-    Raises VectorError for the first missing or unlisted file, even if `only` rejects it, and for the first changed file of those cases.
+    Raises VectorError for the first missing or unlisted file of any case, or the first changed file of an accepted case.
     """
     path = folder.parent / "suite.json"
     try:
@@ -116,7 +116,7 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
 
 
 def load(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Case]:
-    """Returns the cases whose id `only` accepts, and reads no others. Raises VectorError if a case is invalid."""
+    """Reads and returns only the cases whose id `only` accepts. Raises VectorError if a case is invalid."""
     return [case(path) for path in verify(folder, only)]
 
 
@@ -129,9 +129,9 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """Returns the class of a manifest's case and the calls that it tests, which are those of its main stages or the differentiated one.
+    """Returns the class of a case and the names that its main stages call or, in a gradient case, that the differentiated stage calls.
 
-    Checks nothing else. Raises VectorError if they are missing.
+    Does not validate the manifest. Raises VectorError if a required entry is missing.
     """
     kind, _, whole = _outline(path)
     return kind, whole
@@ -147,7 +147,7 @@ def class_of(id: str, folder: Path = VECTORS) -> str:
 
 @cache
 def _outline(path: Path) -> tuple[str, list[str], list[str]]:
-    """Returns the class of a case, the names that its stages call, and those whose results the case tests."""
+    """Returns the class of a case, the names that its stages call, and the names whose results the case tests."""
     try:
         manifest = json.loads(read_file(path))
         stages, gradients = manifest["stages"], manifest.get("gradients")

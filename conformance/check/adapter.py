@@ -1,28 +1,28 @@
-"""An adapter is the interface to a kernel that computes a complete layer without exposing its steps.
+"""An adapter is the interface to a kernel that computes a complete layer without exposing the steps of the layer.
 
     layer(x, params, options) -> output
 
 x: tokens (groups, tokens, width) in the run's dtype.
 params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}` with the specification's shapes; the router of Soft MoE has `{"slots",
-    "scale"}` instead. `params` also contains the state of a router, under its name: `bias` of `sigmoid_token_choice`,
+    "scale"}` instead. `params["router"]` also contains the state of a router: `bias` of `sigmoid_token_choice`,
     `penalty` of `relu`, `thresholds` of `batch_expert_choice`. The suite does not compare gradients with respect to the state.
-options: `router`, the router's name; every field of its `Options` in `moespec.spec.ROUTERS`; `train`, whether the layer
+options: `router`, the router's name; every field of the router's `Options` in `moespec.spec.ROUTERS`; `train`, whether the layer
     routes as in training; `gelu`, the form of GELU; `capacity`, the slots per expert. If `options["capacity"] >=
     options["tokens"]`, for example because `capacity_factor` is infinite, the layer drops no choice.
 output: (groups, tokens, width).
 
-A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declares it; see `declined.py`. Without
-`from_numpy(tree, dtype)`, arrays are NumPy's, bfloat16 is not supported, and the output may be float64. `to_numpy(tree)` converts
-results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. For router cases, the suite compares only the output,
-and runs no single steps, noise or error cases. `__moespec_version__` states which version of the specification the adapter follows.
+A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declines the case; see `declined.py`. An adapter
+without `from_numpy(tree, dtype)` receives NumPy arrays, cannot run in bfloat16, and may return a float64 output. `to_numpy(tree)` converts
+results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. The suite compares only the output of the layer, and
+runs no single steps, noise or error cases on an adapter. `__moespec_version__` is the specification version that the adapter follows.
 
-If `from_numpy` returns torch or JAX arrays, that framework computes the gradients with respect to x and all params.
-Otherwise a method of the adapter computes them:
+The method `vjp` computes the gradients. If an adapter has no `vjp` and `from_numpy` returns torch or JAX arrays, that
+framework differentiates `layer` with respect to x and all params.
 
     vjp(x, params, options, cotangent) -> (gradient of x, gradients of params)
 
-cotangent: the gradient with respect to the output, with its shape and the run's dtype. The gradients of params form a pytree
-like params, which may omit the state. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
+cotangent: the gradient with respect to the output, in the output's shape and the run's dtype. The gradients of params form a pytree
+with the structure of params; the state may be missing. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
 """
 
 import importlib
@@ -49,7 +49,7 @@ __all__ = ["Adapter", "Kernel", "kernel"]
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework's operations on its arrays.
+    """The operations of torch or JAX on arrays.
 
     value_and_grad: transforms `f(params, rest) -> (scalar, more)` into a function that also returns the gradient of
     params, a dict of dicts. sum: returns the sum of an array. cast: converts an array to a named dtype. compile: compiles a function.
@@ -76,7 +76,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the gradient from autograd, 0 for a parameter without effect. Raises NotOfferedError if the result has no autograd graph."""
+    """Returns `value_and_grad` of a function; unused parameters have gradient 0. Raises NotOfferedError if no autograd graph exists."""
     torch = sys.modules["torch"]
 
     def differentiated(params: dict[str, dict[str, Any]], rest: Any) -> Any:
@@ -96,7 +96,7 @@ def _torch_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The parts of an adapter that the suite uses."""
+    """The functions and declarations of an adapter that the suite uses."""
 
     layer: Callable[..., Any]
     vjp: Callable[..., Any] | None
@@ -115,7 +115,7 @@ class Kernel:
 
     @property
     def compile(self) -> Callable[..., Any]:
-        """Returns the adapter's compiler or, without one, its framework's. Raises NotOfferedError if there is no compiler at all."""
+        """Returns the compiler of the adapter or, by default, of its framework. Raises NotOfferedError if the adapter has neither."""
         if self.compiler is None and self.framework is None:
             text = "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
             raise NotOfferedError(text)
@@ -123,9 +123,9 @@ class Kernel:
 
 
 def kernel(name: str) -> Kernel:
-    """The adapter `package.module` or `package.module:object`. If the object is a class, it is instantiated without arguments.
+    """Returns the adapter `package.module` or `package.module:object`. If the object is a class, calls the class without arguments.
 
-    Raises ConfigError if the module has no such adapter. Errors raised by the module's import propagate.
+    Raises ConfigError if the module has no such adapter. Does not catch exceptions that the import of the module raises.
     """
     module, _, path = name.partition(":")
     adapter: Any = importlib.import_module(module)
@@ -173,7 +173,7 @@ class Adapter(Target):
         return bool(self.module.from_numpy is _from_numpy)
 
     def check_dtypes(self, results: Mapping[str, Any]) -> None:
-        """Checks dtypes like `Target.check_dtypes`, but accepts any from NumPy, which promotes float32 to float64 by itself."""
+        """Checks dtypes like `Target.check_dtypes`, but accepts all dtypes of NumPy arrays, because NumPy promotes float32 to float64."""
         if not self.on_numpy:
             super().check_dtypes(results)
 
@@ -187,7 +187,7 @@ class Adapter(Target):
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Returns a router case whose only results are the layer's, since an adapter has no other stages. Drops gradients of the state."""
+        """Returns a router case with only the results of the layer, because an adapter computes nothing else. Drops state gradients."""
         if not _is_layer(case):
             return case
         *steps, layer = case.stages
@@ -198,7 +198,7 @@ class Adapter(Target):
 
     @staticmethod
     def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
-        """Returns why the adapter cannot run a job, or "" if it can."""
+        """Returns the reason why the adapter cannot run a job, or ""."""
         case = job.case
         if reason := facts.declared(case):
             return reason
@@ -213,13 +213,13 @@ class Adapter(Target):
         return f"an adapter takes no {taken[0]}" if taken else ""
 
     def without_gradients(self) -> str:
-        """Returns why the adapter has no gradients, or "" if it has."""
+        """Returns the reason why the adapter has no gradients, or ""."""
         if self.module.vjp is not None or self.module.framework is not None:
             return ""
         return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
 
     def derivative(self, job: Job) -> Callable[[Values, Any], Values] | None:
-        """Returns a function of the layer's arrays and the output's cotangent that calls the adapter's `vjp`; None if it has no `vjp`."""
+        """Returns a function that calls the adapter's `vjp` on the layer's arrays and a cotangent, or None if the adapter has no `vjp`."""
         if self.module.vjp is None:
             return None
         options = _options(job)

@@ -1,6 +1,6 @@
-"""Find the change of a call that reproduces a wrong result, by calling the specification with one array or option changed.
+"""Find a changed call that reproduces a wrong result, by running the correct backend with one array or option changed.
 
-If no known variant matches, the changed call shows what a target ignores or confuses: "it is the expected result with
+If no known variant matches, the changed call shows which array or option a target ignores or confuses: "it is the expected result with
 experts/b2 = 0", "with noisy instead of logits", "with choices=1".
 """
 
@@ -39,9 +39,9 @@ CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
 
 
 def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) -> dict[Place, str]:
-    """Returns, for each failure of one stage, a sentence on the change that explains the most failures (at least two if possible).
+    """Returns, for each failure of one stage, a sentence on the change that explains the most failures.
 
-    failing: (place, returned values, dtype).
+    failing: tuples of place, returned values and dtype. If several failures are given, a change must explain at least two.
     """
     fitting: dict[str, list[Place]] = {}
     for number, (place, returned, dtype) in enumerate(failing):
@@ -60,7 +60,7 @@ def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) ->
 
 
 def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
-    """Yields changed calls and the change in words: another array, or an option with another case's value or an adjacent number."""
+    """Yields changed calls with descriptions. A change affects an array or sets an option to another case's value or a nearby number."""
     job = known.job(place)
     if function(job.stage.call).batched or sum(tensor.array.size for tensor in job.values.values()) > LARGE:
         return

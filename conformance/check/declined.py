@@ -1,8 +1,8 @@
-"""Read `not_offered`, in which a target declines cases (by patterns of their ids) and options of calls, each with a reason.
+"""Read `not_offered`, in which a target declines cases (by patterns of case ids) and options of calls, each with a reason.
 
     not_offered = {"token_choice/keep*": "every choice is made", "token_choice(tries=)": "a full expert drops its token"}
 
-An entry with an option declines each case in which a call, such as a router's step, passes a value other than the default.
+An entry with an option declines each case that calls the function or router with a non-default value of the option.
 """
 
 import re
@@ -39,7 +39,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 def problem(entry: str) -> str:
-    """Returns what is wrong with an entry (an unknown call or option, or no matching case), or ""."""
+    """Returns the error in an entry (an unknown call or option, or no matching case), or ""."""
     if found := OPTION.fullmatch(entry):
         known, (name, option) = _defaults(), found.groups()
         if name in known:
@@ -63,7 +63,7 @@ def declines(entry: str, case: Case) -> bool:
 
 
 def _calls(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each function and router that a case calls with all its arguments and options."""
+    """Yields each function and router that a case calls, with all arguments and options of the call."""
     waiting: list[Any] = [{"call": s.call, "arguments": s.arguments, "options": s.options} for s in case.stages]
     for each in waiting:
         if isinstance(each, Mapping) and "call" in each:

@@ -1,13 +1,13 @@
-"""Diagnose the failures in a report with known variants, reordered ties, sentences and small tables.
+"""Diagnose the failures in a report: match known variants, detect reordered ties, and add explanations and small tables.
 
-If no known variant reproduces a wrong result, its numbers still give clues: experts lack only second choices, a token's
-features are off by one factor, no gradient reaches an input. The explanation states which results are right. The explanation
-relates the wrong result to the expected one (`relations.py`) or names a changed call that reproduces it (`changed_calls.py`).
+If no known variant reproduces a wrong result, the wrong numbers still give clues. For example, experts lack only second choices,
+all features of a token have the same wrong factor, or an input has no gradient. The explanation names the correct results. An explanation
+relates the wrong result to the expected result (`relations.py`) or names a changed call that gives the wrong result (`changed_calls.py`).
 
-Third-party routers fail most often by ordering equal scores differently. The specification puts the lower index first
-among equal scores. An unstable sort orders equal scores arbitrarily, which no known variant reproduces. A failure
-counts as reordered only under two conditions. The scores in each slot, or for each token, are bitwise equal. In each
-expert's order, tokens keep their places if their score for the expert differs from their other scores.
+Third-party routers fail most often by ordering equal scores differently. The specification puts the lower index first among
+equal scores. An unstable sort returns an arbitrary order, which no known variant reproduces. A failure counts as reordered if each
+slot has the weight of its token and condition (a) or (b) holds. (a) The scores in each slot are bitwise equal to the expected scores.
+(b) The scores of each token are the expected ones, and each expert keeps the order of the tokens whose scores are not tied.
 """
 
 from collections.abc import Iterator, Sequence
@@ -75,7 +75,7 @@ def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> li
 
 
 def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseResult]:
-    """Returns the results with an explanation of each failure, which includes the token expected in the first wrong slot."""
+    """Returns the results with an explanation of each failure. For wrong slots, names the expected token of the first wrong slot."""
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         if result.state in EXPLAINED:
@@ -85,7 +85,7 @@ def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseRe
 
 
 def _wrong(result: CaseResult, case: Case) -> Wrong | None:
-    """Returns the first wrong result if its values can be compared with the expected ones, else None."""
+    """Returns the first wrong result if the values can be compared with the expected values, else None."""
     stage, _, name = result.first.stage.partition("/")
     expected = case.gradients.wrt if stage == "gradient" and case.gradients else _outputs(case, stage)
     got = np.asarray(result.returned.get(stage, {}).get(name))
@@ -98,7 +98,7 @@ def _wrong(result: CaseResult, case: Case) -> Wrong | None:
 
 
 def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
-    """The failures of one stage of an algorithm, explained together."""
+    """Returns the failures of one stage of an algorithm with explanations. Prefers explanations that several failures share."""
     stage = group[0].first.stage.partition("/")[0]
     wrongs = [_wrong(result, known.cases[result.id]) for result in group]
     numbers = [each for each in wrongs if each and not _is_slots(each)]
@@ -138,7 +138,7 @@ def _is_slots(wrong: Wrong) -> bool:
 
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
-    """Returns the case's other arrays with the shape of the wrong result; for weights, also the scores of the tokens in the slots."""
+    """Returns the other arrays of a case that have the shape of the wrong result. For weights, adds the scores of the slots' tokens."""
     own = (stage, f"{stage}/{wrong.name}")
     arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")
@@ -233,7 +233,7 @@ def _gradient(case: Case, wrong: Wrong) -> str:
 
 
 def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
-    """Returns the results and sets the state `reordered` for failures that differ only in tie-breaking."""
+    """Returns the results. Failures that differ only in tie-breaking have the state `reordered`."""
     known = {case.id: case for case in cases}
 
     def reordered(outcome: Outcome) -> Outcome:
@@ -248,7 +248,7 @@ def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list
 
 
 def _is_reordered(result: CaseResult, case: Case) -> bool:
-    """Whether in every failing stage slots and weights are only reordered, or the stage depends on such a stage."""
+    """Whether all wrong slots and weights are only reordered, and all other wrong results depend on the slots."""
     allocation = next((stage for stage in case.stages if "slots" in stage.outputs and ordered(stage, case)), None)
     failing = [outcome.stage for outcome in result.outcomes if outcome.state == "fail"]
     if allocation is None or not any(name.endswith("/slots") for name in failing):
@@ -266,7 +266,7 @@ def _is_reordered(result: CaseResult, case: Case) -> bool:
 
 
 def ordered(stage: Stage, case: Case) -> str:
-    """Returns the reference to the scores by which a stage orders tokens, or "" if the case has none."""
+    """Returns the reference to the scores by which a stage orders tokens, or "" if the case has no such scores."""
     choice = function(stage.call).choice
     if choice is None or not isinstance(choice.ordered, str):
         return ""
@@ -275,7 +275,7 @@ def ordered(stage: Stage, case: Case) -> str:
 
 
 def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], dtype: Dtype) -> bool:
-    """Whether each slot's token has the expected score and a weight that belongs to this token."""
+    """Whether slots differ from the expected slots only in tie-breaking, and each slot has the weight of its token."""
     golden = call.golden(case)
     scores = golden[ordered(allocation, case)].array
     want = case.stage(stage).outputs["slots"].array
@@ -298,7 +298,7 @@ def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], 
 
 
 def _taken(scores: Array, slots: Array) -> Array:
-    """Picks from `scores` (groups, tokens, experts) the score of each slot's token (groups, experts, capacity); -1 if the slot is empty."""
+    """Returns the scores (groups, experts, capacity) of the slots' tokens from scores (groups, tokens, experts); -1 for empty slots."""
     padded = np.concatenate([scores, np.full_like(scores[:, :1], -1)], axis=1).astype(np.float64)
     taken: Array = np.take_along_axis(padded.swapaxes(1, 2), slots, axis=2)
     return taken
@@ -314,7 +314,7 @@ def _untied(scores: Array, slots: Array) -> Array:
 
 
 def _chosen(slots: Array, scores: Array) -> Array:
-    """Whether each expert has each token: (groups, tokens, experts)."""
+    """Returns a mask (groups, tokens, experts) of the tokens in each expert's slots."""
     chosen = np.zeros((scores.shape[0], scores.shape[1] + 1, scores.shape[2]), bool)
     np.put_along_axis(chosen.swapaxes(1, 2), slots, True, axis=2)
     return chosen[:, :-1]

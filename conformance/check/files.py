@@ -30,8 +30,8 @@ class FileError(Exception):
     """Raised if a file cannot be compared. The message names the file."""
 
 
-def read(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file. Raises FileError, which names the file, if the file contains anything else."""
+def read(path: Path) -> dict[str, Found]:
+    """Returns the tensors of a safetensors file. Raises FileError, which names the file, if the file is not readable or not valid."""
     try:
         return decoded(read_file(path, LIMIT))
     except OSError as error:
@@ -44,7 +44,7 @@ Files = dict[str, dict[str, StoredTensor] | FileError]
 
 
 def read_all(folder: Path, ids: Collection[str]) -> Files:
-    """Returns the contents of the files below `folder` by case id; for an unreadable file, the error.
+    """Returns the tensors of each file in `folder` by case id. The entry of an unreadable file is the error.
 
     ids: the ids of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
     """
@@ -63,9 +63,9 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """Returns the floating dtype that the files share: the coarsest in each file, or float64 if there are only integers.
+    """Returns the floating dtype of the files, or float64 without floating tensors. The dtype of a file is the coarsest in the file.
 
-    Raises FileError, naming two files, if the files' dtypes differ: a bfloat16 file must not loosen the tolerance of the others.
+    Raises FileError if the dtypes of files differ, because a bfloat16 file must not loosen the tolerance of other files.
     """
     first: dict[str, str] = {}  # the first file of each dtype
     for id, tensors in files.items():
@@ -80,7 +80,7 @@ def dtype_of(files: Files) -> Dtype:
 
 
 def check(files: Files, cases: Sequence[Case], dtype: Dtype) -> list[CaseResult]:
-    """The result of each case."""
+    """Returns the result of each case."""
     results = []
     for case in cases:
         tensors = files.get(case.id)
@@ -103,7 +103,7 @@ def expected(case: Case) -> dict[str, Value]:
 
 
 def _end(case: Case) -> list[str]:
-    """Returns the tensors that a file must contain if its case is to count as implemented."""
+    """Returns the tensors without which a file's case counts as not implemented."""
     if case.gradients is not None:
         return [f"gradient/{name}" for name in case.gradients.wrt]
     if any(stage.router for stage in case.stages):

@@ -1,4 +1,4 @@
-"""Compute gradients of cases on a target, op by op or compiled. If computing all together raises an error, compute one by one."""
+"""Compute gradients of cases on a target, op by op or compiled. If the joint computation fails, compute each gradient separately."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ __all__ = ["gradients"]
 
 
 def gradients(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | Exception]:
-    """Returns each job's gradients by name, or its exception. In compiled mode, one function computes all jobs.
+    """Returns each job's gradients by name, or the exception of the job. Jobs with the same compiler are compiled as one function.
 
     jobs: the stages to differentiate.
     """
@@ -36,7 +36,7 @@ def gradients(target: Target, jobs: Sequence[Job], mode: str) -> list[Values | E
 
 
 def _derived(target: Target, job: Job, derivative: Callable[[Values, Any], Values], compiler: str | None) -> Values:
-    """Computes a case's gradient with the target's derivative of the complete layer."""
+    """Computes the gradients of a case with the adapter's `vjp`."""
     function = target.compile(derivative, compiler) if compiler else derivative
     wanted, arrays = job.case.expected_gradients, job.arrays(target)
     cotangent = target.arrays({"probe": wanted.probe})["probe"]
@@ -48,7 +48,7 @@ def _derived(target: Target, job: Job, derivative: Callable[[Values, Any], Value
 
 
 def _differentiated(target: Target, jobs: Sequence[Job], compiler: str | None) -> dict[str, Values | Exception]:
-    """Differentiates the sum of the results of all cases; returns the gradients by case id."""
+    """Differentiates the sum of the losses of all jobs, and returns the gradients by case id."""
     losses = {job.case.id: _loss(target, job) for job in jobs}
     params, rest = {}, {}
     for job in jobs:
@@ -68,14 +68,14 @@ def _on_numpy(target: Target, slopes: Values) -> Values:
 
 
 def _arrays(target: Target, job: Job) -> tuple[Values, Values]:
-    """Returns the inputs with respect to which a case differentiates, and all other arrays with the probe."""
+    """Returns the inputs with respect to which a case is differentiated, and the other arrays including the probe."""
     wanted, arrays = job.case.expected_gradients, job.arrays(target)
     params = {name: arrays.pop(name) for name in [*arrays] if name in wanted.wrt}
     return params, {**arrays, **target.arrays({"probe": wanted.probe}, target.wide)}
 
 
 def _loss(target: Target, job: Job) -> Callable[[Values, Values], Any]:
-    """Returns the function of the arrays from `_arrays` that computes `sum(probe * output)` plus the losses, in float32 or better."""
+    """Returns a function of the arrays from `_arrays` that computes `sum(probe * output)` plus the losses in float32 or float64."""
     wanted, function, B, wide = job.case.expected_gradients, job.bind(target), target.array_operations(), target.wide
     routed = job_of(job.case, "route").bind(target) if wanted.losses else None
 
@@ -83,7 +83,7 @@ def _loss(target: Target, job: Job) -> Callable[[Values, Values], Any]:
         values = {**rest, **params}
         probe = values.pop("probe")
         results = function(values)
-        # Returns the weight of each slot from the dense combine tensor, since a slot has at most one token.
+        # The sum over tokens of the combine tensor gives the weight of each slot, since a slot has at most one token.
         output = results[wanted.output] if wanted.output in results else B.sum(results["routing.combine"], 1)
         losses = {} if routed is None else routed(values)
         added = sum(loss for name, loss in losses.items() if name.startswith("losses/"))

@@ -1,8 +1,8 @@
 """Compare a target's wrong results with known variants, to find out what a third-party router computes instead.
 
-For each failing stage, the variants run on the stage's arrays. A variant agrees in a stage if all results of the target
-equal the variant's within a few tolerances and differ from the expected results and the correct backend's. Target and
-variant disagree in a stage if the target passes it and the variant fails it, or if only the target raises an exception.
+For each failing stage, the variants run on the stage's arrays. A variant agrees with the target in a stage if the results of both are
+equal within a few tolerances and differ from the results of the specification and of the correct backend. Target and variant
+disagree in a stage if the target passes the stage and the variant fails, or if only the target raises an exception.
 """
 
 import math
@@ -47,8 +47,8 @@ def called(job: Job) -> set[str]:
 def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]:
     """Returns the variants that a target matches, for each algorithm, dtype and mode.
 
-    A variant matches if it agrees with the target in every stage in which either differs from the specification. If no
-    variant matches, returns variants that together explain a part of the failures, the largest part first.
+    A variant matches if it agrees with the target in every stage in which the target or the variant fails. If no variant
+    matches, returns variants that together explain some of the failures. Variants that explain more stages come first.
     """
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for result in results:
@@ -63,7 +63,7 @@ def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]
 
 
 class Known:
-    """The variants' results for stages of cases, which are computed on demand, once for all dtypes."""
+    """The results of variants for stages of cases. Each result is computed on demand, once for all dtypes."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: case for case in cases}
@@ -96,7 +96,7 @@ class Known:
         return {} if isinstance(values, Exception) else values
 
     def differs(self, place: Place, name: str, dtype: Dtype) -> bool:
-        """Whether a stage clearly fails under a variant."""
+        """Whether a variant's results of a stage differ from the expected results by more than `SLACK` tolerances."""
         values, call = self.computed(place, name), self.job(place).stage.call
         return any(
             result not in values or compare(value, values[result], precision(call, result, dtype)).fraction > SLACK
@@ -104,7 +104,7 @@ class Known:
         )
 
     def agrees(self, place: Place, name: str, returned: Values, dtype: Dtype) -> bool:
-        """Whether the target's results of a stage equal a variant's."""
+        """Whether the target's results of a stage equal the variant's results."""
         return self.equals(place, self.computed(place, name), returned, dtype)
 
     def equals(self, place: Place, values: Values, returned: Values, dtype: Dtype) -> bool:
@@ -117,13 +117,13 @@ class Known:
         bounds = {result: precision(call, result, dtype) for result in shared}
         away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
         wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
-        if wrong <= 1:  # a target without a result matches no variant with it
+        if wrong <= 1:  # the target's results are correct but incomplete
             return values.keys() == returned.keys() != expected.keys()
         return away <= min(SLACK, wrong / 2)
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
-    """Returns tuples (variant, number of stages that agree, number of stages that count)."""
+    """Returns tuples (variant, number of stages that agree with the target, number of stages that fail on the variant or the target)."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
     raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
     raised = [place for place in raised if known.compares(place)]
@@ -158,7 +158,7 @@ def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
-    """Returns the stages of a case that pass completely, or those that fail with a returned result, depending on `state`."""
+    """Returns the stages of a case that pass completely if `state` is "pass", else the stages that fail with a returned result."""
     states: dict[str, set[str]] = {}
     for outcome in result.outcomes:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)
@@ -171,9 +171,9 @@ def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
 
 
 def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
-    """Returns the distance between a result and a variant's, in tolerances. Tolerances use the variant's scale or, if larger, magnitude.
+    """Returns the distance between a target's and a variant's result, in tolerances whose scale is at least the variant's magnitude.
 
-    Where the variant computes NaN or infinity, the target may compute either of the two.
+    Where the variant computes NaN or infinity, the target must compute NaN or infinity.
     """
     want, got = np.asarray(want), np.asarray(got)
     if value.kind != "float" or want.shape != got.shape or got.dtype.kind != "f":

@@ -1,8 +1,8 @@
 """Test the suite on known variants. Every variant must fail on a vector.
 
-A variant runs in float64, op by op, on the cases that call a replaced name. For each variant, algorithms run one after
-another until two cases have failed. Trajectories take longer, so only their first step runs. Error cases come last and
-only if nothing else has failed, because most variants validate nothing.
+A variant runs in float64, op by op, on the cases that call a function or router that the variant replaces. The algorithms run
+one after another until two cases have failed. Only the first step of a trajectory runs, because trajectories take
+longer. Error cases run last, and only if no other case has failed, because most variants do not validate their arguments.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,8 +32,8 @@ ENOUGH = 2
 class MutationReport:
     """The cases that catch each variant.
 
-    caught: for each variant, the ids of at least two cases that fail on it, or of fewer if no more do, each with the
-    first stage that differs. cases: the ids of all available cases.
+    caught: for each variant, the ids of failing cases, each with the first stage that differs. The search stops after
+    the algorithm in which a second case fails. cases: the ids of all available cases.
     """
 
     caught: Mapping[str, Mapping[str, str]]
@@ -41,7 +41,7 @@ class MutationReport:
 
     @property
     def survivors(self) -> list[str]:
-        """The variants that no case of their algorithms catches, among variants for which all these cases were run."""
+        """The variants that no case of their algorithms catches. Omits variants if some of their algorithms were not run."""
         run = {id.split("/")[0] for id in self.cases}
         return [
             name
@@ -51,13 +51,13 @@ class MutationReport:
 
     @property
     def singly_detected(self) -> dict[str, str]:
-        """The variants that exactly one case catches, with this case. Empty if only a part of the suite was run."""
+        """The variants that exactly one case catches, with the id of the case. Empty if some algorithms were not run."""
         whole = {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
         return {name: next(iter(ids)) for name, ids in self.caught.items() if whole and len(ids) == 1}
 
 
 def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:
-    """Runs every variant on its cases."""
+    """Runs every variant on the cases that call a name that the variant replaces."""
     cases = [first_step(case) for case in cases]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="reading cases", unit="case", disable=None)}
     caught = {}
@@ -67,7 +67,7 @@ def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> Mutat
 
 
 def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
-    """Returns cases that fail on the variant, until there are enough. Runs first the algorithms that must catch the variant."""
+    """Returns cases that fail on the variant, at least `ENOUGH` if possible. The algorithms that must catch the variant run first."""
     target, caught, otherwise = Target(variant.name, DTYPE, module_of(variant.replaced)), dict[str, str](), False
 
     def rank(case: Case) -> tuple[bool, bool, bool, str]:
@@ -90,7 +90,7 @@ def falls(result: CaseResult) -> bool:
 
 
 def _called_by(case: Case) -> set[str]:
-    if case.expect is not None:  # the call that must raise
+    if case.expect is not None:  # the call that must raise an error
         return {name for stage in case.stages for name in (stage.call.partition(".")[0], stage.router)}
     names = set().union(*(called(job_of(case, stage.name)) for stage in case.stages))
     names |= {name for stage in case.stages for name in function(stage.call).needs}
@@ -117,9 +117,9 @@ def _sliced(value: Value) -> Value:
 
 
 def table(report: MutationReport) -> str:
-    """Returns a line for each variant: the number of cases that catch it, the first such case and stage, and the ledger id.
+    """Returns a line for each variant: the number of cases that catch the variant, the first case and stage, and the ledger id.
 
-    Problems and a line of totals follow.
+    A line of totals follows.
     """
     rows = [("variant", "caught by", "first", "ledger")]
     for name, ids in report.caught.items():

@@ -53,7 +53,7 @@ Read = TypeVar("Read")
 
 
 class EndedError(Exception):
-    """Raised if a target's process gives no valid answer: it ended, timed out, or sent invalid data."""
+    """Raised if a target's process gives no valid answer, because the process ended, timed out, or sent invalid data."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -61,7 +61,7 @@ class EndedError(Exception):
 
 
 class Process:
-    """A process that runs one target; see `worker.py`. It has no terminal, and its stdout goes to stderr."""
+    """A process that runs one target; see `worker.py`. The process has no terminal, and writes its stdout to stderr."""
 
     def __init__(self, interface: type[Target], name: str, memory: int) -> None:
         self.key = (interface, name, memory, *TRUSTED)
@@ -119,7 +119,7 @@ class Process:
         return bytes(data)
 
     def _status(self) -> str:
-        """Describes how a process ended that closed its socket."""
+        """Describes how the process ended after it closed its socket."""
         try:
             status = self.popen.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -140,7 +140,7 @@ _running: list[Process] = []
 
 
 def process(interface: type[Target], name: str, memory: int = 0) -> Process:
-    """Returns the running process if it runs this target. Otherwise ends it, and starts and returns a new one."""
+    """Returns the running process if it runs this target. Otherwise ends the running process and starts one for the target."""
     if not _running or _running[0].key != (interface, name, memory, *TRUSTED):
         end()
         _running.append(Process(interface, name, memory))
@@ -148,7 +148,7 @@ def process(interface: type[Target], name: str, memory: int = 0) -> Process:
 
 
 def relieve() -> None:
-    """Ends the running process if the system reports too many memory maps for it to run another part."""
+    """Ends the running process if it has more than `MAPS` memory maps, since another part might exceed the system's limit."""
     with suppress(IndexError, OSError), open(f"/proc/{_running[0].popen.pid}/maps", "rb") as maps:
         if sum(1 for _ in maps) > MAPS:
             end()
@@ -182,7 +182,7 @@ def claims(interface: type[Target], name: str) -> str:
 class Remote:
     """A target in one dtype, in a separate process. If the process ends, the next job starts a new one.
 
-    limit: seconds per job; jobs that are compiled together share the sum of their limits. memory: see `worker.main`.
+    limit: seconds per job; jobs that are compiled together may use the sum of their limits. memory: see `worker.main`.
     called: the functions of moespec that the target was observed to call; see `watch.py`.
     """
 
@@ -193,7 +193,7 @@ class Remote:
         relieve()
 
     def facts(self) -> Facts:
-        """The target's facts. This request triggers the imports, so that no case's time includes them. Raises EndedError."""
+        """Returns the target's properties. This request triggers all imports, so no case's time includes them. Raises EndedError."""
         running, dtype = process(*self.key), self.dtype.name
         if dtype not in running.facts:
             request, limit = pack({"dtype": dtype}, {}), max(self.limit, LIMIT)
@@ -201,7 +201,7 @@ class Remote:
         return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """Like `worker.answers`. Runs compiled jobs together. Runs other jobs, and those that end the process, one by one."""
+        """Like `worker.answers`. Runs compiled jobs together. Runs other jobs, and compiled jobs that end the process, one by one."""
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)
@@ -245,7 +245,7 @@ NOTHING = Value(np.zeros(0), (), "int")
 
 
 def _question(job: Job, gradient: bool) -> Case:
-    """Returns the job's case without expected values. Of the stages' results, it keeps only the numbers that the job reads."""
+    """Returns the job's case without expected values, except for results of earlier stages that the job reads."""
     case, asked = job.case, {job.stage.name: set(job.values)}
     if gradient and case.expected_gradients.losses:
         asked["route"] = set(job_of(case, "route").values)
@@ -262,7 +262,7 @@ def _question(job: Job, gradient: bool) -> Case:
 
 
 def _outputs(stage: Stage, read: set[str], asked: bool) -> dict[str, Value]:
-    """Returns the results that the job reads, and only names for other results of the stages that it reads or runs."""
+    """Returns a stage's results without the numbers that the job does not read, or {} if the job neither reads nor runs the stage."""
     alone = stage.name in read and len(stage.outputs) == 1
     known = {
         name: replace(value, scale="magnitude") if alone or f"{stage.name}/{name}" in read else NOTHING

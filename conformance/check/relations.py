@@ -1,7 +1,7 @@
-"""Find how the numbers of a wrong result are related to the expected ones. A relation is reported only if it holds numerically.
+"""Find relations between a wrong result and the expected result. A relation is reported only if the numbers satisfy the relation.
 
-A relation predicts a value. It holds if the result is within a few tolerances of this value and at least twice as far from the expected
-one. Any two single numbers, such as losses, have some ratio, so a ratio of single numbers is reported only if several cases share it.
+A relation holds if the result is within a few tolerances of the value that the relation predicts, and at least twice as far from the
+expected value. Any two scalars have a ratio. The ratio of scalars is reported only if several cases share the ratio or `_is_plain` holds.
 """
 
 import math
@@ -65,7 +65,7 @@ OF_TWO: dict[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong result with its expected and computed values. dtype: the dtype whose roundoff bounds the errors of the result."""
+    """A wrong result, with expected and computed values. dtype: the dtype whose roundoff bounds the errors of the result."""
 
     case: Case
     name: str
@@ -89,7 +89,7 @@ class Wrong:
         return max(constant(self.value.constant, self.dtype), self.dtype.least) * self.dtype.roundoff
 
     def fits(self, guess: Any, at: Any = ...) -> bool:
-        """Whether entries equal a guess and are twice (in a coarse dtype, 8 times) as close to it as to the expected values."""
+        """Whether entries equal a guess within tolerances and are twice (in coarse dtypes, 8 times) as far from the expected entries."""
         got, want = self.got[at], self.want[at]
         bound = np.broadcast_to(tolerance(self.value, self.dtype), self.got.shape)[at]
         with np.errstate(all="ignore"):
@@ -98,14 +98,14 @@ class Wrong:
         return bool(away <= min(1.0, off / (2 if self.dtype.roundoff <= DTYPES["float32"].roundoff else 8)))
 
     def factor(self, at: Any = ...) -> float:
-        """Returns the factor between all expected entries and the computed ones; NaN if there is none or all expected values are 0."""
+        """Returns the common factor between expected and computed entries, or NaN if no factor fits or all expected entries are 0."""
         got, want = self.got[at], self.want[at]
         with np.errstate(all="ignore"):
             times = float((got * want).sum() / (want**2).sum())
         return times if math.isfinite(times) and self.fits(times * want, at) else math.nan
 
     def summand(self, at: Any = ...) -> float:
-        """Returns the number that, added to all expected entries, gives the computed ones; NaN if there is none."""
+        """Returns the common difference between computed and expected entries, or NaN if the differences vary."""
         with np.errstate(all="ignore"):
             added = float(np.median(self.got[at] - self.want[at]))
         return added if math.isfinite(added) and self.fits(self.want[at] + added, at) else math.nan
@@ -123,7 +123,7 @@ def quantities(case: Case) -> dict[str, float]:
 
 
 def _names(wrongs: Sequence[Wrong], numbers: Sequence[float]) -> list[str]:
-    """Returns the simplest expressions in the cases' sizes and options that equal the numbers, if at most three do."""
+    """Returns the simplest expressions in the cases' sizes and options that equal the numbers, or [] if more than three do."""
     if np.allclose(np.abs(numbers), 1):
         return []
     known = [quantities(each.case) for each in wrongs]
@@ -147,7 +147,7 @@ def _here(names: Sequence[str]) -> str:
 
 
 def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> str:
-    """Returns a sentence about a number with the same value, or the same expression, in all results; "" if there is neither."""
+    """Returns a sentence about a number that has the same value or the same expression in all results, or "" for other numbers."""
     first, names = numbers[0], _names(wrongs, numbers)
     if text.endswith("plus {}") and first < 0:
         first, numbers, text = -first, [-x for x in numbers], text.replace("plus", "minus")
@@ -168,8 +168,8 @@ MEASURES = ((Wrong.factor, "it is {} times the expected value"), (Wrong.summand,
 
 
 def shared(wrongs: Sequence[Wrong]) -> list[str]:
-    """Describes for each wrong result of a stage the factor, summand or function that most of the results share or that
-    several of its entries share; "" if there is none."""
+    """Returns a sentence, or "", for each wrong result of a stage. A sentence states the factor, summand or function that
+    relates the entries of the result to the expected entries."""
     said = [""] * len(wrongs)
     for measure, text in MEASURES:
         found = {i: x for i, each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]}
@@ -189,14 +189,14 @@ def shared(wrongs: Sequence[Wrong]) -> list[str]:
 
 
 def _is_plain(wrongs: Sequence[Wrong], wrong: Wrong, factor: float) -> bool:
-    """Whether the factor of a single number is informative: it equals an option, or it is 2 or 1/2 in the only failing case."""
+    """Whether the factor of a scalar is a fractional option or the inverse of such an option or, in the only failing case, 2, 1 or 1/2."""
     options = [x for x in quantities(wrong.case).values() if x != round(x)]
     known = [*options, *(1 / x for x in options), *((0.5, 1.0, 2.0) if len(wrongs) == 1 else ())]
     return bool(np.isclose(abs(factor), known, rtol=SLACK * wrong.unit + 1e-9, atol=0).any())
 
 
 def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
-    """Yields relations between a wrong result and the expected one or other arrays of its shape, strictest first."""
+    """Yields sentences that relate a wrong result to the expected result or to other arrays of its shape, strictest relation first."""
     got, want, differs = wrong.got, wrong.want, wrong.differs
     if (lost := ~np.isfinite(got)).any():
         kind = "NaN" if np.isnan(got[lost]).all() else "not finite"
@@ -226,7 +226,7 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
 
 
 def in_other_places(wrong: Wrong) -> Iterator[str]:
-    """Yields a sentence if a result is only reordered along an axis, or contains the expected values of another place."""
+    """Yields a sentence if the last two axes are swapped or if an index along an axis has the expected values of another index."""
     want, axes = wrong.want, wrong.value.axes
     if want.ndim > 1 and want.shape[-1] == want.shape[-2] and wrong.fits(want.swapaxes(-1, -2)):
         yield "its last two axes are swapped"
@@ -247,7 +247,7 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
 
 
 def _of_parts(wrong: Wrong) -> Iterator[str]:
-    """Yields a sentence if the entries of each token, expert or group, or of each pair of these, have a common wrong factor."""
+    """Yields a sentence if one factor per token, expert or group, or per pair of such indices, explains the wrong entries."""
     got, want, axes = wrong.got, wrong.want, wrong.value.axes
     long = [i for i in range(want.ndim) if want.shape[i] > 1]
     for kept in [kept for n in range(1, len(long)) for kept in combinations(long, n)]:
@@ -268,7 +268,7 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
 
 
 def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
-    """Describes where the marked entries are if an array has a property there or if they share a part of an axis; else ""."""
+    """Describes the marked entries by a property of an array at these entries or by a part of an axis, or returns ""."""
     count, axes = int(np.count_nonzero(marked)), wrong.value.axes
     for name, array in (
         {"the expected value": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
@@ -295,7 +295,7 @@ def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
 
 
 def rounded(wrongs: Sequence[Wrong]) -> str:
-    """Returns the number format whose rounding explains all errors of one stage, exactly or by their size; else ""."""
+    """Returns a sentence on the number format whose rounding explains the values or sizes of all errors of one stage; else ""."""
     for name, bits in FORMATS.items() if wrongs else ():
         if any(2.0**-bits <= 8 * each.unit for each in wrongs):
             continue
@@ -319,7 +319,7 @@ def short(x: Array, bits: int) -> Array:
 
 
 def _is_rounded(wrong: Wrong, bits: int) -> bool:
-    """Whether a result has a significand of `bits` bits and is the expected value's neighbour or, for many bits, close to it."""
+    """Whether each entry has a significand of `bits` bits and differs from the expected entry by at most 1 ulp (for 24 bits, 16 ulp)."""
     last = np.ldexp(1.0, np.frexp(wrong.want)[1] - bits)
     near = np.maximum(last * (1 if bits < 24 else 16), 2.0**-126) >= np.abs(wrong.got - wrong.want)
     return bool((wrong.got == short(wrong.got, bits)).all() and near.all())

@@ -34,7 +34,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class OpenStage:
-    """A stage ready to run.
+    """A stage that is ready to run.
 
     inputs: the stage's arrays by name. expected: results by name, or the class of the error that the stage must raise.
     run(): returns the target's results by name as NumPy arrays, and raises the target's exceptions.
@@ -58,9 +58,9 @@ def open_case(
     size: str = "small",
     vectors: Path = VECTORS,
 ) -> OpenStage:
-    """Opens a stage (or `gradient`) of the case with this id, to run on a target module or an adapter or to read from a folder of files.
+    """Opens a stage (or `gradient`) of a case. `run` calls a target module or an adapter, or reads the results from a folder of files.
 
-    seed, size: for a fresh case, its seed and size. Raises ValueError if the case or stage does not exist.
+    seed, size: the seed and size of a fresh case. Raises ValueError if the case or stage does not exist.
     """
     if seed is None:
         cases = load(vectors, id.__eq__)
@@ -111,7 +111,7 @@ def _read(path: Path, stage: str) -> Arrays:
 
 
 def code(report: Report, result: CaseResult, case: Case) -> str:
-    """Returns a few self-contained lines of Python that show where a failed case first differs, or ""."""
+    """Returns a self-contained Python program that shows where a failed case first differs, or "" if the case lacks the stage."""
     stage, _, name = result.first.stage.partition("/")
     stages = {each.name: each for each in case.stages}
     if stage != "gradient" and stage not in stages:

@@ -51,7 +51,7 @@ class Match:
     """A known variant that matches a target's results, in one algorithm, dtype and mode.
 
     variant, computes, ledger, who: the variant's fields. agree: the number of stages in which the target agrees with the variant.
-    of: the number of stages that fail on the target or the variant. If agree < of, the variant is a partial explanation.
+    of: the number of stages that fail on the target or the variant. If agree < of, the variant explains only some failures.
     """
 
     algorithm: str
@@ -71,7 +71,7 @@ class Match:
 
     @property
     def text(self) -> str:
-        """The rest of a sentence in the report that begins with "it"."""
+        """The predicate of a sentence in the report whose subject is "it"."""
         verb = "equals" if self.agree == self.of else "agrees in part with"
         notes = [f"in {self.agree} of {self.of} stages"]
         notes += [f"ledger {self.ledger}"] if self.ledger else []
@@ -96,9 +96,9 @@ class Table:
 class CaseResult:
     """The result of one case in one dtype and mode.
 
-    returned: the target's results for each failing stage, by name. seconds: an equal share of the time that its algorithm's cases took.
-    table: the first wrong result, if it is small.
-    explanation: for a failure, states which results are right or wrong, and what is wrong with them; see `explain.py`.
+    returned: the target's results for each failing stage, by name. seconds: the mean time of the algorithm's cases.
+    table: the first wrong result, if small.
+    explanation: for a failure, names correct and wrong results and describes the errors; see `explain.py`.
     """
 
     id: str
@@ -114,7 +114,7 @@ class CaseResult:
 
     @property
     def state(self) -> str:
-        """The state of the case, which is the first in `STATES` that one of its outcomes has."""
+        """The state of the case, which is the first state in `STATES` that an outcome has."""
         return min((outcome.state for outcome in self.outcomes), key=ORDER.index, default="error")
 
     @property
@@ -124,7 +124,7 @@ class CaseResult:
 
     @property
     def first(self) -> Outcome:
-        """The first outcome with the state of the case. In a failed case, the first stage that differs or raises an exception."""
+        """The first outcome with the state of the case or, in a failed case, the first outcome that failed."""
         deciding = FAILED if self.state in FAILED else (self.state,)
         return next(outcome for outcome in self.outcomes if outcome.state in deciding)
 
@@ -144,8 +144,8 @@ class Report:
 
     interface: "target", "adapter" or "files". target: the name of the checked module, object or folder. suite: the sha256 of `suite.json`.
     problems: sentences about problems outside the cases, each counted as a failure. matches: the known variants that match failures.
-    seed, size: of the fresh cases, if they replace the vectors. repeat: whether everything was computed twice.
-    claims: the version of the specification that the target claims to follow, or "". left_out: ids of cases not run, with `--class` words.
+    seed, size: the seed and size of fresh cases, if these replace the vectors. repeat: whether each stage was run twice.
+    claims: the version of the specification that the target claims to follow, or "". left_out: the `--class` word of each case not run.
     called: the functions of moespec that the target was observed to call.
     """
 
@@ -182,7 +182,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """The name of the target and, if the cases are fresh, their seed."""
+        """The name of the target and, for fresh cases, the seed and size."""
         return self.target if self.seed is None else f"{self.target} ({self.made})"
 
     @property
@@ -233,9 +233,9 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
 
 
 def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
-    """Returns the numbers of cases in the chosen rows: those that pass wherever they are compared, all, and those not compared.
+    """Returns the number of passed cases, the number of all cases, and the numbers of cases not compared, by `--class` word.
 
-    Cases that are not compared are counted by `--class` word.
+    A passed case passes in every dtype and mode in which the case is compared.
     """
     words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
     cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}
@@ -248,7 +248,7 @@ def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
 
 
 def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Adds to a failure's explanation that the same case passes in another mode or a finer dtype."""
+    """Adds a note to the explanation of a failure if the same case passes in eager mode or in a finer dtype."""
     passed = {(r.id, r.dtype, r.mode) for r in results if r.state == "pass"}
 
     def noted(r: CaseResult) -> CaseResult:
@@ -263,7 +263,7 @@ def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
 
 
 def unpacked(content: dict[str, Any]) -> Report:
-    """Converts the `asdict` of a report, sent as JSON by another process of the same run, into the report."""
+    """Returns a report from its `asdict`, which another process of the same run has sent as JSON."""
     for each in content["results"]:
         each["outcomes"] = [Outcome(**outcome) for outcome in each["outcomes"]]
         each["table"] = each["table"] and Table(**each["table"])

@@ -38,9 +38,9 @@ STRIDED_KINDS = ("value", "degenerate", "overflow", "tie", "gradient")
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan of a run with the case ids, dtypes and modes in which to check a target.
+    """The plan of a run, with the case ids, dtypes and modes that the run covers.
 
-    report: names the target and the seed of fresh cases, but contains no results yet. limit, memory: see `run_part`.
+    report: a report without results, which names the target and the seed of fresh cases. limit, memory: see `run_part`.
     """
 
     report: Report
@@ -55,7 +55,7 @@ class Plan:
     def parts(self) -> Iterator[tuple[str, str, list[str]]]:
         """Yields the parts (dtype, mode, case ids of one algorithm) that run together.
 
-        Composite algorithms run first, because they are slow. The registry lists them last.
+        Composite algorithms, which are last in the registry, run first because they are slow.
         """
         groups = [list(group) for _, group in groupby(self.ids, lambda id: id.partition("/")[0])]
         for group in groups[::-1]:
@@ -66,7 +66,7 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """For each function, chooses a value case and a gradient case: the first of those that test the fewest functions."""
+        """Returns the id of one forward case and one gradient case per function. Prefers cases that test few functions."""
         about = {id: self._about(id) for id in ids}
         firsts: dict[tuple[bool, str], str] = {}
         for kind in STRIDED_KINDS:
@@ -76,7 +76,7 @@ class Plan:
         return [id for id in ids if id in firsts.values()]
 
     def _about(self, id: str) -> tuple[str, list[str]]:
-        """Returns the class of a case and the calls that it tests. A fresh case makes the same calls as its committed case."""
+        """Returns the class of a case and the calls that the case tests. A small fresh case makes the same calls as the committed case."""
         if (path := self.vectors / f"{id}.json").exists():
             return suite.about(path)
         from moespec.conformance.golden import fresh  # imports all cases
@@ -84,7 +84,7 @@ class Plan:
         return fresh.kind(id), ["moe_layer"]
 
     def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
-        """Runs some or all cases of a part; returns results by id. There are no results for a mode that the target lacks.
+        """Runs some or all cases of a part, and returns a report for each id. If the target lacks the mode, the reports have no results.
 
         Raises VectorError for a damaged vector and GoldenError for a fresh case that cannot be generated.
         """
@@ -108,13 +108,13 @@ class Plan:
 
     @classmethod
     def unpacked(cls, text: str) -> "Plan":
-        """The inverse of `packed`."""
+        """Returns the plan that `packed` serialised."""
         plan = json.loads(text)
         waivers = [Waiver(**each) for each in plan["waivers"]]
         return cls(**plan | {"report": unpacked(plan["report"]), "waivers": waivers, "vectors": Path(plan["vectors"])})
 
     def joined(self, reports: Sequence[Report]) -> Report:
-        """Merges reports of single cases into one report that does not depend on their order."""
+        """Merges reports of single cases into one report. The order of the reports has no effect."""
         numbers = {id: number for number, id in enumerate(self.ids)}
 
         def place(report: Report) -> tuple[int, int, int]:
@@ -145,7 +145,7 @@ def _case(vectors: Path, seed: int | None, id: str) -> Case:
 
 @lru_cache(maxsize=1)
 def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> "Known":
-    """Returns the cases with the results of known variants, which all dtypes share."""
+    """Returns the cases with the results of known variants, which are the same for all dtypes."""
     from moespec.conformance.check.match_variant import Known
 
     return Known([_case(vectors, seed, id) for id in ids])
@@ -161,11 +161,11 @@ def run_part(
     limit: float = LIMIT,
     memory: float = 0.0,
 ) -> tuple[list[CaseResult], str, list[str]]:
-    """Returns an algorithm's results, why the dtype is unsupported (or ""), and the moespec functions that the target calls.
+    """Returns the results of an algorithm, the reason why the dtype is unsupported or "", and the moespec functions that the target calls.
 
     The target runs in a process that later parts reuse until `process.end` is called. repeat: whether to run each case
-    twice. limit: seconds per case. memory: GiB that the target's process may address. 0 means no limit, which JAX and
-    GPUs need because they reserve far more than they use.
+    twice. limit: seconds per case. memory: maximum address space of the target's process in GiB, or 0 for no limit. JAX
+    and GPUs need no limit, because they reserve far more memory than they use.
     """
     begun = time.perf_counter()
     target = Remote(interface, name, ALL_DTYPES[dtype], limit, int(memory * 2**30))
@@ -184,7 +184,7 @@ def run_part(
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
     """Runs the cases in the target's dtype, algorithm by algorithm. With `repeat`, calls each stage twice.
 
-    Returns no results if the mode needs strided arrays and the target has none. A `Target` runs in this process, a `Remote` in another.
+    Returns no results if the mode needs strided arrays and the target has none. A `Remote` runs in a separate process.
     """
     facts = target.facts()
     if mode == STRIDED and not facts.strides:
@@ -206,14 +206,14 @@ class _Run:
     repeat: bool
 
     def ask(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """Returns the target's answer to each job or its gradient, or a failure with the reason for not running it."""
+        """Returns the target's answer to each job or to its gradient. The answer to a job that cannot run is a failure with the reason."""
         obstacles = [self._obstacle(job, gradient) for job in jobs]
         able = [job for job, obstacle in zip(jobs, obstacles, strict=True) if obstacle is None]
         results = iter(self.answers(able, mode, gradient=gradient) if able else ())
         return [next(results) if obstacle is None else obstacle for obstacle in obstacles]
 
     def _obstacle(self, job: Job, gradient: bool) -> Failure | None:
-        """Returns a failure with the reason for not running a job or its gradient, or None."""
+        """Returns a failure with the reason why a job or its gradient cannot run, or None if it can run."""
         dtype = self.target.dtype
         lacks = self.facts.without_gradients if gradient else ""
         if lacks := lacks or self.target.lacks(job, self.facts, dtype):
@@ -243,7 +243,7 @@ class _Run:
         return list(results.values())
 
     def _verdicts(self, cases: Sequence[Case]) -> Iterator[tuple[Case, tuple[str, str]]]:
-        """Yields the verdict on each error case. Compiled code need not raise runtime errors, since it does not inspect values."""
+        """Yields the verdict on each error case. Compiled code need not raise runtime errors, since such code does not inspect values."""
         pairs = [invalid_and_valid(case) for case in cases]
         # Many error cases are edits of one valid case, which runs only once.
         valid_jobs = {_content(valid): valid for _, valid in pairs}
@@ -260,9 +260,9 @@ class _Run:
     def _stages(
         self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool, passed: Collection[str] = ()
     ) -> None:
-        """Runs the main stages or the steps of cases. Inserts their outcomes before existing ones, because steps come earlier.
+        """Runs the main stages (if `whole`) or the steps of cases. Inserts new outcomes first, because steps precede main stages.
 
-        passed: cases whose main stages pass. Their steps may still fail, but a step that cannot run is ignored.
+        passed: ids of the cases whose main stages pass. In these cases, steps that cannot run are ignored, but failing steps count.
         """
         chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
         before: dict[str, list[Outcome]] = {}
@@ -275,7 +275,7 @@ class _Run:
     def _outcomes(
         self, jobs: Sequence[Job], results: dict[str, CaseResult], *, gradient: bool = False
     ) -> Iterator[tuple[Job, list[Outcome]]]:
-        """Yields the outcomes of each job or its gradient. Stores wrong return values in `results`."""
+        """Yields each job with the outcomes of its results or gradients. Stores the returned values of a failing job in `results`."""
         first = self.ask(jobs, self.mode, gradient=gradient)
         second = iter(self.ask(jobs, self.mode, gradient=gradient) if self.repeat else ())
         for job, answer in zip(jobs, first, strict=True):
@@ -293,7 +293,7 @@ class _Run:
 def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[str, Any] | Failure) -> list[Outcome]:
     """Returns a failure for each result of a stage that differs between two calls.
 
-    Returns nothing if the first call has no results, which is already a failure. If only the second call has none, that is an error.
+    Returns nothing if the first call fails, because `compared` reports that failure. Returns an error if only the second call fails.
     """
     if isinstance(first, Failure):
         return []
@@ -325,11 +325,11 @@ def invalid_and_valid(case: Case) -> tuple[Job, Job]:
 
 
 def verdict(case: Case, invalid: object, valid: object, *, required: bool = False) -> tuple[str, str]:
-    """Returns a state and a message, given the answers (results or failures) to the invalid and the valid call.
+    """Returns the state and the message of an error case from the answers (results or failures) to the invalid and the valid call.
 
     The error's class, or a base class, must have the expected name, so a target may define its own errors. The message must contain the
-    argument as a word; the rest of the text is ignored. If the runtime error is missing, the state is "unchecked", or a
-    failure if the target checks values (`required`).
+    argument's name as a word. The rest of the message is ignored. If a runtime error is missing, the state is "fail" for a
+    target that checks values (`required`), and "unchecked" for other targets.
     """
     want, argument = case.expected_error.error, case.expected_error.argument
     for result in (valid, invalid):

@@ -1,22 +1,22 @@
 """Run stages of cases, op by op or compiled, on a target, which is any module with some of the public names.
 
 docs/conformance.md documents a target's names and declarations. A target cannot decline a case at run time: any
-exception counts as an error. The target must not modify its arrays, which are copies. A target runs in a separate
-process (`process.py`); known variants and reproductions run in the suite's process. Besides `compile`, a target may
+exception counts as an error. A target receives copies of the arrays and must not modify them. A target runs in a separate
+process (`process.py`), but known variants and reproductions run in the suite's process. Besides `compile`, a target may
 offer `quick_compile` and `trace`, which are faster and less thorough.
 
-Compilers are slow, and there are many small cases. In compiled mode, all stages of one algorithm in one dtype are
-therefore compiled as ONE function from the list of their values to the list of their results. Cases that differ only in numbers
-share a part of this function, which is called once per case. If the function raises an exception, each stage is
-compiled separately to find the one that fails. Each case uses the cheapest compiler that serves its purpose:
+Compilation is slow, and the suite has many small cases. In compiled mode, all stages of one algorithm and compiler in one dtype
+are therefore compiled as ONE function from a list of inputs to a list of results. Stages that differ only in numbers share a
+part of this function, and the suite calls the function repeatedly with different numbers. If the function raises an exception,
+each stage is compiled separately to find the failing stage. Each case uses the cheapest compiler that serves its purpose:
 
     compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
                     their gradients
     quick_compile   the first case of every other call, and the first gradient: graph construction
     trace           all other cases, and errors: a graph traced from shapes (data-dependent branches fail) and then run
 
-`quick_compile` and `trace` receive functions from `value_and_grad`, as in training. Without `trace`, the target's `quick_compile` is
-used, or else `compile`.
+`quick_compile` and `trace` receive functions from `value_and_grad`, as in training. The suite replaces a missing `trace` by
+`quick_compile`, and a missing `quick_compile` by `compile`.
 """
 
 import importlib
@@ -66,10 +66,10 @@ _numbers = count(1)
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a copy of the function that no compiler has cached.
+    """Returns a copy of the function, so that no compiler uses a cached version.
 
-    A compiler caches a function by its code and generalises it when constants change. Cases have different constants,
-    and each must be compiled afresh.
+    Compilers cache a function by its code and generalise the compiled code when constants change. Cases have different
+    constants, so the suite compiles a new copy each time.
     """
     f: Any = function
     code = f.__code__.replace(co_firstlineno=next(_numbers))
@@ -91,7 +91,7 @@ class Target:
         self.module: Any = module or importlib.import_module(name)
 
     def context(self) -> AbstractContextManager[Any]:
-        """Returns the context manager in which the target runs in its dtype."""
+        """Returns the context manager that sets the target's dtype."""
         return self.module.with_dtype(self.dtype.name) if hasattr(self.module, "with_dtype") else nullcontext()
 
     def check(self) -> None:
@@ -109,7 +109,7 @@ class Target:
             raise ConfigError(f"not_offered: {wrong}")
 
     def facts(self) -> "Facts":
-        """Returns the target's properties, which are collected before it runs in this dtype."""
+        """Returns the target's properties, which the suite collects before it runs cases in this dtype."""
         try:
             with self.context():
                 array = self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""]
@@ -125,7 +125,7 @@ class Target:
 
     @property
     def wide(self) -> str:
-        """The dtype of affinities and losses when running in this dtype."""
+        """The dtype of affinities and losses: float64 if the target runs in float64, else float32."""
         return "float64" if self.dtype.name == "float64" else "float32"
 
     @property
@@ -169,7 +169,7 @@ class Target:
         return compiled
 
     def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
-        """Returns the function's `value_and_grad`, compiled with the target's attribute named `compiler` unless it is None."""
+        """Returns the function's `value_and_grad`, compiled with the target's attribute named `compiler`, if any."""
         B: Any = self.array_operations()
         if not compiler or compiler == "compile":
             derivative: Callable[..., Any] = B.value_and_grad(
@@ -180,7 +180,7 @@ class Target:
         return derivative
 
     def derivative(self, job: "Job") -> Callable[[Values, Any], Values] | None:
-        """Returns None. An adapter may return a function of the stage's arrays and the cotangent that differentiates the layer."""
+        """Returns None, because `value_and_grad` differentiates a target. An adapter may return a function that calls `vjp`."""
         return None
 
     def array_operations(self) -> Any:
@@ -188,13 +188,13 @@ class Target:
         return self.module
 
     def arrays(self, values: Mapping[str, Tensor], dtype: str | None = None) -> Values:
-        """Copies values into arrays of the target in its dtype."""
+        """Copies values into arrays of the target, in the target's dtype or in `dtype`."""
         plain = {name: value.array.copy() for name, value in values.items()}
         arrays = self.module.from_numpy(plain, dtype or self.dtype.name)
         return {name: _strided(array) if self.strided else array for name, array in arrays.items()}
 
     def mixes(self, stage: Stage) -> bool:
-        """Whether a stage calls a model that has float32 parameters but computes in bfloat16, which is an option."""
+        """Whether a stage runs a model in mixed precision, with float32 parameters and bfloat16 computation."""
         return function(stage.call).batched and self.dtype.name == "bfloat16"
 
     def finished(self, job: "Job", results: Any) -> Values:
@@ -205,7 +205,7 @@ class Target:
         return finish(on_numpy)
 
     def check_dtypes(self, results: Mapping[str, Any]) -> None:
-        """Raises TypeError if an array is wider than the dtype, because computing in float64 must not pass as a lower precision."""
+        """Raises TypeError for a float64 array in a run with lower precision, since float64 results must not pass as that precision."""
         widest = 8 if self.dtype.name == "float64" else 4
         for name, value in results.items():
             dtype = getattr(value, "dtype", None)
@@ -218,7 +218,7 @@ class Target:
 
 
 def _strided(array: Any) -> Any:
-    """Returns an equal tensor that is a view of every second number in a larger tensor whose last two axes are swapped in memory."""
+    """Returns an equal tensor with gaps: a view of every second number of a tensor, with the last two axes swapped in memory."""
     if array.ndim < 2:
         return array.repeat_interleave(2)[::2] if array.ndim else array
     return array.mT.repeat_interleave(2, dim=-1)[..., ::2].mT
@@ -266,7 +266,7 @@ class Job:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether the stage takes NumPy arrays on every target, because its function is never compiled."""
+        """Whether the stage receives NumPy arrays on every target, because its function is never compiled."""
         return function(self.stage.call).on_numpy
 
     @property
@@ -292,9 +292,9 @@ class Job:
         return run
 
     def arrays(self, target: Target) -> Values:
-        """Converts the stage's values to the target's arrays: inputs in its dtype, earlier results in float32 or better.
+        """Converts the stage's values to arrays of the target: inputs in the target's dtype, earlier results in float32 or float64.
 
-        Stages that take NumPy arrays get values rounded as the target rounds them.
+        A stage on NumPy arrays receives the same values, which the target has rounded and converted back to NumPy.
         """
         results = {name: value for name, value in self.values.items() if name not in self.case.inputs}
         inputs = {name: value for name, value in self.values.items() if name in self.case.inputs}
@@ -344,7 +344,7 @@ def compilers(target: Target, jobs: Sequence[Job], mode: str) -> list[str | None
 
 
 def _compiled(target: Target, jobs: Sequence[Job], compiler: str) -> dict[int, Values | Exception]:
-    """Runs jobs in one compiled function. Jobs that differ only in numbers share a part of it, which is called once per job."""
+    """Runs jobs in one compiled function, which is called repeatedly. Jobs that differ only in numbers share a part of the function."""
     alike: dict[str, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.program, []).append(job)

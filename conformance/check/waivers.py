@@ -1,7 +1,7 @@
-"""Waivers list accepted failures in a TOML file. docs/conformance.md describes the entries.
+"""Read waivers, which list accepted failures in a TOML file. docs/conformance.md describes the entries.
 
-A case that a waiver matches must fail or be skipped. Its failure counts as skipped, never as passed. If it passes, that counts as a
-failure, even if the waiver is a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
+A case that a waiver matches must fail or be skipped. A waived failure counts as skipped. A pass of a waived case counts as a failure,
+even if the waiver is a pattern. `expected_failures` of `moespec.conformance.pytest` are waivers with only a pattern and a reason.
 """
 
 import tomllib
@@ -107,7 +107,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
 
 
 def waived(waivers: Iterable[Waiver], result: CaseResult) -> CaseResult:
-    """Applies the first waiver that covers a result. A failure becomes "waived", a pass a failure; other states stay."""
+    """Applies the first waiver that covers a result. A failure becomes "waived", a pass becomes a failure, and other states remain."""
     waiver = next((each for each in waivers if each.covers(result.id, result.dtype, result.mode)), None)
     if waiver is None or result.state not in ("pass", *FAILED):
         return result

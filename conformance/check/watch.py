@@ -1,6 +1,6 @@
-"""Detect whether a target calls moespec, that is functions and routers of the specification or our backends, for its results.
+"""Detect whether a target computes results by calling functions or routers of moespec's specification or backends.
 
-Calls in other processes or in compiled code are not detected. A target may use moespec's conversions, gradients and compilation.
+Calls in other processes or in compiled code are not detected. Calls of moespec's conversions, gradients and compilation are allowed.
 """
 
 import sys
@@ -30,7 +30,7 @@ def _module(frame: FrameType) -> str:
 
 @contextmanager
 def watched(called: set[str]) -> Iterator[None]:
-    """Adds to `called` each function of moespec that other code calls, or that the suite calls as the target's own."""
+    """Adds to `called` each function of moespec that third-party code calls, or that the suite calls as a name of the target."""
 
     def seen(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and _ours(frame):

@@ -1,7 +1,7 @@
-"""The process of a target, which receives jobs as frames of bytes and answers with results or failures.
+"""Run the process of a target, which receives jobs as frames of bytes and answers with results or failures.
 
 A frame consists of a length (8 bytes) and a safetensors file, in which the tensor with an empty name contains JSON. A request
-names a dtype, a mode and jobs, whose cases contain no numbers for the results to compute. `process.py` sends requests.
+names a dtype, a mode and jobs. The jobs contain no expected values of the results to compute. `process.py` sends requests.
 """
 
 import importlib
@@ -43,7 +43,7 @@ SENT = "fiub"
 
 
 def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-    """Returns a target's answers (results or failures) to one algorithm's jobs, or to their gradients."""
+    """Returns a target's answers (results or failures) to the jobs of one algorithm, or to the gradients of these jobs."""
     with target.context():
         target.strided = mode == STRIDED
         found = (gradients if gradient else execute)(target, jobs, mode)
@@ -51,13 +51,13 @@ def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = 
 
 
 def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Returns a frame with an entry, which is encoded as JSON, and arrays by name."""
+    """Returns a frame that contains an entry as JSON, and arrays by name."""
     body = save({"": np.frombuffer(json.dumps(entry).encode(), np.uint8), **arrays})
     return len(body).to_bytes(8, "little") + body
 
 
 def unpack(body: bytes) -> tuple[Any, Arrays]:
-    """Returns the entry and arrays in a frame, which is given without its length. Raises an exception if the frame is invalid."""
+    """Returns the entry and the arrays of a frame without its length. Raises an exception if the frame is invalid."""
     arrays = {name: tensor.array for name, tensor in tensors.decoded(body, half=True).items()}
     return json.loads(arrays.pop("").tobytes()), arrays
 
@@ -115,7 +115,7 @@ def _lost_device() -> Failure | None:
 
 
 def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
-    """Returns why the target cannot run (or "") and the version of the specification that it claims to follow."""
+    """Returns the reason why the target cannot run, or "", and the version of the specification that the target claims to follow."""
     try:
         target = opened("float64")
         target.check()
@@ -127,7 +127,7 @@ def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
 
 
 def _told(answers: Sequence[Answer]) -> tuple[Any, Arrays]:
-    """Returns failures and result arrays by job number. If the frame format cannot store an array, its job becomes a failure."""
+    """Returns failures and result arrays by job number. A job is a failure if the frame format cannot store one of its arrays."""
     failures: dict[str, Any] = {}
     arrays: Arrays = {}
     for number, answer in enumerate(answers):

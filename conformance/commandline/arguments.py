@@ -52,7 +52,7 @@ class _Words(argparse.Action):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If other arguments may follow, take only known words."""
+    """Rewrite `--algorithm a b` as `--algorithm a --algorithm b`. If other arguments may follow, the option takes only known words."""
     option, valued = "", True
     first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
     for word in words:
@@ -67,7 +67,7 @@ def spread(words: Sequence[str]) -> Iterator[str]:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of all commands. It stores the name of the command as `command`."""
+    """Return the parser of all commands. The parser stores the name of the command as `command`."""
     parser = _Parser(prog="moespec conformance", description=description)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -203,7 +203,7 @@ LISTS: Mapping[str, Mapping[str, str]] = {
 
 
 def _some_of(option: str) -> Callable[[str], list[str]]:
-    """Option type: a comma-separated list of words that the option knows."""
+    """Option type: a comma-separated list of the option's known words."""
     known = LISTS[option]
 
     def parse(text: str) -> list[str]:
@@ -252,7 +252,7 @@ def _suite(text: str) -> str:
 
 
 def _output(text: str) -> Path:
-    """Option type: a file to write. The folder is checked before the command starts, so that no work is lost."""
+    """Option type: a file to write. Checks before the command starts whether the folder exists, so that no work is lost."""
     try:
         check_output("file", Path(text))
     except RunError as error:

@@ -39,7 +39,7 @@ OUTPUTS = ("report", "html", "badge", "shields")
 
 
 def _check_installed(command: str, *packages: str) -> None:
-    """If a package that a command needs is not installed, raise ConfigError with the install command."""
+    """Raise ConfigError with the install command if a package that `command` needs is not installed."""
     for module, package in ((name.removeprefix("pytest-"), name) for name in packages):
         if find_spec(module) is None:
             raise ConfigError(f'{command} needs {package}: pip install "moespec[conformance]"')
@@ -130,7 +130,7 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
 
 
 def _ids(options: argparse.Namespace) -> Iterator[str]:
-    """Return the ids of all cases: the stored vectors and the additional fresh cases."""
+    """Yield the ids of all cases: the stored vectors, then the large cases, which are only generated."""
     yield from suite.ids(options.vectors)
     from moespec.conformance.author import large
 
@@ -138,7 +138,7 @@ def _ids(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _class_of(options: argparse.Namespace, id: str) -> str:
-    """Return the `--class` word of a case id. For a fresh case, use the word of the class that the vector format defines."""
+    """Return the `--class` word of a case id. For large cases, which are not stored, use the class in the definition."""
     if getattr(options, "size", "small") == "small":
         return suite.class_of(id, options.vectors)
     from moespec.conformance.golden import fresh
@@ -168,7 +168,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
 
 
 def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
-    """Add to the report the cases of the chosen rows that were not run."""
+    """Return the report with the ids of cases in the chosen rows that were not run."""
     rows = options.algorithm or {id.partition("/")[0] for id in chosen}
     ran = {result.id for result in report.results}
     ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)
@@ -191,7 +191,7 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
 
 
 def _status(reports: Sequence[Report]) -> int:
-    """Print the last line of a report. The exit status is 1 if anything failed or nothing passed."""
+    """Print the last lines of the reports. Return exit status 1 if anything failed or nothing passed, else 0."""
     if not any(one.results for one in reports):
         print("no case was run")
     if line := matrix.missed(reports):

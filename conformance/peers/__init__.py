@@ -19,8 +19,8 @@ class Peer:
 
     package: the distribution whose version is recorded. repository: the address of the source code.
     requires: packages installed with moespec. alone: packages installed without their dependencies.
-    answers: entries of the ambiguity ledger that the package's code answers, because the adapter sets no option for them.
-    verdicts: reasons why cases fail, each with `function`, `verdict` and `reason`, optionally with `ledger` and `cases`.
+    answers: entries of the ambiguity ledger that the package's code answers, because the adapter sets no option for the entries.
+    verdicts: reasons why cases fail, each with `function`, `verdict` and `reason`, and optionally `ledger` and `cases`.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Run the suite on installed peers and write the pages of all records.
 
 Writes `docs/peers.md`, the measured readings of the ambiguity ledger (`spec/implementations/measured.json`), and
-`docs/implementations.md`, which combines these with the ledger.
+`docs/implementations.md`, which combines these readings with the ledger.
 """
 
 import argparse

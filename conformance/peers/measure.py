@@ -1,13 +1,13 @@
 """Run the suite on a peer, record the results, and derive readings of the ambiguity ledger from records.
 
-A peer takes an alternative reading if it equals a known variant with that reading, and no variant with another reading.
-The peer equals a variant if their results agree in all stages where one of them differs from the specification.
+A peer takes an alternative reading if the peer equals a known variant with this reading, and no variant with another reading.
+A peer equals a variant if both have the same results in all stages in which the peer or the variant differs from the specification.
 
-If `answers` in `peers.toml` lists a question, a peer can take the specification's reading. Then every alternative must
-have variants, and each variant must fail a case that the peer passes. The peer may share a failed case with such a
-variant only if a variant of another question explains the failure.
+A peer can take the specification's reading of a question only if `answers` in `peers.toml` lists the question. Every alternative
+reading must then have variants, and each variant must fail a case that the peer passes. The peer may share a failed case with
+such a variant only if a variant of another question explains the failure.
 
-The float64 results decide. If the peer lacks a function in float64, the float32 results decide.
+The float64 results determine the readings of a function. The float32 results replace missing float64 results.
 """
 
 import importlib
@@ -45,7 +45,7 @@ MEASURED = ("float64", "float32")
 
 
 def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
-    """Record a peer: its version, its adapter's functions, and the result of each case that calls one.
+    """Record a peer: its version, its adapter's functions, and the result of each case that calls one of the functions.
 
     digest: the digest of the suite that contains the cases.
 
@@ -96,19 +96,19 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
 
 
 def _runs(module: Any, function: str) -> str:
-    """Return the first paragraph of the docstring, which states which code of the peer runs."""
+    """Return the first paragraph of the docstring, which names the code of the peer that runs."""
     found = module.ROUTERS[function].route if function in ROUTERS else getattr(module, function)
     return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
 def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, CaseResult]]:
-    """Return the peer's functions that a case checks, with the results of the stages that check them."""
+    """Yield each function of the peer that a case checks, with the results of the stages that check the function."""
     checked: dict[str, list[Outcome]] = {}
     for outcome in result.outcomes if case.expect is None else []:
         name = outcome.stage.split("/")[0]
         stage = case.stage(case.expected_gradients.stage if name == "gradient" else name)
         function = checked_function(module, stage, case)
-        # Only the overall stages of a router check it. The steps of the router are separate functions.
+        # Only the main stages of a case check the router. The steps of the router are separate functions.
         if function and (stage.name in case.whole or not router_of(case)):
             checked.setdefault(function, []).append(outcome)
     for function, outcomes in checked.items():
@@ -116,7 +116,7 @@ def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, C
 
 
 def _entry(part: CaseResult) -> dict[str, Any]:
-    """Return the state of a case, the stage that determines it, and the first line of the message."""
+    """Return the state of a case, the stage that determines the state, and the first line of the message."""
     entry = {"id": part.id, "dtype": part.dtype, "state": part.state}
     if part.state != "pass":
         entry |= {"stage": part.first.stage, "message": part.first.message.split("\n")[0]}
@@ -169,16 +169,16 @@ def _ran(function: Record, dtype: str) -> list[Record]:
 
 
 def _equal(function: Record, dtype: str) -> Iterator[tuple[str, set[str]]]:
-    """Return, for each algorithm, the variants that the peer equals in every stage where one of them differs from the specification."""
+    """Yield, for each algorithm, the variants that the peer equals; see the module's docstring."""
     full = [each for each in function["variants"] if each["dtype"] == dtype and each["agree"] == each["of"]]
     for algorithm in dict.fromkeys(each["algorithm"] for each in full):
         yield algorithm, {each["variant"] for each in full if each["algorithm"] == algorithm}
 
 
 def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
-    """Return the alternative readings that a function of a peer takes.
+    """Yield the alternative readings that a function of a peer takes.
 
-    If several variants match, prefer variants that replace only this function, since it cannot show other changes.
+    If several variants match, prefer variants that replace only this function, since the function cannot show other changes.
     """
     for _, names in _equal(function, dtype):
         alone = {each for each in names if variants()[each].replaced.keys() == {name}}
@@ -190,7 +190,7 @@ def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
 def _ours(
     name: str, function: Record, dtype: str, others: set[str], answers: Sequence[str], failing: "_Failing"
 ) -> Iterator[str]:
-    """Return the specification's readings that a function of a peer takes."""
+    """Yield the specification's readings that a function of a peer takes."""
     named = {  # ledger entries of the variants
         algorithm: {variants()[each].ledger.rstrip("abcdefgh") for each in names}
         for algorithm, names in _equal(function, dtype)
@@ -213,7 +213,7 @@ def _ours(
 
 
 class _Failing:
-    """Return the variants that change the calls of a function in a case, and whether they fail the stages that check it."""
+    """Find the variants that change the calls of a function in a case, and whether each variant fails the case."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: routing_only(case) for case in cases}

@@ -156,7 +156,7 @@ def _numbers(entries: Sequence[Record]) -> list[str]:
 
 
 def _variants(found: Sequence[Record]) -> list[str]:
-    """List the known variants that the peer equals, with the stages compared in each dtype."""
+    """List the known variants that the peer equals, with the numbers of equal and compared stages in each dtype."""
     texts = []
     for variant in dict.fromkeys(each["variant"] for each in found):
         own = [each for each in found if each["variant"] == variant]
@@ -170,7 +170,7 @@ def _variants(found: Sequence[Record]) -> list[str]:
 
 
 def _cases(entries: Sequence[Record]) -> str:
-    """List the cases by algorithm, and by dtype unless all fail in both."""
+    """List the cases by algorithm, and also by dtype unless all cases fail in both dtypes."""
     dtypes: dict[str, list[str]] = {}
     for entry in entries:
         dtypes.setdefault(entry["id"], []).append(entry["dtype"])
@@ -184,6 +184,6 @@ def _cases(entries: Sequence[Record]) -> str:
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a Markdown table. Bars in the cells are escaped."""
+    """Format rows as a Markdown table. Escapes vertical bars in cells."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]

@@ -1,4 +1,4 @@
-"""Turns a peer into a target. The suite runs the functions that the peer has, except for error cases."""
+"""Turns a peer into a target. The suite runs the cases of the peer's functions, but no error cases."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def router_of(case: Case) -> str:
 def checked_function(module: Any, stage: Stage, case: Case) -> str:
     """Return the peer's function that a stage checks: a router, or the first called function that the adapter defines.
 
-    Return an empty string if the called function is missing or several adapters share it.
+    Return an empty string if the adapter lacks the called function or shares it with other adapters.
     """
     router = router_of(case)
     if router and stage.name in case.whole:
@@ -41,7 +41,7 @@ def checked_function(module: Any, stage: Stage, case: Case) -> str:
 
 
 def checked_stages(case: Case, function: str) -> list[str]:
-    """Return the stages of a case that call a function, or the overall stages of a router."""
+    """Return the stages of a case that call a function, or the main stages of a case of a router."""
     router = router_of(case)
     if router:
         return list(case.whole) if router == function else []
@@ -63,7 +63,7 @@ def routing_only(case: Case) -> Case:
 
 
 def _lacking(module: Any, stage: Stage) -> str:
-    """Return the first argument or non-default option of a call that the adapter does not accept."""
+    """Return the first argument or non-default option of a call that the adapter does not accept, or an empty string."""
     function = module.ROUTERS[stage.router].route if stage.router else getattr(module, stage.call, None)
     if stage.router:
         defaults = {field.name: field.default for field in fields(ROUTERS[stage.router].Options)}
@@ -86,7 +86,7 @@ class PeerTarget(Target):
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Keep only the routing and output of a router's results."""
+        """Return a case that compares only the routing and the output of a router."""
         return routing_only(case)
 
     @staticmethod
@@ -95,7 +95,7 @@ class PeerTarget(Target):
         return ERRORS if job.case.expect is not None else Target.lacks(job, facts, dtype)
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
-        """Return the result of a job on the peer's code. Raises NotOfferedError if the peer does not offer the function."""
+        """Return a function that runs a job with the peer's code. Raises NotOfferedError if the peer does not offer the function."""
         router = router_of(job.case)  # if the router does not run, its steps do not run
         own = not router or router in getattr(self.module, "ROUTERS", {})
         if not own or not checked_function(self.module, job.stage, job.case):

@@ -1,4 +1,4 @@
-"""Finds where two recordings of the same weights and tokens diverge, and whether the router, rounding or the logits cause it."""
+"""Finds where two recordings of the same weights and tokens diverge, and whether the router, rounding or the logits are the cause."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,10 +32,10 @@ MOST = 8
 class Parting:
     """The differences between two recordings of one gate.
 
-    logits: the largest difference of the logits, if recorded. rounds: whether rounding explains it.
-    differs: per token, whether the experts differ. near, coarse: whether that is a near tie, or a near tie in bfloat16.
-    follows, same: whether the second gate's logits explain its choices or weights under the first gate's rule.
-    weights: the largest relative difference with equal choices. decisions: the number of decisions only in the first recording.
+    logits: the largest difference of the logits, if recorded. rounds: whether rounding explains this difference.
+    differs: per token, whether the experts differ. near, coarse: per token, whether this is a near tie, or a near tie in bfloat16.
+    follows: per token, whether one rule explains the different choices by the different logits. same: whether the weights are equal within
+    rounding, or one rule explains the weights. weights: the largest relative difference. decisions: the number of differing choices.
     """
 
     first: Explanation
@@ -52,7 +52,7 @@ class Parting:
 
     @property
     def parts(self) -> bool:
-        """Whether a choice differs or a number differs by more than rounding."""
+        """Whether choices differ, or logits or weights differ by more than rounding."""
         return bool(self.differs.any()) or not self.same or (self.logits is not None and not self.rounds)
 
     @property
@@ -62,7 +62,7 @@ class Parting:
 
     @property
     def guilty(self) -> bool:
-        """Whether the difference remains unexplained by near ties and logits."""
+        """Whether near ties and logits leave a difference of choices or weights unexplained."""
         return not self.chooses or not self.same
 
     @property
@@ -127,7 +127,7 @@ def _parting(a: Gate, b: Gate) -> Parting:
 
 
 def _follow(weights: Weights, other: Gate, choice: Choice | None, bound: float) -> bool:
-    """Return whether this rule and another recording's logits explain the other recording's weights."""
+    """Return whether a weight rule explains the weights of another recording from the logits of that recording."""
     forms = [form for form in weights_fit(weights.rule, other, choice) if form.divided == weights.divided]
     return any(bool(form.agrees.all()) and abs(form.scale - weights.scale) <= 2 * bound for form in forms)
 
@@ -220,7 +220,7 @@ def _of_gate(one: Parting) -> Iterator[str]:
 
 
 def _half(gate: Gate) -> bool:
-    """Return whether logits of another dtype are exact in bfloat16."""
+    """Return whether all logits are exact in bfloat16 although their recorded dtype is not bfloat16."""
     if gate.logits is None or gate.dtypes.get("logits") == "bfloat16":
         return False
     return not (gate.logits.astype(np.float32).view(np.uint32) & 0xFFFF).any()

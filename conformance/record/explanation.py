@@ -1,11 +1,11 @@
-"""Finds the router that explains a recording: rules for choices and weights, and the number of tokens that follow them.
+"""Finds the router that explains a recording: rules for choices and weights, and the number of tokens that follow each rule.
 
 A choice rule computes scores (tokens, experts) and chooses the K largest per token. A weight rule computes the scores
 that weight the chosen experts. Each rule is applied separately to the recorded logits, to show which rule deviates.
 Option names are fields of the routers' options in `moespec.spec.ROUTERS`.
 
-A margin separates rounding from a different rule: if the scores of the chosen and the expected experts differ by no more
-than a few roundings, the choice is a near tie.
+A margin distinguishes rounding from a different rule. A choice is a near tie if the scores of the chosen and the expected experts
+differ by no more than a few roundings.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,9 +48,9 @@ AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to compute scores from a gate's logits. Two rules with equal texts are equal.
+    """A rule that computes scores from the logits of a gate. Two rules with equal texts are equal.
 
-    options: the equivalent options of our routers. readings: the equivalent readings in the ambiguity ledger.
+    options: the equivalent options of moespec's routers. readings: the equivalent readings in the ambiguity ledger.
     scores: computes the scores (tokens, experts) of a gate. by_expert: whether each expert chooses tokens.
     """
 
@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield rules that choose among the experts of a token's M best groups. M is the maximum number observed, or one more."""
+    """Yield rules that choose among the experts of a token's M best groups. M is the largest observed, or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
@@ -116,7 +116,7 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
         forms = product(limits, ("softmax", "sigmoid"), GROUP_SCORES, ("excluded", "zero"), (True, False)[: 1 + bias])
         for limit, name, kind, outside, group_bias in forms:
             best = {"top_2": 2, "max": 1}.get(kind, choices // limit if choices % limit == 0 else 0)
-            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # 1 and 2 are other rules
+            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # `max` and `top_2` cover 1 and 2
                 continue
             reading, words = GROUP_SCORES[kind]
             text = f"{name} scores{' + bias' if bias else ''} in the best {limit} of {groups} groups, "
@@ -164,7 +164,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Weights:
-    """The fit of a weight rule. divided: whether weights are divided by their sum "after" or "before" drops, else "".
+    """The fit of a weight rule. divided: "after" or "before" if weights are divided by their sum after or before drops, else "".
     agrees, error: per token, whether the rule holds, and the error relative to the token's largest weight."""
 
     rule: Rule
@@ -208,7 +208,7 @@ class Explanation:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the texts that identify an explanation."""
+        """Return the texts of the rules, which identify an explanation."""
         choice = f"{self.choice.rule.text}{', rounded to bfloat16' if self.coarse else ''}" if self.choice else ""
         return (choice, self.weights.text if self.weights else "")
 
@@ -258,7 +258,7 @@ def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weigh
 
 
 def explained(gate: Gate) -> Explanation:
-    """Find the choice and weight rules that hold for the most tokens. Of equally good rules, take the simplest.
+    """Find the choice and weight rules that hold for the most tokens. Of equally good rules, return the simplest one.
 
     If no rule holds for all tokens, prefer a rule that holds for all tokens within bfloat16 rounding.
     """
@@ -278,7 +278,7 @@ def in_bfloat16(gate: Gate) -> Gate:
 
 
 def _explained(gate: Gate) -> Explanation:
-    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # all experts have equally many tokens
+    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # whether all experts have the same number of tokens
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or even]
     best = _best(fits)
     if best.holds < len(best.agrees):
@@ -335,7 +335,7 @@ def router(explanation: Explanation) -> str:
 
 
 def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
-    """Describe the router that explains each gate, and group gates with the same router. Returns the text and whether all is explained."""
+    """Describe the router that explains each gate, and group gates with the same router. Returns the text and whether all gates match."""
     found = [explained(gate) for gate in gates]
     alike: dict[Any, list[Explanation]] = {}
     for one in found:
@@ -377,7 +377,7 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
 
 
 def _holds(fits: Sequence[Choice], what: str) -> str:
-    """Describe for how many tokens a rule holds and how many of them are ties."""
+    """State the number of tokens that follow a rule, and the number of ties among these tokens."""
     near, exact = (sum(int(getattr(fit, kind).sum()) for fit in fits) for kind in ("near", "exact"))
     text = f"{sum(fit.holds for fit in fits)} of {plural(sum(len(fit.agrees) for fit in fits), what)}"
     if near:

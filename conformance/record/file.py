@@ -5,8 +5,8 @@
     <index>/weights  (tokens, choices)    of the choices; 0 for a choice not made
     <index>/bias     (experts,)           added to scores only for the choice
 
-The metadata entry `moespec_recording` is JSON with `format`, `version`, `moespec` and the checksum `tensors`. For each gate, in order of
-the first call, it lists the `name`, the token counts of all `calls`, and the `dtypes` of the computation.
+The metadata entry `moespec_recording` is JSON with `format`, `version`, `moespec` and the checksum `tensors`. The entry lists,
+for each gate in the order of first calls, the `name`, the token counts of all `calls`, and the `dtypes` of the computation.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ class Gate:
 
     @property
     def experts(self) -> int:
-        """The number of experts, from the logits or else from the largest choice."""
+        """The number of experts: the width of the logits or, without logits, the largest choice plus 1."""
         if self.logits is not None:
             return int(self.logits.shape[1])
         return 0 if self.choices is None else int(self.choices.max()) + 1
@@ -104,7 +104,7 @@ class Gate:
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """An array (tokens, experts) that marks the experts of each token."""
+        """A boolean mask (tokens, experts) of the experts that each token chooses."""
         mask = np.zeros((self.tokens, self.experts + 1), bool)
         np.put_along_axis(mask, self.chosen.astype(np.int64), True, axis=1)  # -1 selects the extra last column
         return mask[:, :-1]

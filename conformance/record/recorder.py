@@ -1,4 +1,4 @@
-"""Fills a recording, with forward hooks on torch modules or with `tap` in code of any framework.
+"""Records the results of gates, with forward hooks on torch modules or with `tap` in code of any framework.
 
 The output of a gate module has no standard form, so dtypes and widths identify each array:
 
@@ -8,7 +8,7 @@ The output of a gate module has no standard form, so dtypes and widths identify 
     (one-hot, weights (..., 1), logits)        transformers' Switch
     dense weights (..., E), with zeros, and logits, or alone    transformers' Llama 4 and NLLB
 
-If widths are ambiguous (for example, if a token chooses all experts), recording raises an error. Then pass a function `outputs`.
+If widths are ambiguous (for example, if a token chooses all experts), recording raises an error unless a function `outputs` is passed.
 """
 
 import inspect
@@ -123,7 +123,7 @@ def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Ga
 def tap(name: str, *, layer: Any = None, **given: Any) -> None:
     """Record a gate's results if a recording is active and the name matches the pattern. Otherwise, do nothing.
 
-    layer: a number appended to the name. It may be known only at run time, as in a scan over layers.
+    layer: a number that is appended to the name. JAX may compute the number at run time, as in a scan over layers.
     given: `logits` (..., experts), `choices` (..., choices), `weights` of the choices or (..., experts), `bias`
     (experts,), as NumPy, torch or JAX arrays. In a function that JAX compiles, `tap` becomes an ordered callback.
     """
@@ -147,7 +147,7 @@ def _noted(name: str, layer: Any, given: Mapping[str, Any]) -> None:
 def recording(
     path: Path | str, model: Any = None, module: str = "*", outputs: Adapter | None = None
 ) -> Iterator[Recorder]:
-    """Record everything that runs in this context and write it at the end. If the context raises, no file is written.
+    """Record all gates that run in this context and write the recording at the end. After an exception, no file is written.
 
     model: the torch model whose matching modules are hooked. module: a shell-style pattern for names of modules and taps.
     outputs: a function that converts outputs of unknown form:
@@ -178,9 +178,9 @@ def recording(
 
 
 def record(target: str, module: str | None, data: str | None, path: Path, outputs: str | None) -> list[Gate]:
-    """Run the model `package:model` on data and return a recording of its gates; see the page on recordings.
+    """Run the model `package:model` on data and return the recorded gates; see the page on recordings.
 
-    Raises ConfigError if a name cannot be imported or no gate matches. Raises RunError if the model raises.
+    Raises ConfigError if a name cannot be imported or no gate matches. Raises RunError if the model raises an exception.
     """
     adapter = own_function("outputs", outputs, load=True) if outputs else None
     model: Any = own_function("model", target, load=True)
@@ -213,7 +213,7 @@ def _takes_data(function: Any) -> bool:
 
 
 def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-    """Call a user's function and return the result. If the function raises, raise RunError with the traceback lines."""
+    """Call a user's function and return the result. If the function raises an exception, raise RunError with the traceback."""
     try:
         return function(*arguments, **more)
     except RunError:
@@ -252,7 +252,7 @@ def _read_npz(path: str) -> dict[str, Any]:
 
 
 def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
-    """Return any framework's tensor as a NumPy array, and the original dtype. Unknown floating dtypes become float32."""
+    """Return a tensor of any framework as a NumPy array, with the original dtype. Unknown floating dtypes become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
     if getattr(array, "is_meta", False):
         raise ValueError("the array is on the meta device; load the model's weights first")
@@ -265,10 +265,10 @@ def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
 
 
 def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Convert the arrays of one call to the form of a recording, and return them with their dtypes.
+    """Return the arrays of one call in the form of a recording, and the original dtypes of the arrays.
 
     given: logits (..., experts); choices (..., choices) integers, or (..., experts) booleans; weights of the choices or
-    (..., experts); bias (experts,). Without choices, nonzero weights define them. Raises ValueError.
+    (..., experts); bias (experts,). Without choices, the nonzero weights define the choices. Raises ValueError.
     """
     found = {part: numpy_of(array) for part, array in given.items() if array is not None}
     dtypes = {part: dtype for part, (_, dtype) in found.items()}

@@ -1,1 +1,1 @@
-"""The outcome of a run: results, reports, tables, the page and the badge."""
+"""Render the outcome of a run as a report, a table, an HTML page and a badge."""

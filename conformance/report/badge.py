@@ -15,8 +15,8 @@ WIDTH = 6.2
 
 
 def badge(reports: Sequence[Report]) -> str:
-    """Return the text of the SVG. The badge is red if anything failed and grey if nothing passed. It is yellow if a
-    case of the chosen rows was not run, is not implemented or is waived, else green."""
+    """Return the text of the SVG. The badge is red if anything failed and grey if nothing passed. Otherwise, the badge is yellow if
+    a case of the chosen rows was not run, is not implemented or is waived, and green without such cases."""
     value, colour = _message(reports)
     left, right = (round(WIDTH * len(text)) + 12 for text in (LABEL, value))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">

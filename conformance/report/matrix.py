@@ -1,4 +1,4 @@
-"""Renders the matrix as text, by algorithm and kind of case for each dtype and mode, and failures grouped by cause."""
+"""Renders, as text, the matrix of algorithms and kinds of cases for each dtype and mode, and the failures grouped by cause."""
 
 import shlex
 from collections import Counter
@@ -60,7 +60,7 @@ def table(
 
 
 def cell(results: Sequence[CaseResult]) -> str:
-    """Return the number of cases per outcome, in the symbols of the legend: "23 -9" for 23 passed and 9 not implemented."""
+    """Return the number of cases per outcome, in the symbols of the legend, such as "23 -9" for 23 passed and 9 not implemented."""
     states = Counter(result.state for result in results)
     return " ".join(f"{sign}{states[state]}" for state, sign in {"pass": "", **SIGNS}.items() if states[state]) or "."
 
@@ -79,7 +79,7 @@ class Cause:
 
     @property
     def in_words(self) -> bool:
-        """Whether the text states the cause, instead of only the location."""
+        """Whether the text states the cause of the failures, and not only their location."""
         explained = self.first.explanation
         return self.first.state == "reordered" or (": " in explained and explained in self.text)
 
@@ -105,7 +105,7 @@ VARIANT, ORDER, REPEAT, EXCEPTION, INVALID, UNKNOWN = range(6)
 
 
 def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
-    """Return the rank and the text of a cause."""
+    """Return the rank and the text of the cause of a failure."""
     first, matches = result.first, report.matches_of(result)
     if result.state == "reordered":
         return ORDER, f"{result.algorithm}: differs only in tie-breaking"
@@ -127,8 +127,8 @@ MOST, REASONS = 5, 3
 
 
 def failures(report: Report, *, everything: bool = False) -> str:
-    """List the known variants that match failures, the problems outside the cases, and then each failure. A failure
-    states the case, the first difference, its size, and the command that runs only this case.
+    """List the known variants that match failures, the problems outside the cases, and then each failure. An entry
+    states the case, the first difference with its size, and the command that runs only this case.
 
     If several cases raise the same exception, one entry states the lines of code that raised it. The list contains a
     few failures per algorithm, or all with `everything`.
@@ -155,7 +155,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
 
 
 def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
-    """Return the lines of one failure: the case, the first difference, its size, and the command that runs only this case."""
+    """Return the lines of one failure: the case, the first difference with its size, and the command that runs only this case."""
     first = result.first
     word = "ERROR" if result.state == "error" else "FAIL"
     return [
@@ -208,7 +208,7 @@ def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, ev
 
 
 def missed(reports: Sequence[Report]) -> str:
-    """Return the line that counts cases not compared and names missing large layers, or ""."""
+    """Return a line on the cases that were not compared and on layers of real size that were not run, or ""."""
     _, cases, missing = covered(reports)
     named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
     parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []

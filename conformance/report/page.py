@@ -1,6 +1,6 @@
 """Renders the matrix as one HTML file: a summary, a page per algorithm with every case, and the specification's text.
 
-The file loads nothing and runs no scripts. Pages are sections, and the URL's fragment selects the shown section.
+The file loads no other files and runs no scripts. Each page is a section, and the URL's fragment selects the visible section.
 All content from reports is escaped.
 """
 
@@ -49,7 +49,7 @@ class Column(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """The content of one row: the cases, all case ids, the case ids by matrix column, and the modules that specify it."""
+    """The content of one row: the cases, all case ids, the case ids by matrix column, and the specifying modules."""
 
     name: str
     row: Any
@@ -111,7 +111,7 @@ def _columns(reports: Sequence[Report]) -> list[Column]:
 
 
 def _groups(columns: Sequence[Column]) -> list[list[Column]]:
-    """Group adjacent columns that have the same target and mode and differ only in dtype."""
+    """Group the columns that have the same target and mode and differ only in dtype."""
     groups: dict[tuple[str, str, str], list[Column]] = {}
     for column in columns:
         groups.setdefault((column.report.interface, column.report.title, column.mode), []).append(column)
@@ -133,7 +133,7 @@ def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
 
 
 def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str, list[dict[str, Any]]]:
-    """Render the failures by case."""
+    """Return the contents of all failures by case id."""
     failures: dict[str, list[dict[str, Any]]] = {}
     for column in columns:
         for result in column.results.values():
@@ -143,7 +143,7 @@ def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str,
 
 
 def _failure(report: Report, case: Case, result: CaseResult) -> dict[str, Any]:
-    """Render a failed case: the modules that specify it, the command that reproduces it, and other failures."""
+    """Return the content of a failure: the modules that specify the stage, the command and code to reproduce it, and other outcomes."""
     stage = result.first.stage.partition("/")[0]
     if stage == "gradient" and case.gradients is not None:
         stage = case.gradients.stage

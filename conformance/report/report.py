@@ -1,7 +1,7 @@
-"""`report.json`: all results of a run or of checked files. This file is the source of the matrix, the page and the badge.
+"""Write and read `report.json`, which contains all results of a run or of checked files. Pages and badges show reports.
 
-A report may come from a third party, so reading accepts only what `run --report` and `check --report` write. `report_schema.json` defines
-the format; this module checks what the schema cannot express. Texts in a report are not escaped.
+A report may come from a third party, so `read` accepts only files that `run --report` and `check --report` could write.
+`report_schema.json` defines the format. This module checks rules that the schema cannot express. Texts in a report are not escaped.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ COUNTS = ("passed", "failed", "skipped", "cases_passed", "cases_in_all")
 
 
 def _counts(report: Report) -> dict[str, int]:
-    """The counts that the last line states."""
+    """Return the counts that the last line of a report states."""
     return dict(zip(COUNTS, (*report.counts, *covered([report])[:2]), strict=True))
 
 
@@ -76,9 +76,9 @@ def digest(content: Mapping[str, Any]) -> str:
 
 
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
-    """Read the reports of several files. Two reports must not cover the same target, case, dtype and mode.
+    """Return the reports of several files.
 
-    Raises ReportError, which names the first overlap.
+    Raises ReportError, which names the first overlap, if two files cover the same target, case, dtype and mode.
     """
     owner: dict[tuple[str, ...], Path] = {}
     for path, report in reports.items():
@@ -91,7 +91,7 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
 
 
 def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
-    """Read the report at `path`. It must be about the vectors with the digest `suite` and the cases `cases`.
+    """Read the report at `path`, which must cover the vectors with the digest `suite` and only cases from `cases`.
 
     Raises ReportError, which names the file and the first deviation from the output of `write`.
     """
@@ -151,7 +151,7 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
 
 
 def _record(kind: type[Any], entry: Mapping[str, Any]) -> Any:
-    """Return a record from the matching fields of an entry. Other fields are ignored."""
+    """Create a dataclass of type `kind` from the matching fields of an entry. Ignores other fields."""
     return kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
 
 

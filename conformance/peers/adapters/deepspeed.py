@@ -1,7 +1,7 @@
-"""DeepSpeed: the gating functions that its `TopKGate` uses for one, two and more choices, without their random parts.
+"""DeepSpeed: the gating functions that `TopKGate` uses for one, two and more choices, without randomness.
 
-Random token selection and the sampling of the second expert are off, and the minimum of the capacity is 0. The experts'
-layer needs process groups and is not run; outputs are those of the suite's own layer for the peer's routing.
+Random token selection and the sampling of the second expert are off, and the minimum capacity is 0. The expert layer needs
+process groups and does not run. The suite's own layer computes the outputs from the peer's routing.
 """
 
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ __getattr__ = shared
 
 
 def _gating(logits: Tensor, choices: int, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, combine and dispatch of one group."""
+    """Return the loss, combine and dispatch of one group."""
     if choices > logits.shape[1]:
         raise NotImplementedError("there are more choices than experts")
     if choices == 2 and logits.dtype == torch.float64:
@@ -39,7 +39,7 @@ def _routed(logits: Tensor, choices: int, factor: float) -> Routed:
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take."""
+    """`top1gating`, `top2gating` or `topkgating`, which apply a softmax, on the logarithm of the scores."""
     if (scores <= 0).any() or (choices == 1 and (scores.sum(dim=-1) != 1).any()):
         raise NotImplementedError("the gates take a softmax, so scores are positive, and sum to 1 for one choice")
     _, tokens, experts = scores.shape
@@ -47,12 +47,12 @@ def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
 
 
 def balance_loss(scores: Tensor) -> Tensor:
-    """The loss of `top1gating`, on the logarithm of the scores, whose softmax it takes."""
+    """The loss of `top1gating`, which applies a softmax, on the logarithm of the scores."""
     return torch.stack([_gating(logits, 1, 1.0)[0] for logits in log_of(scores)]).mean()
 
 
 def _route(params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
-    """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0."""
+    """`top1gating`, `top2gating` or `topkgating`, with the peer's capacity rule and a minimum capacity of 0."""
     only(options, rounding="ceil", **ONE_FACTOR)
     return RouterOutput(_routed(tokens @ params["kernel"], options.choices, options.capacity_factor), {}, {})
 

@@ -1,4 +1,4 @@
-"""Functions of JAX itself, and losses of optax, that are used as, or claimed to be, what moespec specifies."""
+"""Functions of JAX and losses of optax that programs use for computations that moespec specifies."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def batch_priority(scores: jax.Array, *, by: str = "max", choices: int = 1) -> j
 def expert_choice(
     scores: jax.Array, *, capacity: int, combine_scores: jax.Array | None = None, drop_zero: bool = False
 ) -> Any:
-    """`jax.lax.top_k` of the tokens of each expert."""
+    """`jax.lax.top_k` over the tokens, for each expert."""
     if drop_zero:
         raise NotImplementedError("top_k leaves no slot empty")
     token = lax.top_k(scores.mT, capacity)[1]
@@ -47,7 +47,7 @@ def gelu(x: jax.Array, **options: Any) -> jax.Array:
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, **options: Any) -> jax.Array:
-    """`jax.nn.standardize`, then scale and bias."""
+    """`jax.nn.standardize`, followed by scale and bias."""
     normalised = jax.nn.standardize(x, axis=-1, **options) * scale
     return normalised if bias is None else normalised + bias
 

@@ -1,6 +1,6 @@
-"""megatron-core: functions of its mixture-of-experts layers that need no GPU. The plan is multiplied by its tokens.
+"""megatron-core: functions of the mixture-of-experts layers that need no GPU.
 
-Its routers are run without a capacity, and its bias moves on one device.
+The adapter multiplies the Sinkhorn plan by the number of tokens. Routers run without a capacity, and the bias update runs on one device.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def sinkhorn_affinity(logits: Tensor, *, iterations: int | None = None, toleranc
 
 
 def balance_loss(scores: Tensor, *, choices: int = 1) -> Tensor:
-    """`moe_utils.switch_load_balancing_loss_func`, on the map of `topk_routing_with_score_function`."""
+    """`moe_utils.switch_load_balancing_loss_func`, with the routing map of `topk_routing_with_score_function`."""
     tokens, experts = scores.shape[1:]
     losses = []
     for group in scores:
@@ -69,13 +69,13 @@ def _softmax(tokens: Tensor, kernel: Tensor, options: Any) -> Tensor:
 
 
 def expert_load(scores: Tensor, *, choices: int) -> Tensor:
-    """The sum of the map of `moe_utils.topk_routing_with_score_function`."""
+    """The sum over tokens of the routing map of `moe_utils.topk_routing_with_score_function`."""
     chosen: Tensor = moe_utils.topk_routing_with_score_function(scores.flatten(0, 1), choices)[1]
     return chosen.sum(dim=0).to(scores.dtype)
 
 
 def balance_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
-    """`moe_utils.get_updated_expert_bias`, whose sum over devices is left out."""
+    """`moe_utils.get_updated_expert_bias`, without the sum over devices."""
     with mock.patch.object(torch.distributed, "all_reduce"), mock.patch.object(moe_utils, "parallel_state"):
         moved: Tensor = moe_utils.get_updated_expert_bias(load, bias, rate)
     return moved

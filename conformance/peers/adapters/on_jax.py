@@ -1,4 +1,4 @@
-"""Functions shared by adapters of JAX packages, from the JAX backend, which is loaded by name. None is compared."""
+"""Functions of the JAX backend that adapters of JAX packages share. The suite does not compare these functions."""
 
 import importlib
 from typing import Any
@@ -9,7 +9,7 @@ SHARED = ("cast", "from_numpy", "sum", "to_numpy", "value_and_grad", "with_dtype
 
 
 def shared(name: str) -> Any:
-    """The `__getattr__` of an adapter: functions that a target needs and the adapter does not define."""
+    """Return a function that a target needs and the adapter does not define. Adapters use `shared` as `__getattr__`."""
     if name not in SHARED:
         raise AttributeError(name)
     return getattr(_backend, name)

@@ -1,4 +1,4 @@
-"""Functions shared by adapters of torch packages, from the torch backend, which is loaded by name. None is compared."""
+"""Functions that adapters of torch packages share, some of them from the torch backend. The suite does not compare these functions."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ SHARED = ("cast", "expert_mlp", "from_numpy", "moe_layer", "sum", "to_numpy", "v
 
 
 def shared(name: str) -> Any:
-    """The `__getattr__` of an adapter: functions that a target needs and the adapter does not define."""
+    """Return a function that a target needs and the adapter does not define. Adapters use `shared` as `__getattr__`."""
     if name not in SHARED:
         raise AttributeError(name)
     return getattr(_backend, name)
@@ -29,7 +29,7 @@ Experts = Callable[[Tensor], Tensor]
 
 
 class Routed(NamedTuple):
-    """A routing that a package computed, (groups, tokens, experts, capacity), and its layer.
+    """A routing (groups, tokens, experts, capacity) that a package computed, and the package's layer.
 
     `layer(tokens, experts)`, if set, runs the package's complete layer with the experts of the suite.
     """
@@ -44,7 +44,7 @@ class Routed(NamedTuple):
 
 
 class SuiteExperts(nn.Module):
-    """The experts of a case, replacing a package's experts: (groups, experts, capacity, width) to the same shape."""
+    """The experts of a case, which replace a package's experts for inputs (groups, experts, capacity, width)."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
@@ -56,21 +56,21 @@ class SuiteExperts(nn.Module):
 
 
 class SuiteExpert(nn.Module):
-    """One expert of a case, replacing a package's expert: (groups, capacity, width) to the same, or without groups."""
+    """One expert of a case, which replaces a package's expert for inputs (groups, capacity, width) or (capacity, width)."""
 
     def __init__(self, experts: Experts, index: int, count: int) -> None:
         super().__init__()
         self.experts, self.index, self.count = experts, index, count
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Apply the expert to its slots. Computes all experts, as a case's experts are one function of all slots."""
+        """Apply the expert to its slots. Computes all experts, because one function computes all experts of a case."""
         grouped = inputs.reshape(-1, *inputs.shape[-2:])
         outputs = self.experts(grouped[:, None].expand(-1, self.count, -1, -1))[:, self.index]
         return outputs.reshape(*inputs.shape[:-1], -1)
 
 
 class Recorded(TorchFunctionMode):
-    """Record the last operand of every `torch.einsum`: the weights with which the Soft MoE packages mix."""
+    """Record the last operand of every `torch.einsum`: the weights of tokens or slots in Soft MoE packages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ def float32_at_most(array: Tensor) -> None:
 
 
 def dense(experts: int, chosen: Tensor, gates: Tensor) -> Tensor:
-    """Gates of all experts (n, E), 0 unless chosen, from the chosen experts (n, K) and their gates (n, K)."""
+    """Return the gates (n, E), 0 for experts not chosen, from the chosen experts (n, K) and the gates of these experts (n, K)."""
     return gates.new_zeros(len(gates), experts).scatter(1, chosen, gates)
 
 
 def log_of(scores: Tensor) -> Tensor:
-    """The logits whose softmax equals the scores."""
+    """Return the logits whose softmax equals the scores."""
     if (scores <= 0).any() or (scores.sum(dim=-1) != 1).any():
         raise NotImplementedError("the package takes a softmax, so scores are positive and sum to 1")
     return scores.log()
@@ -123,7 +123,7 @@ ONE_FACTOR = {"batch_priority": "none", "multiple_of": 1, "slots_per_expert": No
 
 
 def only(options: Any, **values: Any) -> None:
-    """Reject options (a record or mapping) whose values differ from these, which the package fixes."""
+    """Reject options (a record or mapping) that differ from the values that the package supports."""
     for name, value in values.items():
         if (options[name] if isinstance(options, Mapping) else getattr(options, name)) != value:
             raise NotImplementedError(f"{name} is {value!r}, and cannot be chosen")
@@ -138,7 +138,7 @@ def transformers_gates(
     parameters: Mapping[str, Tensor] | None = None,
     **settings: Any,
 ) -> Tensor:
-    """The gates (n, E) of tokens (n, D) from a transformers router, which returns logits, gates and experts."""
+    """Return the gates (n, E) of tokens (n, D) from a transformers router, which returns logits, gates and experts."""
     experts, width = kernel.shape
     sizes = {"num_experts_per_tok": choices, "num_local_experts": experts, "num_experts": experts, "hidden_size": width}
     peer = router(SimpleNamespace(**sizes, **settings))
@@ -147,9 +147,9 @@ def transformers_gates(
 
 
 def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
-    """The routing of gates (G, T, E), 0 unless the expert is chosen, for a package that drops no token.
+    """Return the routing of a package that drops no token, from gates (G, T, E) that are 0 for experts not chosen.
 
-    The package has no slots: the suite orders them by these scores. Cases that drop tokens are not offered.
+    The package has no slots, so `token_choice` of the backend assigns the slots. Cases that drop tokens are not offered.
     """
     chosen = gates > 0
     if (chosen.sum(dim=1) > capacity).any():
@@ -159,7 +159,7 @@ def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
 
 
 def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Tensor | None = None) -> Any:
-    """The routing of gates (G, T, E), 0 if an expert is not among the best by scores or has no room for the token."""
+    """Return the routing from gates (G, T, E) that are 0 if a token does not choose the expert or the expert has no free slot."""
     best = scores.argsort(dim=2, descending=True, stable=True)[..., :choices]
     keep = (gates > 0).gather(2, best)
     return _backend.token_choice(
@@ -168,10 +168,10 @@ def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Te
 
 
 def top_k_router(choose: Callable[..., Tensor], *, double: bool = False) -> SimpleNamespace:
-    """Make a router from a package's choice without capacity, whose docstring says which code runs.
+    """Make a router from a package's choice of experts without a capacity. `route` receives the docstring of `choose`.
 
     `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) for a kernel (E, D), 0 unless the
-    expert is chosen. double: whether it computes in float64.
+    expert is chosen. double: whether `choose` computes in float64.
     """
 
     def route(

@@ -1,4 +1,4 @@
-"""ott-jax: its Sinkhorn solver, on the marginals 1 and tokens / experts. The cost is the negative of the logits."""
+"""ott-jax: the Sinkhorn solver with the marginals 1 and tokens / experts. The cost is the negative of the logits."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""POT: entropic and sparsity-constrained optimal transport, on the marginals 1 and tokens / experts.
+"""POT: entropic and sparsity-constrained optimal transport with the marginals 1 and tokens / experts.
 
-The cost is the negative of the logits or of the utility; masses are not scaled to 1. POT's solvers of
+The cost is the negative of the logits or of the utility. Masses are not scaled to 1. POT's solvers of
 sparsity-constrained transport compute in float64 and are not differentiated.
 """
 
@@ -87,12 +87,12 @@ def _stacked(found: list[tuple[Any, ...]], like: Tensor) -> list[Any]:
 
 
 def project_simplex(values: Tensor, *, mass: float = 1.0) -> Tensor:
-    """`ot.utils.proj_simplex`, of each row."""
+    """`ot.utils.proj_simplex`, applied to each row."""
     return _rows(lambda rows: ot.utils.proj_simplex(rows.T, z=mass).T, values)
 
 
 def project_sparse_simplex(values: Tensor, *, nonzeros: int, mass: float = 1.0) -> Tensor:
-    """`ot.utils.projection_sparse_simplex`, of each row."""
+    """`ot.utils.projection_sparse_simplex`, applied to each row."""
     return _rows(lambda rows: ot.utils.projection_sparse_simplex(rows, nonzeros, z=mass, axis=1), values)
 
 

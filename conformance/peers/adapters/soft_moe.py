@@ -1,6 +1,6 @@
 """soft-moe (of bwconrad): `SoftMoELayerWrapper`.
 
-Only the module of the layer is loaded: the package itself imports timm for its vision transformers.
+The adapter loads only the module of the layer, because the package itself imports timm for vision transformers.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
-"""st-moe-pytorch: `TopNGating` and `MoE`, without the random part of the routing.
+"""st-moe-pytorch: `TopNGating` and `MoE`, without random routing.
 
-The threshold is 0, so that no choice is dropped at random; dispatch is not made straight-through, which leaves it 0 or 1.
-The capacity factor of the peer does not count choices (`CAPACITY_RULES["st_moe"]`), so it is given choices times the
-factor. `token_choice` is given a capacity, for which the peer's minimum of 4 is lifted; the router keeps it.
+The threshold is 0, so that no choice is dropped at random. Dispatch contains only 0 and 1, because the straight-through option is off.
+The peer's capacity factor does not count choices (`CAPACITY_RULES["st_moe"]`), so the adapter multiplies the factor by choices.
+For `token_choice`, which receives a capacity, the adapter removes the peer's minimum capacity of 4. The router keeps this minimum.
 """
 
 from types import SimpleNamespace
@@ -23,19 +23,19 @@ __getattr__ = shared
 
 
 class _Given(nn.Module):
-    """A gate that returns what was computed before."""
+    """A gate that returns precomputed results."""
 
     def __init__(self, *result: Tensor) -> None:
         super().__init__()
         self.result = result
 
     def forward(self, tokens: Tensor, **noise: Any) -> tuple[Tensor, ...]:
-        """Dispatch, combine, balance loss, z-loss."""
+        """Return dispatch, combine, balance loss and z-loss."""
         return self.result
 
 
 def _gating(tokens: Tensor, kernel: Tensor, choices: int, **options: Any) -> tuple[Routed, Tensor, Tensor]:
-    """The routing, the balance loss and the z-loss of `TopNGating` in training."""
+    """Return the routing, the balance loss and the z-loss of `TopNGating` in training."""
     width, count = kernel.shape
     if not 2 <= choices <= count:
         raise NotImplementedError("top_n is at least 2, and at most the number of experts")
@@ -54,7 +54,7 @@ def _gating(tokens: Tensor, kernel: Tensor, choices: int, **options: Any) -> tup
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`TopNGating` on the logarithm of the scores, whose softmax it takes."""
+    """`TopNGating`, which applies a softmax, on the logarithm of the scores."""
     if (scores <= 0).any():
         raise NotImplementedError("TopNGating takes a softmax, so scores are positive")
     _, tokens, experts = scores.shape
@@ -72,7 +72,7 @@ def z_loss(logits: Tensor) -> Tensor:
 
 
 def balance_loss(scores: Tensor) -> Tensor:
-    """The balance loss of `TopNGating` in training, on the logarithm of the scores, whose softmax it takes."""
+    """The balance loss of `TopNGating`, which applies a softmax, in training on the logarithm of the scores."""
     return _losses(log_of(scores))[0]
 
 
@@ -86,7 +86,7 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
 
 
 def _route(params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
-    """`TopNGating` and `MoE`, with the capacity of the peer."""
+    """`TopNGating` and `MoE`, with the peer's capacity rule."""
     only(options, **ONE_FACTOR)
     factor = options.choices * options.capacity_factor
     return RouterOutput(_gating(tokens, params["kernel"], options.choices, capacity_factor_train=factor)[0], {}, {})

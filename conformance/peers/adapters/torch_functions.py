@@ -1,4 +1,4 @@
-"""Functions of torch itself that are used as, or claimed to be, what moespec specifies."""
+"""Functions of torch that programs use for computations that moespec specifies."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def batch_priority(scores: Tensor, *, by: str = "max", choices: int = 1) -> Tens
 def expert_choice(
     scores: Tensor, *, capacity: int, combine_scores: Tensor | None = None, drop_zero: bool = False
 ) -> Any:
-    """`torch.topk` of the tokens of each expert."""
+    """`torch.topk` over the tokens, for each expert."""
     if drop_zero:
         raise NotImplementedError("topk leaves no slot empty")
     token = scores.mT.topk(capacity, dim=-1).indices

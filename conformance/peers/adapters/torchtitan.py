@@ -1,4 +1,4 @@
-"""torchtitan: its router and the update of its bias, on one device. No token is dropped, so cases that do are not offered."""
+"""torchtitan: the router and the bias update on one device. No token is dropped, so cases that drop tokens are not offered."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ def _choose(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor | None = 
 
 
 def balance_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
-    """`register_moe_load_balancing_hook`, whose hook moves the bias of a layer."""
+    """`register_moe_load_balancing_hook`, whose hook updates the bias of a layer."""
     if rate == 0:
         raise NotImplementedError("the rate is above 0")
     moe, model, hooks = nn.Module(), nn.Module(), list[Any]()

@@ -1,4 +1,4 @@
-"""transformers: the Switch Transformer's router, its layer and its losses."""
+"""transformers: the router, the layer and the losses of the Switch Transformer."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +45,7 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
 
 def balance_loss(scores: Tensor) -> Tensor:
     """`load_balancing_loss_func` of `modeling_switch_transformers`, with the first maximum as the choice."""
-    return torch.as_tensor(module.load_balancing_loss_func(scores, scores.argmax(dim=-1)))  # typed as a float there
+    return torch.as_tensor(module.load_balancing_loss_func(scores, scores.argmax(dim=-1)))  # annotated as float
 
 
 def z_loss(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""transformers: DeepSeek-V3's router, which is that of many models. It drops no token, so cases that do are not offered."""
+"""transformers: the router of DeepSeek-V3 and of many other models. No token is dropped, so cases that drop tokens are not offered."""
 
 import importlib
 from typing import Any

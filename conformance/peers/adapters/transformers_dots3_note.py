@@ -1,4 +1,4 @@
-"""transformers: the router of dots3's vision encoder. It drops no token, so cases that do are not offered."""
+"""transformers: the router of dots3's vision encoder. No token is dropped, so cases that drop tokens are not offered."""
 
 import importlib
 from typing import Any

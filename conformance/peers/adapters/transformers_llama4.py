@@ -1,4 +1,4 @@
-"""transformers: Llama 4's router and layer, without its shared expert. No token is dropped: cases that do are not offered."""
+"""transformers: Llama 4's router and layer without the shared expert. No token is dropped, so cases that drop tokens are not offered."""
 
 import importlib
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ module: Any = importlib.import_module("transformers.models.llama4.modeling_llama
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`Llama4Router` on the logits whose sigmoid the scores are."""
+    """`Llama4Router`, which applies a sigmoid, on the inverse sigmoid of the scores."""
     float32_at_most(scores)
     _, count, experts = scores.shape
     if choices > experts or (scores <= 0).any() or (scores >= 1).any():

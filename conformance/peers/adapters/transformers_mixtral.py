@@ -1,4 +1,4 @@
-"""transformers: Mixtral's router and balance loss. The router drops no token, so cases that do are not offered."""
+"""transformers: Mixtral's router and balance loss. No token is dropped, so cases that drop tokens are not offered."""
 
 import importlib
 from typing import Any
@@ -25,7 +25,7 @@ def _choose(tokens: Tensor, kernel: Tensor, options: Any) -> Tensor:
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Any:
-    """`MixtralTopKRouter` on the logarithm of the scores, whose softmax it takes."""
+    """`MixtralTopKRouter`, which applies a softmax, on the logarithm of the scores."""
     float32_at_most(scores)
     experts = scores.shape[2]
     if choices > experts or (scores <= 0).any():

@@ -1,6 +1,6 @@
 """transformers: NLLB-MoE's router, with the capacity of the case and without padding.
 
-The draws of a case are those by which it keeps second experts; it has no place for those of a sampled one.
+The random numbers of a case decide whether the router keeps a second expert. Cases that sample the second expert are not offered.
 """
 
 import importlib

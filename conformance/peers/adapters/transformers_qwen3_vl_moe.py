@@ -1,4 +1,4 @@
-"""transformers: Qwen3-VL-MoE's router. It drops no token, so cases that do are not offered."""
+"""transformers: Qwen3-VL-MoE's router. No token is dropped, so cases that drop tokens are not offered."""
 
 import importlib
 from typing import Any
