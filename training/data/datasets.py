@@ -56,9 +56,9 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
 
 
 def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
-    """Returns the data set `own` of `config` with another data set's images, prepared in the same way, as its validation split. These are
-    the other data set's validation split or, without one, all of its images. Classes are matched by name and may be a subset. Raises
-    ConfigError if both data sets are the same, and DataError for classes or images that do not fit `own`.
+    """Returns the data set `own` of `config` with the images of another data set as the validation split. The images are the validation
+    split of the other data set, or all of its images if there is no such split, prepared like the images of `own`. Classes are matched
+    by name and may be a subset. Raises ConfigError if both data sets are the same, and DataError if classes or images do not fit `own`.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
@@ -83,7 +83,7 @@ def load_configured(
 ) -> Dataset:
     """Reads the data set of a configuration.
 
-    image_size: side in pixels to which images are resized, and cropped if they are not square; None leaves arrays unchanged.
+    image_size: the side in pixels of images after resizing and cropping to a square; None leaves arrays unchanged.
     whole: if there is no validation split, use all images for both splits. first: see `load_pictures`.
 
     Raises ConfigError for a field or size that does not fit the images, and DataError for unusable files.
@@ -137,7 +137,7 @@ def load_configured(
 
 
 def _own(config: DataConfig, image_size: int | None) -> Dataset:
-    """Returns the data set that the user's function returns for this configuration. Raises ConfigError if training cannot use it."""
+    """Returns the result of the user's function for this configuration. Raises ConfigError if the result is not a usable data set."""
     what = f"data.name={config.name!r}"
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):
