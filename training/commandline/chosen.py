@@ -62,8 +62,8 @@ class OfRun(Stored):
 def chosen(arguments: Sequence[str], default: Config) -> Config:
     """Returns the configuration to which the options of the command line apply: from a file, the run to resume, or `default`.
 
-    This configuration already has the models, routers and optimiser of the command line. If the command line sets the length of the run,
-    this configuration has none. Raises ConfigError for an unusable file, and for an option in the file that the model or router lacks.
+    The configuration already has the models, routers and optimiser of the command line. If the command line sets the length of the run,
+    the configuration sets no length. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
@@ -88,7 +88,7 @@ def check_written(arguments: Sequence[str], *configs: Config) -> None:
     """Raises ConfigError for an option of the command line or its configuration file that affects none of the resulting configurations.
 
     An option in the file is also accepted if the option affects the configuration that the file sets. `init_skip` in the file is always
-    accepted, since a later use of the file may need this option. A file written by a run is not checked, since it contains every field.
+    accepted, since a later use of the file may need this option. A file that a run wrote contains every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)
@@ -135,7 +135,7 @@ def check_functions(arguments: Sequence[str], config: Config) -> None:
 
 
 def early(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the options to read before the main parser, with None for an absent option. The main parser reports missing values."""
+    """Reads the options that determine the starting configuration. An absent option is None. The main parser reports missing values."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
     options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}

@@ -92,7 +92,7 @@ class Option:
 
 
 def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:
-    """Yields the options of a dataclass with these `values`. The names of options omit the field "settings".
+    """Yields the options of a dataclass with these `values`. The name of an option in the field "settings" starts with the section.
 
     config: the configuration that contains the dataclass and determines which options have an effect.
     """
@@ -118,7 +118,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments that consist only of the configuration of a run."""
+    """Arguments with only the configuration of a run."""
 
     settings: Config
 
@@ -129,9 +129,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections: Any) -> Arguments:
-    """Returns the arguments of `moespec command` as a `kind`. With --help, prints the help and ends the process.
+    """Returns the arguments of `moespec command` as an instance of `kind`. With --help, prints the help and ends the process.
 
-    sections: the fields that are configuration sections, before the options of the command line apply.
+    sections: the values of fields that are configuration sections, before the options of the command line apply.
 
     Raises ConfigError for an unknown option or word, a missing option, or an invalid value.
     """

@@ -39,7 +39,7 @@ class ExportArguments(Stored):
     """Export a model as a program that runs without moespec.
 
     moespec export runs/x --format onnx. The input of the program is a batch of float32 images with axes (images, height, width, channels),
-    normalised as in training. The batch size is free, unless the router groups images; then it must be a multiple of the group size. The
+    normalised as in training. The batch size is free or, if the router groups images, a multiple of the group size. The
     output of the program is the logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for
     jax.export.deserialize on CPU, CUDA and TPU. safetensors: only the parameters, in the format of `moespec convert`.
     """
@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
 
 
 class Format(NamedTuple):
-    """An export format: the function that returns the contents of files by name suffix, and the backend and packages for this function."""
+    """An export format: a function that returns the contents of files by suffix, and the backend and packages that this function needs."""
 
     write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
     backend: str
@@ -96,12 +96,12 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # writes the longest name first, since the system may reject it
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, since the system may reject a long name
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
     if multiple > 1 and format == "pt2":
-        batch += f", from {2 * multiple} on"  # torch specialises a program exported with a batch of one group
+        batch += f", from {2 * multiple} on"  # torch would fix the batch size of a program exported with one group
     size = " x ".join(str(length) for length in config.input_shape)
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
 
@@ -143,7 +143,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
 
     module: Any = importlib.import_module("moespec.backends.jax.export")
     content = module.stablehlo_bytes(logits, weights.config.input_shape, multiple=fewest_images(weights.config))
-    # A StableHLO artifact cannot store metadata, so a second file stores them.
+    # A StableHLO artifact cannot store metadata, so a second file stores the metadata.
     return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
 
 

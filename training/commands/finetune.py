@@ -23,7 +23,7 @@ class FinetuneArguments(Configured):
     every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model comes from the source. A run also
     provides the backend (if installed), the data section, the image size and the evaluations. With --data, the run provides only the
     backend and the mean and standard deviation of the data. A file or hub folder provides no data, so --data is required. The options of
-    this command are the same as in train and override the values from the source. `moespec train --init SOURCE` takes only the weights.
+    this command are the same as in train and override the values from the source. `moespec train --init SOURCE` uses only the weights.
     """
 
     source: Path = option(positional=True)

@@ -57,9 +57,9 @@ class LaunchArguments:
 
 
 def main(words: list[str]) -> None:
-    """Runs train or finetune in several processes. The options of this command follow its name.
+    """Runs train or finetune in several processes, with the options after this word.
 
-    Raises RunError, naming the process, if a process fails and no restart is left or can help, and Interrupted after a signal.
+    Raises RunError, naming the process, if a process fails and is not restarted, and Interrupted after a signal.
     """
     place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
     parsed = parse("launch", LaunchArguments, words[:place])
@@ -119,16 +119,16 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MOESPEC_LAUNCHED": str(processes)},
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # All processes print the same text, so the output of process 0 is shown. Errors are shown for all processes.
+    # All processes print the same text, so only the output of process 0 is shown. The errors of all processes are shown.
     output = None if index == 0 else subprocess.DEVNULL
-    # The process has a process group of its own, so only `forward` passes Ctrl-C to the process, and not also the terminal.
+    # The process is in a separate process group, so Ctrl-C reaches the process through `forward` and not also from the terminal.
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdout=output, process_group=0
     )
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """Returns the index and exit status of a failed process. If a lost process caused all failures, returns a live process and `LOST`."""
+    """Returns the index and exit status of a failed process, or a running process and `LOST` if a lost process caused all failures."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]

@@ -160,7 +160,7 @@ def _letters(all: Iterable[Seen]) -> str:
 
 
 def as_json(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Returns entries as JSON. With `names`, lists only these implementations and the entries that one of these implementations answers."""
+    """Returns entries as JSON. With `names`, includes only the named implementations and the entries that these implementations answer."""
     chosen = [entry for entry in entries if not names or any(entry.id in seen(name) for name in names)]
     return json.dumps([_json(entry, names) for entry in chosen], indent=1, ensure_ascii=False)
 

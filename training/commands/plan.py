@@ -33,8 +33,8 @@ class PlanArguments(Configured):
     """Estimate memory and time of a training step on other hardware, and find the best mesh.
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Prints the memory,
-    operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh of
-    --mesh. All options of train are accepted; only options of the model, optimiser, batch and computation affect the estimate.
+    operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh that
+    --mesh sets. All options of train are accepted; only options of the model, optimiser, batch and computation affect the estimate.
     """
 
     devices: Number

@@ -45,7 +45,7 @@ class PredictArguments(OfRun):
     """Classify the images in a folder; list the most probable classes and the experts that process each image.
 
     moespec predict runs/x new --csv new.csv --html new.html. Images are read, resized and normalised as in training; unreadable
-    images are listed and skipped. Each image is routed separately, so its result does not depend on the other images.
+    images are listed and skipped. Each image is routed separately, so the result for an image does not depend on the other images.
     The page is one file with a gallery of the images; the images with the least certain predictions come first.
     """
 
@@ -61,7 +61,7 @@ class PredictArguments(OfRun):
 
 @dataclass
 class Reader:
-    """Reads images as training does. An unreadable image becomes black, with its error in `wrong`. small: thumbnails of images."""
+    """Reads images as training does. An unreadable image becomes black and is listed in `wrong`. small: JPEGs of readable images."""
 
     pictures: Pictures
     small: dict[int, bytes] | None

@@ -125,7 +125,7 @@ def main(words: list[str]) -> None:
 def combinations(path: Path, base: Config) -> list[str]:
     """Reads a TOML file with a list of values per option. Returns every combination of values as a text for `entries`.
 
-    The name of an entry lists its values, as in `router=hash,peak=0.001`, with full option names where the last parts are equal.
+    The name of an entry lists its values, as in `router=hash,peak=0.001`, with the full names of options whose last parts are equal.
     """
     if not path.is_file():
         raise ConfigError(f"grid={str(path)!r}: no such file, expected a TOML file")
@@ -153,11 +153,11 @@ def combinations(path: Path, base: Config) -> list[str]:
 
 
 def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> dict[str, Config]:
-    """Returns a configuration for each name of an entry: `base` with the options of the entry. Raises ConfigError for an invalid entry.
+    """Returns configurations by entry name. Each configuration is `base` with the options of an entry.
 
     An entry is a router (`soft_moe`, or `package.module:ROUTER`, named after its module), `dense` for no MoE blocks, or a name and
     any options of `moespec train` (`hash2: --router hash --model.router-options.hashes 2`).
-    swept: the entries of a grid, from `combinations`.
+    swept: the entries of a grid, from `combinations`. Raises ConfigError for an invalid entry.
     """
     configs: dict[str, Config] = {}
     for text in texts:
@@ -185,7 +185,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none' for an entry named {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party router
+                if name in ROUTERS and (router := config.model.router) != name:  # a third-party router may have this name
                     raise ConfigError(f"model.router={router!r}: expected {name!r} for an entry named {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")

@@ -137,7 +137,7 @@ def _train(
     say: Callable[[str], None],
 ) -> None:
     directory, there = RunDirectory(path), os.path.exists(path)
-    # Everything that can fail before the first step runs before the folder is created.
+    # Operations that can fail without a training step run before the folder of the run is created.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
 
@@ -175,7 +175,7 @@ def _train(
                 of_log = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
             except ConfigError:
                 if B.process == 0 and not there:
-                    shutil.rmtree(path, ignore_errors=True)  # the run has taken no step
+                    shutil.rmtree(path, ignore_errors=True)  # no training step has run
                 raise
             train(B, config, dataset, path, initial=initial, sets=sets, hooks=[*of_log, *hooks])
         led(B, report)

@@ -2,7 +2,7 @@
 
 Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The
 defaults match no recipe: AdamW with its usual coefficients, without weight decay, gradient clipping or augmentation. At the start
-of a run, the named model or the data set the fields that are None (`moespec.training.loop.resolve`). The run saves this configuration.
+of a run, fields that are None get values from the named model or the data (`moespec.training.loop.resolve`). The run saves the result.
 """
 
 import os

@@ -79,10 +79,10 @@ def digits() -> Config:
 
 
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
-    """Returns `base` (the defaults) with the fields that a TOML file sets. The arguments `model` and `router` override the file.
+    """Returns `base` (by default, `Config()`) with the fields that a TOML file sets. The arguments `model` and `router` override the file.
 
     The sections data, optimizer, schedule and training come only from the file; fields that the file does not set get their defaults. The
-    router options in the file belong to the router in the file. Another `router` keeps those options that differ from their defaults.
+    router options in the file belong to the router in the file. A change of router keeps options that differ from their defaults.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (with the nearest known ones) or an
     invalid value.
@@ -186,7 +186,7 @@ def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration without the fields that no longer exist. Warns of each such field with a value."""
+    """Returns a run's configuration without the fields that no longer exist. Warns about each removed field that has a value."""
     rest, log = dict(table), table.get("log")
     names = log.split(",") if isinstance(log, str) else []
     gone: dict[str, Any] = {"log": ",".join(name for name in names if name in FORMER_LOGS)}

@@ -58,7 +58,7 @@ def cutmix(
     """Pastes a rectangle of the neighbour in the (shuffled) batch into each image, and mixes the targets by the area of the rectangle.
 
     All images get the same rectangle, which covers the fraction `1 - weight` of the image, with weight from Beta(alpha, alpha), and
-    has the aspect ratio of the image. The centre is uniform. The part outside the image is cut off; the weight becomes `1 - area / (H W)`.
+    has the aspect ratio of the image and a uniform centre. The part outside the image is cut off; the weight becomes `1 - area / (H W)`.
 
     Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
     """

@@ -32,7 +32,7 @@ class Split:
     """One split of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
     `whole(index)` returns the picture from which an image was cropped, by default the image itself. pictures: the files that `read` opens,
-    if any. captions: one caption for each image of a data set of pairs. A label is then the number of a picture, not a class.
+    if any. captions: one caption for each image of a data set of pairs, in which a label is the number of a picture, not a class.
     ids: the token ids of the captions, `(images, length)`. features: the output of a locked tower for the images, `(images, width)`.
     """
 

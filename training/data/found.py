@@ -36,7 +36,7 @@ def hidden(name: str) -> bool:
 
 
 def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
-    """Returns the sorted names in `folder / start`, relative to `folder`, each with True for a folder. Raises DataError if this fails."""
+    """Returns the sorted names in `folder / start`, relative to `folder`, each with True for a folder. Raises DataError on failure."""
     try:
         with os.scandir(folder / start) as found:
             return sorted((f"{start}{entry.name}", entry.is_dir()) for entry in found)
@@ -110,7 +110,7 @@ def validation_name(names: Collection[str], source: object) -> str | None:
 def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
     """Returns the path of the file `name`. Raises a DataError that begins with `where` unless the file is below the folder.
 
-    links: accept a link to a file outside the folder, as in the Hugging Face cache.
+    links: whether to accept a link to a file outside the folder, as in the Hugging Face cache.
     """
     root = folder.resolve()
     with suppress(OSError, ValueError, RuntimeError):  # the name may be impossible, or a circular link

@@ -1,6 +1,6 @@
 """Reads a data set of the Hugging Face library `datasets` from local files: parquet, an image folder, or `save_to_disk`.
 
-Nothing is downloaded. Only parquet files, images and their metadata are read; READMEs, scripts and archives are not. The column of type
+Nothing is downloaded. Only parquet files, images and their metadata are read; READMEs, scripts and archives are ignored. The column of type
 Image holds the images. The labels are in the column of type ClassLabel, or in an integer column called "label". Other columns are ignored.
 """
 
@@ -62,8 +62,8 @@ class Rows:
 def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
     """Returns the class names and the images of the splits that the library finds in a folder.
 
-    captions: read captions instead of labels, see `pairs.find_pairs`. Raises ConfigError if `datasets` is not installed, and DataError for
-    a missing or unusable folder.
+    captions: whether to read captions instead of labels, see `pairs.find_pairs`. Raises ConfigError if `datasets` is not installed, and
+    DataError for a missing or unusable folder.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -97,7 +97,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Keeps the Hugging Face libraries off the network, even if already imported; by default, these libraries report each load."""
+    """Keeps the Hugging Face libraries off the network, even if already imported; by default, they report each load online."""
     from huggingface_hub import constants
 
     config = datasets.config
@@ -161,7 +161,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
 
 
 def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
-    """Returns the images as the bytes of their files. Raises DataError without an image column or if `others` is empty."""
+    """Returns the images as the bytes of their files. Raises DataError if there is no image column or `others` is empty."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "images (type Image)"

@@ -34,7 +34,7 @@ VIEW = 2**48
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
-    """Returns the indices of the images of step `step` (from 0), `(batch,)`. Each value of `part` gives other permutations."""
+    """Returns the indices of the images of step `step` (from 0), `(batch,)`. The permutations of images depend on `part`."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
         _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]

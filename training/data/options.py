@@ -21,7 +21,7 @@ TARGETS = Only("objective", unless=("moco", "lit"), why="the objective has no ta
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The images and their augmentation. The random numbers for an image depend on the seed, the step and its position in the batch."""
+    """The images and their augmentation. The random numbers for an image depend on the seed, the step and the position in the batch."""
 
     name: (
         Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"] | OwnName

@@ -43,13 +43,13 @@ MOST = 2**28
 """Number of bytes of a file that are searched for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """TIFF tags."""
-# The warnings do not name the file. The second warning is for large images; Pillow raises an error for images of twice the size.
+# Warnings of Pillow do not name the file. The second filter ignores warnings about large images; Pillow rejects even larger images.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
 
 class Files(Protocol):
-    """Image files by number. Worker processes get pickled copies of this object.
+    """A numbered sequence of image files. Worker processes get pickled copies of this object.
 
     name: the file's name in errors. open: the object that Pillow opens. known: the name and size of a file, equal on all machines; empty if
     the size is unknown without reading the file.

@@ -1,6 +1,6 @@
 """Builds data sets from pictures of any size and source.
 
-Every picture's header is read at the start. Pictures are decoded when a batch needs the pictures. Either the shorter side is resized
+Every picture's header is read at the start. A picture is decoded when a batch needs the picture. Either the shorter side is resized
 and the middle square cropped, or a random crop is resized. All images have three channels.
 """
 
@@ -53,9 +53,9 @@ def load_pictures(
     config: DataConfig,
     first: First | None = None,
 ) -> Dataset:
-    """Returns a data set with images of `size` pixels. held: the validation split; if None, `held_out` takes this split from `part`.
+    """Returns a data set with images of `size` x `size` pixels. held: the validation split; if None, `held_out` splits `part`.
 
-    first: called with the data set before any picture is read or skipped. Raises DataError for an empty split. Unless `config.broken`
+    first: a function to call with the data set before any picture is read. Raises DataError for an empty split. Unless `config.broken`
     is "skip", raises DataError for a file without an image header; later, reading a broken file raises DataError.
     """
     once = held is part

@@ -27,10 +27,10 @@ class Prefetcher:
 
     workers: the number of processes that run `make`, at most one per core, each with `ahead` results ready; 0 for a thread of this process.
         cloudpickle pickles `make` for each worker.
-    receive: called with each step and its result on a thread of this process, for example to move the result to a device.
+    receive: a function to call with each step and its result on a thread of this process, for example to move results to a device.
 
     A Prefetcher is a context manager and an iterable of `(step, result)` in order. An exception in `make` is raised when its step is due.
-    Raises RunError if a worker was killed. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with their parent.
+    Raises RunError if a worker was killed. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with the parent.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and magnitudes of the ViT and V-MoE recipes.
 
 `randaug(2, 15)` in those recipes means two of the 16 operations below, drawn with repetition, each at magnitude 15, where 10 is full
-strength. The table gives the strength at magnitude M.
+strength. The table gives the strength of each operation at magnitude M.
 
 | operation | at magnitude M |
 |---|---|

@@ -1,7 +1,7 @@
 """Reads a data set from WebDataset shards: tar files in which the members of an example share a name, such as `cat12.jpg` and `cat12.cls`.
 
 The label is the integer in the member `.cls`, or the entry "label" or "cls" of the member `.json`; the member `.txt` is a caption.
-The shards are indexed once. If the folder is writable, the index is saved there as `moespec-index.npz`, or `moespec-captions.npz`
+The shards are indexed once. If the folder is writable, the index is saved in the folder as `moespec-index.npz`, or `moespec-captions.npz`
 with captions, and rebuilt when a shard changes. Images are read in any order directly from the tar files.
 Shards must not be compressed.
 
@@ -72,7 +72,7 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     """Returns the labels as class names, and the images of the shards in a folder, ordered by name.
 
     Shards with the word val or test in their paths form the validation split if other shards have the word train (`train-000.tar` and
-    `val-000.tar`, or folders `train/` and `val/`). Otherwise, all shards form one split. captions: read captions instead of
+    `val-000.tar`, or folders `train/` and `val/`). Otherwise, all shards form one split. captions: whether to read captions instead of
     labels, see `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member without label or caption.
     """
     left, whole = LeftOut(), folder.is_dir()

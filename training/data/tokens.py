@@ -3,7 +3,7 @@
 | | ids | end |
 |---|---|---|
 | bytes, the default | the text's UTF-8 bytes, 0 to 255 | 256 |
-| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file defines | the first of `ENDS` that it has, or the named one |
+| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file defines | the named token, or the first token of `ENDS` in the file |
 
     ids, end, end, ...        to the length S, at least one end
 

@@ -1,7 +1,7 @@
 """Transforms single training images: crop, colours, RandAugment, the user's function, erasing.
 
 Random numbers depend on the seed, the operation, and the position of the image among all images that training sees (step times
-batch, plus its position in the batch). Enabling one operation does not change the random numbers of the others.
+batch, plus its position in the batch). Enabling one operation does not change the random numbers of other operations.
 """
 
 import math
@@ -225,7 +225,7 @@ def jitter(
 ) -> Image.Image:
     """Changes brightness, contrast, saturation and hue in random order.
 
-    Brightness, contrast and saturation are each scaled by a uniform factor in `[max(0, 1 - x), 1 + x]`, with the argument as x. The hue is
+    Brightness, contrast and saturation are each scaled by a uniform factor in `[max(0, 1 - x), 1 + x]`, where x is the argument. The hue is
     rotated by a uniform fraction of the circle in `[-hue, hue]`. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
     """
     strengths = (brightness, contrast, saturation)

@@ -17,7 +17,7 @@ CLASSES = 20
 
 
 def always(dataset: Dataset) -> tuple[str, float]:
-    """Returns the most frequent class of the validation images, and the accuracy of always predicting it."""
+    """Returns the most frequent class of the validation images, and the accuracy of always predicting this class."""
     counts = np.bincount(dataset.validation.labels)
     return dataset.classes[counts.argmax()], float(counts.max() / counts.sum())
 

@@ -51,7 +51,7 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
 
 
 def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
-    """Returns the function `loss(logits, targets)`, both `(N, classes)`, which returns the loss of each image, `(N,)`.
+    """Returns the function `loss(logits, targets)`, with arrays `(N, classes)`, which returns the loss `(N,)` of each image.
 
     kind: "softmax" (exclusive classes), "sigmoid" (a sum over independent classes), or the user's function of `(B, logits, targets)`.
     """

@@ -6,8 +6,8 @@
     W           (X'^T X' + l2 I)^-1 X'^T Y        =        X'^T (X' X'^T + l2 I)^-1 Y
     label       arg max of x' W
 
-The chosen images of a class are the first `shots` images of a random permutation of the training images of the class. The generator
-`numpy.random.default_rng(seed)` draws one permutation per class, in the order of the classes. A class with too few images contributes all.
+The chosen images of a class are the first `shots` images of a random permutation of its training images, or all images of a small class.
+The generator `numpy.random.default_rng(seed)` draws one permutation per class, in the order of the classes.
 
 Sources: google-research/big_vision, `big_vision/evaluators/fewshot_lsr.py`, `_precompute_cache` and
 `compute_fewshot_metrics` (three seeds; l2 = 2^10 in `configs/common_fewshot.py`); google-research/vmoe,
@@ -61,7 +61,7 @@ def few_shot(
 def ridge(
     features: NDArray[Any], labels: NDArray[np.integer[Any]], held: NDArray[Any], *, classes: int, l2: Sequence[float]
 ) -> list[NDArray[np.intp]]:
-    """Fits ridge regressions to `features` `(N, D)` and `labels` `(N,)`. Returns predicted labels `(M,)` of `held` `(M, D)` per `l2`.
+    """Fits ridge regressions to `features` `(N, D)`, `labels` `(N,)`. Returns predicted labels `(M,)` of `held` `(M, D)` for each `l2`.
 
     One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves every `l2`, as in the public code.
     """
@@ -89,7 +89,7 @@ def ridge(
 def best_l2(accuracies: Array) -> int:
     """Returns the column of `accuracies` (seeds, L2 values) with the best mean rank, or the first such column.
 
-    The rule follows vmoe, but vmoe averages ranks over data sets, and this function over seeds. The choice depends on the test images.
+    The rule follows vmoe, which averages ranks over data sets instead of seeds. The choice of the column depends on the test images.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1), axis=1)
     return int(np.argmax(ranks.mean(axis=0)))

@@ -10,7 +10,7 @@ after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and 
 Retrieval finds the captions of an image among all texts, and the image of a caption among all images.
 
     s_ij        cosine of the features of image i and text j
-    recall@k    how often a correct item is among the k with the largest s; the lower index wins ties
+    recall@k    how often a correct item is among the k items with the largest s; the lower index wins ties
 
 Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; for an image with several
 captions, any of them counts).

@@ -1,14 +1,14 @@
 """Shows how each MoE layer routes one image, that is, which expert handles which patch, as numbers and as a picture.
 
-The image is routed separately, as a group of one image, and the capacity of the experts is scaled to match. If a model's groups are parts
-of an image, the groups are kept, and an expert's panel shows its slots in all groups.
+The image is routed separately, as a group of one image, and the capacity of the experts is scaled to this group. If a model's groups are
+parts of an image, the groups are kept, and an expert's panel shows its slots in all groups.
 
 Sparse-MLP routes channels, and tokens that mix the patches of the entire image. Channels and tokens have no position in the image and are
-drawn row by row, in numerical order, on the most nearly square grid that they fill.
+drawn row by row, in numerical order, on a full grid that is as square as possible.
 
 All panels of a layer share a colour scale. The routing of patches to experts is drawn on the image: the panel of an expert shows the
 patches of the expert in the expert's colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
-1 / tokens: white is the uniform weight, red is larger, blue is smaller. The scale covers at least half to twice the uniform weight.
+1 / tokens: white is the uniform weight, red is larger and blue is smaller. The scale covers at least half to twice the uniform weight.
 
 Only the drawing functions import matplotlib. Training does not need matplotlib, since the report of a run shows grids of pixels.
 """
@@ -133,7 +133,7 @@ def alone(model: Config) -> Config:
 
 
 def squarest(items: int) -> tuple[int, int]:
-    """Returns the most nearly equal numbers of rows and columns whose product is `items`.
+    """Returns numbers of rows and columns with the product `items`, as nearly equal as possible.
 
     >>> squarest(392), squarest(7)
     ((14, 28), (1, 7))

@@ -1,7 +1,7 @@
 """Converts parameters of the ViT and MLP-Mixer of google-research/big_vision and google-research/vision_transformer, and back.
 
 Flax modules have the layouts of this project: kernels have input axes first, and attention kernels are `(D, heads, D/heads)` and
-`(heads, D/heads, D)`. Names differ. The class token has no position in big_vision and the position embedding 0 in this project.
+`(heads, D/heads, D)`. Names differ. The class token of big_vision has no position; in this project, its position embedding is 0.
 
 Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
 """

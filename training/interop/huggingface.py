@@ -1,6 +1,6 @@
 """Converts parameters and configuration of `ViTForImageClassification` and `ViTModel` of Hugging Face transformers, and back.
 
-Parameters have the names in weight files of transformers. Version 5 still writes these names, although its modules have new names.
+Parameters have the names in the weight files. Version 5 of transformers still writes these names, but has renamed the modules.
 """
 
 from collections.abc import Mapping

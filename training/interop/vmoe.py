@@ -65,7 +65,7 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `maxiter` | `sinkhorn_iterations`, `transport_steps` |
     | `batch_priority=True` | `batch_priority="max"` |
     | `noise_std` | `noise_multiplier`: both are divided by the number of experts |
-    | `capacity` or `num_slots`, absolute | the `capacity_factor` that gives it, rounded to the nearest |
+    | `capacity` or `num_slots`, absolute | the `capacity_factor` for this capacity, rounded to the nearest |
     | `group_size`, in tokens | `group_images` for a multiple of S, else `group_tokens` |
     | a dispatcher's `bfloat16=True`, and always `SoftRouter` | `round_experts` |
     | `split_rngs` | `expert_init` |
