@@ -159,7 +159,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class MocoConfig:
-    """MoCo v3 (--objective moco). The momentum of the second encoder is optimizer.ema, by default 0.99. For the second view, the
+    """MoCo v3 (--objective moco). The momentum of MoCo v3 is optimizer.ema, by default 0.99. For the second view, the
     probabilities of blur and solarisation below replace the probabilities in data."""
 
     temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0

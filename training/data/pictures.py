@@ -196,7 +196,7 @@ def _bare(content: bytes) -> bytes | None:
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
-    """Decodes the picture and returns what a viewer shows, in mode RGB, or in mode L if there is one channel."""
+    """Decodes a picture as a viewer shows the picture. The result has mode RGB, or mode L if there is one channel."""
     file.load()
     with suppress(Exception):  # if the EXIF block is damaged, the orientation is ignored
         ImageOps.exif_transpose(file, in_place=True)

@@ -69,7 +69,7 @@ class Shards:
 
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """Returns the labels as class names, and the images of the shards in a folder, ordered by name.
+    """Returns the class names, which are the labels, and the images of the shards in a folder, ordered by name.
 
     Shards with the word val or test in their paths form the validation split if other shards have the word train (`train-000.tar` and
     `val-000.tar`, or folders `train/` and `val/`). Otherwise, all shards form one split. captions: whether to read captions instead of

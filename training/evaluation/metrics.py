@@ -48,7 +48,7 @@ def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
-    """Adds statistics that training steps do not compute to each layer's metrics in the output of a model.
+    """Adds statistics to the metrics of each layer in the output of a model. Training steps do not compute these statistics.
 
     Soft routings get `collapse_metrics`, and other routings get `experts_per_token`. MultiHash gets no statistics, since the router mixes
     the experts of a token inside the MLP.

@@ -110,7 +110,7 @@ def largest_first(weights: Floats) -> Floats:
 
 
 def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
-    """Returns how many of the largest weights make up `fraction` of the total, up to rounding. sums: from `largest_first`.
+    """Returns how many of the largest weights make up `fraction` of the total, up to rounding. sums: the result of `largest_first`.
 
     >>> needed(np.array([0.5, 0.75, 1.0])), needed(np.array([0.5, 0.75, 1.0]), 0.75)
     (np.int64(3), np.int64(2))

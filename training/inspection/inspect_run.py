@@ -312,8 +312,8 @@ def _range(panel: Panel, soft: bool) -> str:
 def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns an RGB grid. A patch has the colour of the expert with the largest weight, or is dark if no expert handles the patch.
 
-    The more even the weights, the paler the colour. For Soft MoE, a patch is white if all experts have the same weight, and fully coloured
-    if one has twice that weight.
+    The colour is paler for more even weights. For Soft MoE, a patch is white if all experts have the same weight, and fully coloured
+    if one expert has at least twice the mean weight.
     """
     total = routing.experts.sum(axis=2)
     fraction = routing.experts.max(axis=2) / np.where(total > 0, total, 1)

@@ -65,7 +65,7 @@ class Arguments:
         return int(sizes[0])
 
     def skip(self, *keys: str) -> None:
-        """Ignores arguments that do not change what the model computes."""
+        """Ignores arguments that do not affect the result of the model."""
         for key in keys:
             self._rest.pop(key, None)
 
