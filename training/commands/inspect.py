@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
         raise SpecError(f"panels={' '.join(parsed.panels)!r} has no effect with --analysis, which covers all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
-        from moespec.training.inspection.analysis import analysis_command  # imported here, since importing matplotlib is slow
+        from moespec.training.inspection.analysis import analysis_command  # matplotlib is slow to import
 
         analysis_command(parsed.run, parsed.out or Path("analysis.png"), **how)
     else:

@@ -139,7 +139,7 @@ def _loaded(path: Path) -> dict[str, Any]:
     """Returns the content of a TOML file. Raises ConfigError for other files, and for content that cannot be a configuration."""
     try:
         table = tomllib.loads(read_file(path, RECORD).decode())
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or an integer of more than 4 300 digits
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or an integer of over 4 300 digits
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     entries: list[tuple[int, str, Any]] = [(0, "", table)]
     while entries:

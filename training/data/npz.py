@@ -89,7 +89,7 @@ def read_arrays(
                         continue
                     place = f"{name!r}: "
                     with archive.open(info) as content:
-                        if _size(cast(BinaryIO, content)) > info.file_size:  # checked before memory for the array is allocated
+                        if _size(cast(BinaryIO, content)) > info.file_size:  # checked before the array is allocated
                             raise ValueError("has fewer bytes than its header declares")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)

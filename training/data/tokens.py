@@ -64,7 +64,7 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
 
     def tokens_of(texts: Sequence[str]) -> list[list[int]]:
         found = (encoding.ids for encoding in library.encode_batch(list(texts)))
-        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some tokenizers append the end token
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some tokenizers add the end token
 
     return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
 
