@@ -1,6 +1,6 @@
-"""Defines arguments that several commands share, and reads the configuration file, model and router before parsing.
+"""Defines the arguments that several commands share, and reads the configuration file, the model and the router before the main parser.
 
-The model and the router determine which options exist, since each has its own.
+The model and the router determine which options exist, since each model and each router defines its own options.
 """
 
 import argparse
@@ -60,10 +60,10 @@ class OfRun(Stored):
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
-    """The configuration to which the command line's options apply: from a file, from the run to resume, or `default`.
+    """Returns the configuration to which the options of the command line apply: from a file, the run to resume, or `default`.
 
-    It already has the command line's model, router and optimiser. The length of the run is unset if the command line sets
-    one. Raises ConfigError for an unusable file, and for an option in the file that the model or router does not have.
+    The configuration already has the models, routers and optimiser of the command line. If the command line sets the length of the run,
+    the configuration sets no length. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
@@ -85,10 +85,10 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 
 
 def check_written(arguments: Sequence[str], *configs: Config) -> None:
-    """Raises ConfigError for an option of the command line or its file that affects none of the resulting configurations.
+    """Raises ConfigError for an option of the command line or its configuration file that affects none of the resulting configurations.
 
-    An option in a file is accepted if it affects the configuration in that file. init_skip is always accepted, since a later use of the
-    file may need it. A file written by a run contains every field, so it is not checked.
+    An option in the file is also accepted if the option affects the configuration that the file sets. `init_skip` in the file is always
+    accepted, since a later use of the file may need this option. A file that a run wrote contains every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)
@@ -121,9 +121,9 @@ def _value(config: Config, name: str) -> Any:
 
 
 def check_functions(arguments: Sequence[str], config: Config) -> None:
-    """Raises ConfigError for a function that training would import but neither the command line nor its file names.
+    """Raises ConfigError if training would import a function that neither the command line nor its configuration file names.
 
-    Such a name comes from the configuration of a run to resume or fine-tune, which a third party may have written.
+    The name of such a function comes from a run to resume or fine-tune, and a third party may have written the configuration of this run.
     """
     known, names = early(arguments), trusted(arguments)
     for name, value in config.functions.items() if not known["config"] else ():
@@ -135,7 +135,7 @@ def check_functions(arguments: Sequence[str], config: Config) -> None:
 
 
 def early(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of these options, None for each absent option. The main parser reports missing values later."""
+    """Reads the options that determine the starting configuration. An absent option is None. The main parser reports missing values."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
     options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}
@@ -144,6 +144,6 @@ def early(arguments: Sequence[str]) -> dict[str, Any]:
     options |= {"data.transform": [], "log": []}
     for name, flags in options.items():
         early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
-    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # the main parser handles or rejects these
+    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # the main parser handles or rejects these options
     known, _ = early.parse_known_args([argument for argument in arguments if not skipped.fullmatch(argument)])
     return {name: None if value == "None" else value for name, value in vars(known).items()}

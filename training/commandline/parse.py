@@ -1,7 +1,7 @@
-"""Parses a command line into a dataclass, whose fields, and the fields of its configuration sections, are the options.
+"""Parses a command line into a dataclass. The options are the fields of the dataclass and of its configuration sections.
 
 argparse finds the options and prints the help. Values are converted to the fields' types as in a TOML file (`configfile.update`),
-so a mistake gives the same message in both.
+so a mistake gives the same message in a file and on the command line.
 """
 
 import argparse
@@ -36,9 +36,9 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """An option. name: dotted, as in a TOML file and in messages. place: the path of field names to the option.
+    """One option of a command. name: the dotted name, as in a TOML file and in messages. place: the path of field names to the option.
 
-    hidden: omitted from the help, because it has no effect or is rarely set.
+    hidden: whether the help omits the option, because the option has no effect or is rarely set.
     """
 
     name: str
@@ -60,19 +60,19 @@ class Option:
 
     @property
     def types(self) -> tuple[Any, ...]:
-        """The types that a value may have."""
+        """The types that a value of the option may have."""
         if self.several:
             return get_args(self.hint)[:1]
         return get_args(self.hint) if get_origin(self.hint) in (Union, types.UnionType) else (self.hint,)
 
     @property
     def switch(self) -> bool:
-        """Whether the option is a switch, which takes no value. A router's boolean option is not a switch: it takes True or False."""
+        """Whether the option is a switch, which takes no value. A boolean option of a router is not a switch, but takes True or False."""
         return self.hint is bool and not issubclass(self.kind, RouterSection)
 
     @property
     def off(self) -> str:
-        """The flag that sets a configuration's switch to False."""
+        """The flag that sets a switch of the configuration to False."""
         section, dot, name = self.flags[-1].rpartition(".")
         return f"{section}.no-{name}" if self.switch and dot else ""
 
@@ -92,16 +92,16 @@ class Option:
 
 
 def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:
-    """Yields the options of a dataclass with these `values`. Options in the field "settings" are named after their sections.
+    """Yields the options of a dataclass with these `values`. The name of an option in the field "settings" starts with the section.
 
-    config: the configuration that contains the dataclass; it decides which options have an effect.
+    config: the configuration that contains the dataclass and determines which options have an effect.
     """
     hints = get_type_hints(kind)
     for field in fields(kind):
         at, value, hint = (*place, field.name), getattr(values, field.name, field.default), hints[field.name]
         if is_dataclass(value):
             yield from options_of(type(value), value, at, value if isinstance(value, Config) else config)
-        elif get_origin(hint) is not Mapping:  # only files can have tables with user-defined names
+        elif get_origin(hint) is not Mapping:  # only a file can contain tables with user-defined names
             name = ".".join(at).removeprefix("settings.")
             flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
             short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
@@ -118,7 +118,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
 
 @dataclass(frozen=True)
 class Settings:
-    """Contains only the options of a run's configuration."""
+    """Arguments with only the configuration of a run."""
 
     settings: Config
 
@@ -129,15 +129,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections: Any) -> Arguments:
-    """The arguments of `moespec command` as a dataclass; --help prints the help and ends the process.
+    """Returns the arguments of `moespec command` as an instance of `kind`. With --help, prints the help and ends the process.
 
-    sections: the configuration sections among the fields, before the command line changes them.
+    sections: the values of fields that are configuration sections, before the options of the command line apply.
 
     Raises ConfigError for an unknown option or word, a missing option, or an invalid value.
     """
     options = list(options_of(kind, SimpleNamespace(**sections)))
     if not set(HELP).isdisjoint(words):
-        with suppress(ConfigError):  # mistakes are reported when no help is requested
+        with suppress(ConfigError):  # with --help, mistakes on the command line are ignored
             texts = _texts(command, options, [word for word in words if word not in HELP], sections)
             sections |= _changed(options, texts, sections)
         _print_help(command, kind, list(options_of(kind, SimpleNamespace(**sections))))
@@ -154,7 +154,7 @@ def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections:
 def _texts(
     command: str, options: Sequence[Option], words: Sequence[str], sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values on a command line by option name: a string, several strings, or True or False for a switch."""
+    """Returns the value of each option on a command line: True or False for a switch, otherwise one string or several strings."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     named = [option for option in options if not option.positional]
     for option in named:
@@ -191,9 +191,9 @@ def _add(parser: Any, option: Option, **more: Any) -> None:
 
 
 def _joined(options: Sequence[Option], words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Joins each option and its single value into one word: argparse would take a value such as -1e-9 for an option.
+    """Joins an option and its single value into one word, since argparse would read a separate value such as -1e-9 as an option.
 
-    The second list holds the words after `--`; none of them is an option.
+    The second list contains the words after `--`, which are never options.
     """
     switches = {flag for option in options if option.switch for flag in (*option.flags, option.off)}
     valued = {flag: o.name for o in options if not o.switch and (o.single or not o.several) for flag in o.flags}
@@ -228,7 +228,7 @@ def _check_owned(flag: str, words: Sequence[str], sections: Mapping[str, Any]) -
 
 
 def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the command's fields that the command line sets, and its sections with the command line's changes."""
+    """Returns the fields that the command line sets, and the configuration sections after the options of the command line apply."""
     values: dict[str, Any] = {name: {} for name in sections}
     for option in options:
         if option.name in texts:
@@ -242,7 +242,7 @@ def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapp
 
 
 def _value(option: Option, given: Any) -> Any:
-    """Converts words of the command line to a field's value. Raises ConfigError if they are not a valid value."""
+    """Converts the words of an option to the value of a field. Raises ConfigError for words that are not a valid value."""
     if isinstance(given, bool):
         return given
     if given == []:
@@ -262,7 +262,7 @@ def _value(option: Option, given: Any) -> Any:
 
 
 def _converted(text: str, kinds: Sequence[Any]) -> Any:
-    """Converts a string to the first type that accepts it. Raises ValueError if no type accepts it."""
+    """Converts a string to the first type that accepts the string. Raises ValueError if no type accepts the string."""
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):
         if kind is type(None) or kind is bool or get_origin(kind) is Literal:
             words = (
@@ -305,4 +305,4 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
         if title not in groups:
             groups[title] = parser.add_argument_group(f"[{title}]")
         _add(groups[title], option, help=text, **({} if option.switch else {"metavar": option.metavar}))
-    print(parser.format_help(), end="", flush=True)  # argparse's print_help ignores a closed pipe
+    print(parser.format_help(), end="", flush=True)  # print_help of argparse would ignore a closed pipe

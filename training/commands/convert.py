@@ -26,7 +26,7 @@ class ConvertArguments(Stored):
     moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
     ours.safetensors --model vit_base_patch16_224. Formats: run, moespec, hub, vmoe, big_vision, vision_transformer, timm,
     huggingface. Sizes are inferred from the parameters; use --set for fields that cannot be inferred, such as heads. Values are
-    copied exactly, so converting a file there and back preserves them.
+    copied exactly, so a file converted to another format and back has the same values.
     """
 
     source: Path = option(positional=True)
@@ -82,7 +82,7 @@ def convert_command(given: ConvertArguments) -> None:
 
 
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:
-    """Splits `heads=6` into a field and its value, which is parsed as JSON if possible and is a string otherwise."""
+    """Splits settings such as `heads=6` into a field and a value. A value is parsed as JSON if possible; otherwise, it is a string."""
     fields: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")

@@ -21,7 +21,7 @@ __all__ = ["main"]
 class CountArguments:
     """Count the parameters of a model and the floating-point operations of one image and of a run, without creating the model.
 
-    A multiply-add is two operations. The model options are the same as in train. In a ViT, the last half of the blocks are MoE by
+    A multiply-add counts as two operations. The model options are the same as in train. In a ViT, the last half of the blocks are MoE by
     default; use --model.moe none for a dense model.
     """
 
@@ -35,7 +35,7 @@ class CountArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints a model's parameters, its MoE blocks, its operations by part, and the operations of a run."""
+    """Prints the number of parameters of a model, its MoE blocks, the operations of each part of the model, and the operations of a run."""
     base = chosen(words, digits())
     given = parse("count", CountArguments, words, model=base.model)
     check_written(words, Config(model=given.model, training=TrainingConfig(loss="sigmoid")))

@@ -39,9 +39,9 @@ class EvaluateArguments(OfRun):
     """Evaluate the newest checkpoint of a run on its validation images, and run the evaluations [evaluation.NAME]
     of its config.toml. --fewshot and --knn use the features before the head and the run's training images.
 
-    moespec evaluate runs/x --data folder --data.path new evaluates on other images and skips these evaluations. It uses the
-    validation split of the new data, or all images if there is none. Classes are matched by name and must be a subset of the
-    run's.
+    moespec evaluate runs/x --data folder --data.path new evaluates on other images and skips the evaluations of the run. The
+    other images are the validation split of the new data, or all images if the new data have no validation split. The classes of the new
+    data are matched by name and must be a subset of the classes of the run.
     """
 
     fewshot: tuple[int, ...] = ()
@@ -70,8 +70,8 @@ def main(words: list[str]) -> None:
 
 
 def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
-    """Prints a checkpoint's accuracy, loss, routing metrics, cost, the requested extra evaluations and the mistakes.
-    Writes a table and a page. Returns the results.
+    """Prints the accuracy, loss, routing metrics and cost of a checkpoint, and the results of the requested extra evaluations.
+    Writes the requested table and page, with the misclassified images. Returns the results.
 
     Raises Interrupted on a signal.
     """
@@ -136,7 +136,7 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
 def _write(
     given: EvaluateArguments, loaded: LoadedRun, dataset: Dataset, results: dict[str, Any], model: Model, params: Any
 ) -> None:
-    """Writes the table and the page, and prints the results per class and the mistakes."""
+    """Writes the table and the page, and prints the results per class and the misclassified images."""
     B, training, split = loaded.backend, loaded.config.training, dataset.validation
     size, run = evaluation_size(B.sizes, model, training.evaluation_batch, len(split)), given.run
     forward = compile_if(B, pays(B, len(split) // size), predictions.make_shares(B, model))

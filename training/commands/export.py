@@ -38,9 +38,9 @@ LARGEST = 2**31 - 2**20
 class ExportArguments(Stored):
     """Export a model as a program that runs without moespec.
 
-    moespec export runs/x --format onnx. The input is float32 images with axes (images, height, width, channels), normalised as in
-    training. Any number of images is accepted; if the router groups images, the number must be a multiple of the group
-    size. The output is logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for
+    moespec export runs/x --format onnx. The input of the program is a batch of float32 images with axes (images, height, width, channels),
+    normalised as in training. The batch size is free or, if the router groups images, a multiple of the group size. The
+    output of the program is the logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for
     jax.export.deserialize on CPU, CUDA and TPU. safetensors: only the parameters, in the format of `moespec convert`.
     """
 
@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
 
 
 class Format(NamedTuple):
-    """An export format: a function that returns the contents of files by name suffix, and the backend and packages that it needs."""
+    """An export format: a function that returns the contents of files by suffix, and the backend and packages that this function needs."""
 
     write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
     backend: str
@@ -69,8 +69,7 @@ class Format(NamedTuple):
 def export_command(source: Path, *, format: str, out: Path | None, step: int | str | None) -> None:
     """Writes the model of a run, or of weights in a self-describing format, as a program.
 
-    Raises ConfigError for a missing package and RunError for a file that cannot be written, before it reads
-    anything.
+    Before the source is read, raises ConfigError for a missing package and RunError for a file that cannot be written.
     """
     target = out or Path(f"{source.stem if source.is_file() else source.resolve().name}.{format}")
     kind = FORMATS[format]
@@ -102,16 +101,16 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
     if multiple > 1 and format == "pt2":
-        batch += f", from {2 * multiple} on"  # torch specialises a program exported with a batch of one group
+        batch += f", from {2 * multiple} on"  # torch would fix the batch size of a program exported with one group
     size = " x ".join(str(length) for length in config.input_shape)
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
 
 
 def metadata(weights: Weights) -> dict[str, str]:
-    """The metadata of moespec's own weight files (`moespec.training.weights.own`) plus `moespec.images`, each as JSON.
+    """Returns the metadata of moespec's weight files (`moespec.training.weights.own`) and the entry `moespec.images`, each as JSON.
 
-    `moespec.images` gives the input's axes, shape and dtype, the number that must divide the batch, and `Weights.images` if
-    known: the input is `(x / white - mean) / std`.
+    `moespec.images` gives the axes, shape and dtype of the input, the number that must divide the batch size, and `Weights.images` if
+    known. The input for pixels x is `(x / white - mean) / std`.
     """
     config = weights.config
     images = {
@@ -144,7 +143,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
 
     module: Any = importlib.import_module("moespec.backends.jax.export")
     content = module.stablehlo_bytes(logits, weights.config.input_shape, multiple=fewest_images(weights.config))
-    # A StableHLO artifact cannot store the metadata, so a second file does.
+    # A StableHLO artifact cannot store metadata, so a second file stores the metadata.
     return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
 
 
@@ -152,6 +151,6 @@ FORMATS: dict[str, Format | None] = {
     "onnx": Format(partial(_of_torch, "export_onnx"), "torch", ("onnx", "onnxscript")),
     "stablehlo": Format(_stablehlo, "jax", ("flatbuffers",)),
     "pt2": Format(partial(_of_torch, "export_pt2"), "torch"),
-    "safetensors": None,  # as `moespec convert` writes them
+    "safetensors": None,  # `moespec convert` writes this format
 }
 """Name, which is also the file's extension -> how to create it."""

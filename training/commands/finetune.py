@@ -21,9 +21,9 @@ class FinetuneArguments(Configured):
 
     moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
     every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model comes from the source. A run also
-    provides the backend (if installed) and its data section, image size and evaluations; with --data, the run provides only the
-    backend and the mean and standard deviation of the data. A file or hub folder provides no data, so --data is required. Options of this
-    command override all of these values and are the same as in train. `moespec train --init SOURCE` takes only the weights.
+    provides the backend (if installed), the data section, the image size and the evaluations. With --data, the run provides only the
+    backend and the mean and standard deviation of the data. A file or hub folder provides no data, so --data is required. The options of
+    this command are the same as in train and override the values from the source. `moespec train --init SOURCE` uses only the weights.
     """
 
     source: Path = option(positional=True)

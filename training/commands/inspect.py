@@ -28,10 +28,10 @@ INSPECTED = 16
 class InspectArguments(OfRun):
     """Draw which experts process each patch of an image, or the weight of each patch in each slot.
 
-    moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis uses validation images instead: it draws the inputs,
-    outputs and similarity of Soft MoE's slots, and writes the numbers to a .json file.
-    The image is routed as a group of one image, even if the model was trained with several images per group. Sparse-MLP
-    routes channels and mixed tokens, which have no position in the image, so they are drawn in index order.
+    moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis draws the inputs, outputs and similarity of Soft
+    MoE's slots for validation images, and writes the numbers to a .json file.
+    The image is routed as a group of one image, even if the model was trained with several images per group. The
+    channels and mixed tokens that Sparse-MLP routes have no position in the image and are drawn in index order.
     """
 
     image: Path | None = None
@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
         raise SpecError(f"panels={' '.join(parsed.panels)!r} has no effect with --analysis, which covers all slots")
     how: Any = {"backend": parsed.backend, "step": parsed.step}
     if parsed.image is None:
-        from moespec.training.inspection.analysis import analysis_command  # imported here, since matplotlib is slow
+        from moespec.training.inspection.analysis import analysis_command  # matplotlib is slow to import
 
         analysis_command(parsed.run, parsed.out or Path("analysis.png"), **how)
     else:
@@ -63,7 +63,7 @@ def main(words: list[str]) -> None:
 def inspect_command(
     run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | str | None
 ) -> None:
-    """Draws how a checkpoint routes an image, or each image of a folder into numbered files.
+    """Draws how a checkpoint routes an image. For a folder, draws each image into a numbered file.
 
     Unreadable images of a folder are skipped and listed at the end.
     """

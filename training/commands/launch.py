@@ -1,8 +1,8 @@
 """Starts several processes of one command on one machine, watches them, and ends them together.
 
-Each process has the environment variables that `torchrun` sets (`moespec.backends.processes`), so a command does not depend on what started
-it. When one process fails, the others might wait for it forever, so they are ended as well. Then all processes are restarted, up to the
-requested number of times, and resume from the last checkpoint.
+Each process has the environment variables that `torchrun` sets (`moespec.backends.processes`), so a command runs as under
+`torchrun`. When one process fails, the other processes are ended as well, since they might wait for the failed process forever. All
+processes then restart, up to the requested number of times, and resume from the last checkpoint.
 """
 
 import math
@@ -45,8 +45,8 @@ sys.exit(main())
 class LaunchArguments:
     """Run train or finetune in several processes on this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
 
-    With torch, each process uses one device; with JAX, it uses all devices visible to it. Options after the command are passed to
-    the command. If a process fails, the others are stopped; with --restarts, all restart from the last checkpoint. `torchrun
+    With torch, each process uses one device; with JAX, each process uses all visible devices. Options after the command are passed to
+    the command. If a process fails, all processes stop; with --restarts, they restart from the last checkpoint. `torchrun
     --nproc-per-node 4 --no-python -- moespec train ...` and srun can also start the processes.
     """
 
@@ -57,9 +57,9 @@ class LaunchArguments:
 
 
 def main(words: list[str]) -> None:
-    """Runs a command in several processes. The command's options follow its name.
+    """Runs train or finetune in several processes, with the options after this word.
 
-    Raises RunError, naming the process, if one fails and no restarts are left, and Interrupted after a signal.
+    Raises RunError, naming the process, if a process fails and is not restarted, and Interrupted after a signal.
     """
     place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
     parsed = parse("launch", LaunchArguments, words[:place])
@@ -82,7 +82,7 @@ def main(words: list[str]) -> None:
 
 
 def _run(arguments: list[str], processes: int) -> tuple[int, int] | None:
-    """Runs all processes; returns the first that failed and its exit status, or None if all succeeded."""
+    """Runs all processes. Returns the index and the exit status of a failed process, or None if all processes succeeded."""
     started: list[subprocess.Popen[bytes]] = []
     caught: list[signal.Signals] = []
 
@@ -119,16 +119,16 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MOESPEC_LAUNCHED": str(processes)},
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # The other processes print what process 0 prints, so only their errors are shown.
+    # All processes print the same text, so only the output of process 0 is shown. The errors of all processes are shown.
     output = None if index == 0 else subprocess.DEVNULL
-    # In a separate process group, the process receives Ctrl-C only from `forward`, not also from the terminal.
+    # The process is in a separate process group, so Ctrl-C reaches the process through `forward` and not also from the terminal.
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdout=output, process_group=0
     )
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """Returns a failed process and its exit status. If processes failed only because one was lost, returns one still running and `LOST`."""
+    """Returns the index and exit status of a failed process, or a running process and `LOST` if a lost process caused all failures."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]
@@ -138,7 +138,7 @@ def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
 
 
 def follow() -> None:
-    """Ends this process once its parent has ended for any reason, and makes the watchdog exit with `LOST` if another process is lost."""
+    """Ends this process when the parent process has ended. Makes the watchdog exit with status `LOST` if another process is lost."""
     watchdog.LOST = LOST
     parent = os.getppid()
 
@@ -151,7 +151,7 @@ def follow() -> None:
 
 
 def _free_port() -> int:
-    """Returns a free port. The next port, which `moespec.training.loop.watchdog` uses, is also free."""
+    """Returns the first of two consecutive free ports. `moespec.training.loop.watchdog` uses the second port."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

@@ -27,8 +27,8 @@ class LedgerArguments:
     """Show the ambiguity ledger: questions that implementations answer differently, and each implementation's answer.
 
     `moespec ledger expert_choice` prints the entries of an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
-    vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two. Reading a is the answer of
-    this specification. "By" cites the code that was read; "Measured" names packages on which the suite was run.
+    vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two code bases. Reading a is the answer
+    of this specification. "By" cites the code that was read. "Measured" names the packages on which the conformance suite was run.
     """
 
     what: tuple[str, ...] = option((), positional=True)
@@ -40,7 +40,7 @@ class LedgerArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints all ledger entries or those that the names select, in full or as implementations resolve them.
+    """Prints all ledger entries or the selected entries: in full, or with the answers of the implementations after --by.
 
     Raises ConfigError for an unknown name.
     """
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
 
 
 def selected(name: str) -> list[LedgerEntry]:
-    """Returns the entries that a name selects: an entry's id, a reading's id, or an algorithm with all its entries."""
+    """Returns the entries that a name selects. The name is the id of an entry, the id of a reading, or an algorithm."""
     if not (match := _ID.fullmatch(name)):
         return entries_of(algorithm_of(name))
     prefix, number, letter = match.groups()
@@ -71,7 +71,7 @@ def selected(name: str) -> list[LedgerEntry]:
 
 
 def full(entries: Sequence[LedgerEntry]) -> str:
-    """Formats entries with their readings, the implementations of each reading, and the packages measured to follow it."""
+    """Formats entries with their readings. For each reading, lists the implementations and the packages measured to follow the reading."""
     return "\n\n".join("\n".join(_entry(entry)) for entry in entries)
 
 
@@ -93,7 +93,7 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
 
 
 def _listed(addresses: Iterable[str]) -> Iterator[str]:
-    """Lists unique addresses, one per line so that a terminal recognises each as a link."""
+    """Yields each address once, one per line, so that a terminal recognises each address as a link."""
     yield from (f"            {address}" for address in dict.fromkeys(addresses))
 
 
@@ -102,7 +102,7 @@ def _measured_to(reading: Reading) -> list[Measured]:
 
 
 def positions(entries: Sequence[LedgerEntry], name: str) -> str:
-    """Lists one implementation's answers: first those that differ from this specification, then those that agree."""
+    """Lists the answers of one implementation: first the answers that differ from this specification, then the answers that agree."""
     found = seen(name)
     known = [entry for entry in entries if entry.id in found]
     same = [entry for entry in known if _letters(found[entry.id]) == "a"]
@@ -122,7 +122,7 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
 
 
 def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Lists the entries on which implementations differ, then those on which they agree, then those known for only one."""
+    """Lists entries on which implementations differ, entries on which they agree, and entries known for only one implementation."""
     readings = {name: seen(name) for name in names}
     known = {e.id: {name: readings[name][e.id] for name in names if e.id in readings[name]} for e in entries}
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]
@@ -143,7 +143,7 @@ def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
 
 
 def _taken(entry: LedgerEntry, known: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
-    """Returns the readings that implementations follow, and the sources that show this."""
+    """Yields lines with the readings that implementations follow, and the source or measurement for each reading."""
     for name, all in known.items():
         for reading in entry.readings:
             where = [each for each in all if each.reading == reading.id]
@@ -160,7 +160,7 @@ def _letters(all: Iterable[Seen]) -> str:
 
 
 def as_json(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
-    """Entries as JSON. If implementations are named, only they appear, and only the entries that at least one of them resolves."""
+    """Returns entries as JSON. With `names`, includes only the named implementations and the entries that these implementations answer."""
     chosen = [entry for entry in entries if not names or any(entry.id in seen(name) for name in names)]
     return json.dumps([_json(entry, names) for entry in chosen], indent=1, ensure_ascii=False)
 

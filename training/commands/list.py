@@ -1,4 +1,4 @@
-"""`moespec list`: models, routers, data sets and recipes. Unlike the other commands, it needs no packages of the extra."""
+"""The command `moespec list`: models, routers, data sets and recipes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ class ListArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints the names of models, routers, data sets or recipes; `list routers` adds each router's properties."""
+    """Prints the names of models, routers, data sets or recipes. `list routers` also prints the properties of each router."""
     what = parse("list", ListArguments, words).what
     if what == "routers":
         print("A group has T tokens of width D, E experts with C slots, K choices per token; costs: multiply-adds.")

@@ -52,9 +52,9 @@ class PlanArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Prints the plans and the cost of the full run, or how the requested or best mesh shards the parameters.
+    """Prints the plan of each mesh and the cost of the run. With --sharding, prints how the requested or best mesh shards the parameters.
 
-    utilisation: assumed fraction of the chip's peak, for the operations counted by `objectives.table.training_flops`.
+    utilisation: the assumed fraction of the chip's peak rate, for the operations that `objectives.table.training_flops` counts.
     """
     given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
     check_written(words, given.settings)
@@ -108,7 +108,7 @@ def main(words: list[str]) -> None:
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
-    """Returns the options of `moespec train` for a mesh; the evaluation batch fills the groups on each device."""
+    """Returns the options of `moespec train` for a mesh. Rounds the evaluation batch up to full groups on every device."""
     named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
     words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
     batch, unit = config.training.evaluation_batch, sizes.devices * fewest_images(model_config(config.model))

@@ -45,8 +45,8 @@ class PredictArguments(OfRun):
     """Classify the images in a folder; list the most probable classes and the experts that process each image.
 
     moespec predict runs/x new --csv new.csv --html new.html. Images are read, resized and normalised as in training; unreadable
-    images are listed and skipped. Each image is routed separately, so its result does not depend on the other images.
-    The page is one file with a gallery that starts with the least certain images.
+    images are listed and skipped. Each image is routed separately, so the result for an image does not depend on the other images.
+    The page is one file with a gallery of the images; the images with the least certain predictions come first.
     """
 
     folder: Path = option(positional=True)
@@ -61,7 +61,7 @@ class PredictArguments(OfRun):
 
 @dataclass
 class Reader:
-    """Reads images as training does. Unreadable images become black and are listed in `wrong`. small: JPEGs of readable images."""
+    """Reads images as training does. An unreadable image becomes black and is listed in `wrong`. small: JPEGs of readable images."""
 
     pictures: Pictures
     small: dict[int, bytes] | None
@@ -88,9 +88,9 @@ def main(words: list[str]) -> None:
 
 
 def predict_command(given: PredictArguments) -> list[Prediction]:
-    """Predicts the classes of an image or of the images in a folder, prints them, writes a table and a page, and returns all of them.
+    """Predicts the class of each image, prints the predictions, writes the requested table and page, and returns the predictions.
 
-    Raises ConfigError, RunError or DataError before loading anything, DataError if no image is readable, and Interrupted.
+    Raises ConfigError, RunError or DataError before the model runs, DataError if no image is readable, and Interrupted after a signal.
     """
     run, folder, csv, html = given.run, given.folder, given.csv, given.html
     predictions.check_outputs(csv, html, folder if folder.is_file() else None)

@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 @dataclass(frozen=True)
 class ScanArguments:
-    """Decode every image of a data set and list unreadable images; exit with status 2 if there are any."""
+    """Decode every image of a data set and list the unreadable images; exit with status 2 if an image is unreadable."""
 
     path: Path = option(positional=True)
     """folder of the data set"""
@@ -32,7 +32,7 @@ class ScanArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints the defect of each unreadable image of the data set, in order. Raises DataError if there are unreadable images."""
+    """Prints the defect of each unreadable image of the data set, in order. Raises DataError if an image is unreadable."""
     given = parse("scan", ScanArguments, words)
     check_limits(workers=given.workers)
     classes, *parts = PICTURES[given.data](given.path)

@@ -1,10 +1,10 @@
-"""The command `moespec study`: trains each entry with each seed, as ordinary runs, and reports the results.
+"""The command `moespec study`: trains one run for each entry and seed, and reports the results.
 
     OUT/runs/NAME-seed0/      the run, as written by `moespec train`      OUT/outcomes/NAME-seed0.json   the results of the run
     OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    rewritten after each seed
 
-To continue after an interruption, run the same command again: it keeps finished runs and resumes an unfinished one from its checkpoint.
-An entry that fails, for example because it diverges, is listed but not compared.
+After an interruption, repeat the command: the study keeps finished runs and resumes an unfinished run from the last checkpoint of this run.
+An entry with a failed run, for example a run that diverges, is listed but not compared.
 """
 
 import math
@@ -72,8 +72,8 @@ class StudyArguments(Configured):
 def main(words: list[str]) -> None:
     """Trains all unfinished runs, seed by seed, and writes the results to the study's folder.
 
-    Raises ConfigError or DataError before training anything, RunError for a folder with another study or a damaged outcome,
-    and RunError at the end if entries failed.
+    Raises ConfigError or DataError before the first run, RunError for a folder with another study or a damaged outcome file,
+    and RunError at the end if an entry failed.
     """
     base = chosen(words, digits())
     parsed = parse("study", StudyArguments, words, settings=base)
@@ -123,9 +123,9 @@ def main(words: list[str]) -> None:
 
 
 def combinations(path: Path, base: Config) -> list[str]:
-    """Reads a TOML file with a list of values per option. Returns every combination, in the form that `entries` reads.
+    """Reads a TOML file with a list of values per option. Returns every combination of values as a text for `entries`.
 
-    An entry's name lists its values, `router=hash,peak=0.001`, by the last part of each option's name, or the full name if two clash.
+    The name of an entry lists its values, as in `router=hash,peak=0.001`, with the full names of options whose last parts are equal.
     """
     if not path.is_file():
         raise ConfigError(f"grid={str(path)!r}: no such file, expected a TOML file")
@@ -153,11 +153,11 @@ def combinations(path: Path, base: Config) -> list[str]:
 
 
 def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> dict[str, Config]:
-    """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for an invalid entry.
+    """Returns configurations by entry name. Each configuration is `base` with the options of an entry.
 
     An entry is a router (`soft_moe`, or `package.module:ROUTER`, named after its module), `dense` for no MoE blocks, or a name and
     any options of `moespec train` (`hash2: --router hash --model.router-options.hashes 2`).
-    swept: the options of a grid, see `combinations`.
+    swept: the entries of a grid, from `combinations`. Raises ConfigError for an invalid entry.
     """
     configs: dict[str, Config] = {}
     for text in texts:
@@ -185,7 +185,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none' for an entry named {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party router
+                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party router of this name
                     raise ConfigError(f"model.router={router!r}: expected {name!r} for an entry named {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")
@@ -196,7 +196,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
 
 
 def _resolved(name: str, config: Config, measure: str) -> Config:
-    """The resolved configuration of an entry's runs. Errors name the entry."""
+    """Returns the resolved configuration for the runs of an entry. Errors name the entry."""
     backend, _ = choose_backend(config.backend)
     try:
         objective = objective_of(config)
@@ -223,12 +223,12 @@ def _seeded(config: Config, seed: int) -> Config:
 
 
 def _kept(run: Path) -> Path:
-    """The file with a run's outcome."""
+    """Returns the path of the file with the outcome of a run."""
     return run.parents[1] / "outcomes" / f"{run.name}.json"
 
 
 def _check_same(run: Path, kept: Path, config: Config) -> None:
-    """Raises RunError if the folder has a run or an outcome of another configuration."""
+    """Raises RunError if the existing run or its outcome has another configuration."""
     directory = RunDirectory(run)
     saved = [asdict(own)] if directory.begun() and (own := directory.config()) else []
     saved += [outcome.read(kept)["config"]] if kept.is_file() else []

@@ -46,7 +46,7 @@ __all__ = ["main", "train_command"]
 class TrainArguments(Configured):
     """Train a vision model with mixture-of-experts layers and write a report.
 
-    Without options, it trains a Soft MoE ViT on 1 797 images of digits; try --model mixer_tiny or sparse_mlp_tiny. A TOML file
+    Without options, trains a Soft MoE ViT on 1 797 images of digits; try also --model mixer_tiny or sparse_mlp_tiny. A TOML file
     (--config) can set all options; the command line takes precedence. This help lists only the options that apply to the selected
     model, router and data. Add --model, --router, --data, --optimizer.name, --schedule.name, --data.jitter or --data.randaugment
     to --help to list the options of another choice. The run's folder holds config.toml, metrics.jsonl, checkpoints/ and
@@ -72,7 +72,7 @@ def main(words: list[str]) -> None:
 def train_command(
     config: Config, *, run: Path | None, resume: bool, override: bool, note: str = "", hooks: Sequence[Hook] = ()
 ) -> Path:
-    """Trains or resumes a run, writes the report, and returns the folder; prints a line if the run is finished. note: printed first."""
+    """Trains or resumes a run, writes the report, and returns the folder. Does not train a finished run again. note: a line to print."""
     if override and not resume:
         raise RunError("--override requires --resume")
     check_log(config)
@@ -120,7 +120,7 @@ def train_command(
 
 
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
-    """The folder of a run. The default name combines the data, the router and the backend."""
+    """Returns the folder of a run. The default name combines the names of the data, the router and the backend."""
     return Path(run or f"runs/{config.data.name.rpartition(':')[2]}-{label(config)}-{backend}")
 
 
@@ -137,7 +137,7 @@ def _train(
     say: Callable[[str], None],
 ) -> None:
     directory, there = RunDirectory(path), os.path.exists(path)
-    # All checks that can fail before the first step run before the folder is created.
+    # Operations that can fail without a training step run before the folder of the run is created.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
 
@@ -175,7 +175,7 @@ def _train(
                 of_log = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
             except ConfigError:
                 if B.process == 0 and not there:
-                    shutil.rmtree(path, ignore_errors=True)  # no step was taken
+                    shutil.rmtree(path, ignore_errors=True)  # no training step has run
                 raise
             train(B, config, dataset, path, initial=initial, sets=sets, hooks=[*of_log, *hooks])
         led(B, report)

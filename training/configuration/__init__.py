@@ -1,1 +1,1 @@
-"""The configuration of a run: its sections, its TOML file, and which options apply when."""
+"""The configuration of a run: its sections, its TOML file, its learning-rate schedules and its third-party objects."""

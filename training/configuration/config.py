@@ -1,8 +1,8 @@
 """The configuration of a training run: its model, data, optimiser, schedule and training.
 
 Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The
-defaults match no recipe: AdamW's own defaults, no decay, no clipping, no augmentation. When the run starts, fields that are None
-are filled in from the named model or the data (`moespec.training.loop.resolve`), and the resolved configuration is saved with the run.
+defaults match no recipe: AdamW with its usual coefficients, without weight decay, gradient clipping or augmentation. At the start
+of a run, fields that are None get values from the named model or the data (`moespec.training.loop.resolve`). The run saves the result.
 """
 
 import os
@@ -46,7 +46,7 @@ RSQRT = Only("name", "rsqrt")
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate at each step (moespec.training.configuration.schedules). None: the schedule's default."""
+    """The learning rate at each step (moespec.training.configuration.schedules). A field that is None has the default of the schedule."""
 
     name: Literal["cosine", "rsqrt", "linear"] | OwnName = "cosine"
     """decay of the learning rate after the warm-up, or your own schedule as package.module:function (docs/own-objects.md)"""
@@ -68,7 +68,7 @@ LENGTHS = ("steps", "epochs", "examples")
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Several devices (docs/devices.md): the number along each mesh axis."""
+    """The device mesh (docs/devices.md): the number of devices along each axis."""
 
     data: int | None = None
     """size of the data axis, which splits the batch (default: all remaining devices)"""
@@ -91,7 +91,7 @@ class MeshConfig:
 
     @property
     def several_processes(self) -> bool:
-        """Whether this process is one of several that were started together."""
+        """Whether a launcher started this process as one of several processes."""
         return not {"WORLD_SIZE", "SLURM_NTASKS"}.isdisjoint(os.environ)
 
     @property
@@ -151,7 +151,7 @@ class TrainingConfig:
 
     @property
     def total(self) -> int:
-        """The number of steps. Raises ConfigError if the length depends on the number of images, which is unknown here."""
+        """The number of steps. Raises ConfigError if epochs or examples set the length of the run."""
         if self.epochs is not None or self.examples is not None:
             raise ConfigError("training.steps=None: the number of steps depends on the data set, which is unknown here")
         return 1500 if self.steps is None else self.steps
@@ -159,8 +159,8 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class MocoConfig:
-    """MoCo v3 (--objective moco). Its momentum is optimizer.ema, by default 0.99. For the second view, the rates of blur and solarisation
-    below replace the rates in data."""
+    """MoCo v3 (--objective moco). The momentum of MoCo v3 is optimizer.ema, by default 0.99. For the second view, the
+    probabilities of blur and solarisation below replace the probabilities in data."""
 
     temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0
     """temperature that divides the cosine similarities"""
@@ -184,8 +184,8 @@ SIGMOID = Only("loss", "sigmoid", why="lit.loss='softmax' has no bias")
 
 @dataclass(frozen=True)
 class LitConfig:
-    """Images and texts (--objective lit): the image tower is `model`, the text tower `text`. A locked tower is loaded from `init`;
-    without augmentation its features are computed once and cached in the run's folder."""
+    """Images and texts (--objective lit): `model` is the image tower, and `text` is the text tower. A locked image tower is loaded from
+    `init`. Without augmentation, the features of a locked tower are computed once and cached in the run's folder."""
 
     locked: bool = True
     """freeze the image tower; otherwise train both towers"""
@@ -208,7 +208,7 @@ class LitConfig:
 
 @dataclass(frozen=True)
 class HashConfig:
-    """How to build the codebook and tables of the hash router from the training images; checkpoints store them."""
+    """How to build the codebook and tables of the hash router from the training images. Checkpoints store the codebook and the tables."""
 
     kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
     """kind of table; auto: balanced, or random for several hashes"""
@@ -267,12 +267,12 @@ class Config:
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """The names in `log`."""
+        """The loggers in `log`."""
         return tuple(dict.fromkeys(self.log.split(","))) if self.log else ()
 
     @property
     def functions(self) -> dict[str, str]:
-        """The third-party objects that training imports, by the option that names each."""
+        """The third-party objects that training imports, by the name of the option."""
         log = self.log if set(self.logs).difference(TRACKERS) else ""
         own = {"data.transform": self.data.transform, "log": log}
         return {option: value for option, value in own.items() if value}

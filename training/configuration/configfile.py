@@ -1,8 +1,8 @@
 """Reads and writes configurations as TOML: recipes, and the configuration of a run.
 
-Each table is a section of `moespec.training.configuration.config.Config`, and each key is a field of the section. Fields missing from a
-file keep their values. TOML has no null: the string "none" sets an optional field to None. The key `format` at the top gives the version of
-the file format; the first files of version 0.1 lack it.
+Each table is a section of `moespec.training.configuration.config.Config`, and each key is a field of the section. `update` keeps the
+values of fields that a file does not set. Since TOML has no null, the string "none" sets an optional field to None. The top-level key
+`format` gives the version of the file format; early files of version 0.1 lack this key.
 """
 
 import os
@@ -59,12 +59,12 @@ flat = partial(flatten, separator=".")
 
 
 def recipes() -> dict[str, str]:
-    """The name of each recipe in the package and the first line of its comment."""
+    """Returns the name of each recipe in the package, with the first line of the recipe's comment."""
     return {path.stem: path.read_text().split("\n", 1)[0].lstrip("# ") for path in sorted(RECIPES.glob("*.toml"))}
 
 
 def find_recipe(name: str) -> Path:
-    """The path of a recipe, given as a TOML file or as the name of a recipe in the package."""
+    """Returns the path of a recipe. `name` is the path of a TOML file or the name of a recipe in the package."""
     for candidate in (Path(name), RECIPES / f"{name}.toml"):
         if isfile(candidate):
             return candidate
@@ -74,15 +74,15 @@ def find_recipe(name: str) -> Path:
 
 
 def digits() -> Config:
-    """The default recipe of the commands."""
+    """Returns the default recipe of the commands."""
     return read(find_recipe("digits"))
 
 
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
-    """`base` (the defaults) with the fields that a TOML file sets; `model` and `router`, if given, override the file.
+    """Returns `base` (by default, `Config()`) with the fields that a TOML file sets. The arguments `model` and `router` override the file.
 
-    Data, optimiser, schedule and training come only from the file: fields missing there get their defaults. The file's router options
-    belong to the router that it names. An overriding `router` inherits the options that differ from their defaults.
+    The sections data, optimizer, schedule and training come only from the file; fields that the file does not set get their defaults. The
+    router options in the file belong to the router in the file. A change of router keeps options that differ from their defaults.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (with the nearest known ones) or an
     invalid value.
@@ -110,9 +110,9 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
 
 
 def with_model(config: Config, name: Any, router: Any, *, section: str = "model") -> Config:
-    """The configuration with another model or router, if these are names and the model has a router. Other fields keep their values.
+    """Returns the configuration with another model or router; None keeps the model or router. Other fields keep their values.
 
-    section: "text" for the text tower.
+    section: "model", or "text" for the text tower.
     """
     model: ModelConfig = getattr(config, section)
     if section == "text" and isinstance(name, str) and name not in (NONE, *text.NAMES):
@@ -125,21 +125,21 @@ def with_model(config: Config, name: Any, router: Any, *, section: str = "model"
 
 
 def values(path: Path) -> dict[str, Any]:
-    """The values of a file by dotted key."""
+    """Returns the values in a file by dotted key."""
     return flat(_loaded(path))
 
 
 def written(path: Path) -> list[str]:
-    """The dotted keys of a file. Only files written by a run, of any version, have `format`."""
+    """Returns the dotted keys in a file, with `format` for every file that a run of any version wrote."""
     table = _loaded(path)
     return [*flat(table), *(["format"] if _of_version_0_1(table) else [])]
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises ConfigError for other files, and for content that cannot be a configuration."""
+    """Returns the content of a TOML file. Raises ConfigError for other files, and for content that cannot be a configuration."""
     try:
         table = tomllib.loads(read_file(path, RECORD).decode())
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or an integer of 4 300 digits
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, or an integer of over 4 300 digits
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     entries: list[tuple[int, str, Any]] = [(0, "", table)]
     while entries:
@@ -155,9 +155,9 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration. If the file predates the field `optimizer.decay`, the field gets the decay that applied then.
+    """Returns a run's configuration. If a file lacks `optimizer.decay`, this field gets the rule that applied before the field existed.
 
-    Before that field existed, only parameters named kernel, w1, w2 or slots decayed: Soft MoE's slots, but not its scale.
+    By this rule, weight decay applies only to parameters named kernel, w1, w2 or slots, and thus not to the scale of Soft MoE.
     """
     optimizer = table.get("optimizer")
     if not isinstance(optimizer, dict) or not isinstance(rate := optimizer.get("weight_decay"), int | float):
@@ -167,7 +167,7 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration. If the file predates the option `eval_take`, sets the value that reproduces its evaluation."""
+    """Returns a run's configuration. If a file lacks the option `eval_take`, sets the value that reproduces the earlier evaluation."""
     older = {
         name: {**section, "router_options": {"eval_take": "above", **options}}
         for name in ("model", "text")
@@ -178,7 +178,7 @@ def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's configuration without the field that early versions of 0.1 wrote for every router, though only `switch` used it."""
+    """Returns a run's configuration without the field `jitter` that early versions of 0.1 wrote for routers other than `switch`."""
     if not _of_version_0_1(table) or table["model"].get("router") == "switch":
         return table
     options = {name: value for name, value in table["model"]["router_options"].items() if name != "jitter"}
@@ -186,7 +186,7 @@ def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's configuration without removed fields; a warning lists the ones that were set."""
+    """Returns a run's configuration without the fields that no longer exist. Warns about each removed field that has a value."""
     rest, log = dict(table), table.get("log")
     names = log.split(",") if isinstance(log, str) else []
     gone: dict[str, Any] = {"log": ",".join(name for name in names if name in FORMER_LOGS)}
@@ -203,15 +203,15 @@ def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:
-    """Whether an early version of 0.1 wrote the file for a run: only such a file has all of the router options `EVERY_ROUTER`."""
+    """Returns whether an early version of 0.1 wrote the file for a run. Only such a file has all router options in `EVERY_ROUTER`."""
     section = table.get("model")
     options = section.get("router_options") if isinstance(section, dict) else None
     return isinstance(options, dict) and options.keys() >= EVERY_ROUTER
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML, without fields that are None by default and without sections of other objectives."""
-    import tomli_w  # imported here, since `moespec ledger` needs no extra
+    """Returns the configuration as TOML, without fields that keep the default None and without sections of other objectives."""
+    import tomli_w  # imported here, since `moespec ledger` must work without the extra
 
     objectives = [name for name in vars(config) if {LIT, MOCO}.intersection(marks(Config, name).get("only", ()))]
     tables = {name: of for name, of in asdict(config).items() if name not in objectives or not no_effect(config, name)}
@@ -244,9 +244,9 @@ def update(section: Section, table: Mapping[str, Any], *, source: str = "", pref
 
 
 def changed(section: Section, values: Mapping[str, Any]) -> Section:
-    """Returns a section with changed values. Fields that express the same setting as a changed one become None, as if unset.
+    """Returns a section with changed values. Fields that conflict with the changes become None.
 
-    A change of optimiser unsets the previous optimiser's options; setting one of steps, epochs and examples unsets the other two.
+    A change of optimiser unsets the options of the previous optimiser. A value for steps, epochs or examples unsets the other two fields.
 
     >>> changed(TrainingConfig(steps=5), {"epochs": 2.0}).steps
     """
@@ -259,7 +259,7 @@ def changed(section: Section, values: Mapping[str, Any]) -> Section:
 
 
 def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[str, Any]:
-    """Converts tables with user-defined names to dataclasses of type `kind`; returns them unchanged if `kind` is not a dataclass."""
+    """Converts tables with user-defined names to dataclasses of type `kind`. If `kind` is not a dataclass, returns the tables unchanged."""
     for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
             found = f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}".removeprefix(": ")
@@ -272,7 +272,7 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
-    """Converts `value` to the type of a field: an integer may become a float, "none" None, a list a tuple and a string a path."""
+    """Converts `value` to the type of a field: an integer to a float, "none" to None, a list to a tuple, and a string to a path."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         if get_origin(option) is Literal:

@@ -1,4 +1,4 @@
-"""The length of a run in steps, and the part of it that a longer run can reuse."""
+"""Computes the length of a run in steps, and the steps that a longer run can reuse."""
 
 import math
 from dataclasses import replace
@@ -11,12 +11,12 @@ __all__ = ["before_cooldown", "images_seen", "in_steps", "notes", "settled", "sh
 
 
 def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
-    """The section with the number of steps filled in from epochs, examples or the default length.
+    """Returns the section with the number of steps, computed from epochs, examples or the default length.
 
         steps = ceil(epochs * images / batch) = ceil(examples / batch)
 
-    images: images per epoch. Source: google-research/vmoe, vmoe/train/trainer.py, get_train_steps_and_epochs, which also rounds up;
-    big_vision/utils.py, steps, rounds to the nearest.
+    images: the number of images per epoch. Source: google-research/vmoe, vmoe/train/trainer.py, get_train_steps_and_epochs, which also
+    rounds up. The function steps of big_vision/utils.py rounds to the nearest integer.
     """
     if training.epochs is not None:
         length = Fraction(str(training.epochs)) * images / training.batch
@@ -28,13 +28,13 @@ def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
 
 
 def images_seen(training: TrainingConfig) -> int | None:
-    """Training images that a run sees, counting repetitions; None if its length is in epochs and the data have not been read."""
+    """Returns the number of training images in a run, counting repetitions, or None if the length of the run is in epochs."""
     return None if training.epochs is not None else in_steps(training, 0).total * training.batch
 
 
 def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
     """Returns the schedule of a short run. A warm-up at least as long as the run is cut to half of the run. A cooldown longer than the
-    remaining steps is cut to half of them.
+    steps after the warm-up is cut to half of these steps.
     """
     warmup = schedule.warmup if schedule.warmup < steps else steps // 2
     fits = schedule.cooldown is None or schedule.cooldown <= steps - warmup
@@ -42,7 +42,7 @@ def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
 
 
 def notes(before: Config, after: Config) -> list[str]:
-    """Notes for the user on how a configuration was resolved."""
+    """Returns notes for the user on the differences between a configuration and its resolved form."""
     lines, steps = [], after.training.total
     for name, number in (("epochs", before.training.epochs), ("examples", before.training.examples)):
         if number is not None:
@@ -65,6 +65,6 @@ def settled(schedule: ScheduleConfig, steps: int) -> int:
 
 
 def before_cooldown(config: Config) -> int | None:
-    """The step before the cooldown, from which a run can be extended; None without a cooldown."""
+    """Returns the step at which the cooldown begins and from which a longer run can continue, or None without a cooldown."""
     cooldown = config.schedule.cooldown if config.schedule.name == "rsqrt" else None
     return config.training.total - cooldown if cooldown else None

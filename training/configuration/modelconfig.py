@@ -1,7 +1,7 @@
-"""The section `model` of a run's configuration: a class for each family of models, with the fields of its configuration.
+"""The section `model` of a run's configuration: one class for each family of models.
 
-No field is declared twice: `VitSection` takes the fields of `moespec.models.vit.VitConfig` with their types and docstrings, and the other
-classes do the same. A section holds only the differences from the named model.
+The class of a family takes the fields of the family's configuration with their types and docstrings. For example, `VitSection` takes the
+fields of `moespec.models.vit.VitConfig`. A section holds only the differences from the named model.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ SHORT = {
 
 
 class ModelConfig:
-    """The section of any family, created by model name: `ModelConfig("mixer_b16", depth=3)` is a `MixerSection`.
+    """The section for a named model of any family: `ModelConfig("mixer_b16", depth=3)` is a `MixerSection`.
 
-    Raises ConfigError for an unknown model, a field that its family lacks, or an invalid router option.
+    Raises ConfigError for an unknown model, a field that the model's family lacks, or an invalid router option.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in {"router", "block"}.intersection(vars(self)):
             object.__setattr__(self, field, named_routers(getattr(self, field)))
-        # Options may be any mapping. After a change of router, the previous router's options count only if they differ from its defaults.
+        # The options may be any mapping. After a change of router, options with the previous router's defaults are dropped.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):
@@ -76,7 +76,7 @@ class ModelConfig:
         return self.name
 
     def default_of(self, name: str) -> Any:
-        """Returns the value that None means in a field, unless the data determine it."""
+        """Returns the value for which None stands in a field, unless the data determine this value."""
         return VIT.get(name) if self.kind is vit.VitConfig and name in VIT else getattr(self.kind, name, None)
 
     @property
@@ -87,7 +87,7 @@ class ModelConfig:
         return any(ROUTERS[name].requires == "ids" for name in routers if name in ROUTERS or is_own(name))
 
     def set(self) -> dict[str, Any]:
-        """The fields that are not None, and the router options that differ from their defaults."""
+        """Returns the fields that are not None, and the router options that differ from their defaults."""
         values = {name: value for name in _fields(type(self)) if (value := getattr(self, name)) is not None}
         if not values.get("block", True):
             del values["block"]
@@ -96,12 +96,12 @@ class ModelConfig:
         return values
 
     def but(self, **given: Any) -> "ModelConfig":
-        """Returns the section with changed fields. Fields that are set survive a change of model or router."""
+        """Returns the section with changed fields. A change of model or router keeps the other fields that are set."""
         return ModelConfig(**{**self.set(), **given})
 
 
 def model_config(config: ModelConfig, section: str = "model") -> families.Config:
-    """Returns the model or text tower of a section: the named model with the fields that are set. A ViT also gets the fields of `VIT`.
+    """Returns the model or text tower of a section: the named model with the fields of the section. `VIT` sets defaults of a ViT.
 
     Raises ConfigError, naming the field of the section, for an invalid value.
     """
@@ -120,12 +120,12 @@ def model_config(config: ModelConfig, section: str = "model") -> families.Config
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass with their types."""
+    """Returns the fields of a dataclass with their types."""
     return option_types(kind)
 
 
 def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> type[ModelConfig]:
-    """Creates the section class of a model family. name: the default model. about: the help on model names.
+    """Creates the section class of a model family. name: the default model. about: the help text for model names.
 
     extra: integer fields that the family's configuration lacks, with their docstrings.
     """
@@ -136,7 +136,7 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
         only, rare = marked.get("only", ()), marked.get("rare", field in extra)
         if field == "router_options":
             members.append((field, RouterSection, option(factory=RouterSection, only=only)))
-        elif field == "block":  # TOML tables, which have no command-line options
+        elif field == "block":  # these TOML tables have no command-line options
             members.append((field, Mapping[str, Mapping[str, Any]], option(factory=dict, hash=False)))
         else:
             members.append(

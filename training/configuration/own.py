@@ -1,7 +1,7 @@
 """Third-party objects in a configuration, `package.module:object`, and the rules for importing them.
 
-Names on the command line are imported, and so are names in a file that the command line names (`--config`, trusted like a script).
-Names in a run's config.toml are imported only if the command line repeats them, with their option or with `--trust`.
+An object is imported if its name is on the command line or in the file after `--config`, which is trusted like a script. An object named in
+a run's config.toml is imported only if the command line repeats the name, with the option of the object or with `--trust`.
 """
 
 import re
@@ -20,31 +20,31 @@ _OPTIONS = re.compile(
 
 
 def is_option(name: str, value: object) -> bool:
-    """Whether the value of the option `name`, dotted as in a file, names a third-party object."""
+    """Returns whether the value of an option names a third-party object. name: the dotted name of the option, as in a file."""
     return _OPTIONS.fullmatch(name) is not None and is_own(value)
 
 
 def load_named(values: Mapping[str, Any], source: str = "") -> None:
-    """Imports the objects that the `values` of a trusted file name. Raises ConfigError for an object that cannot be imported."""
+    """Imports the third-party objects that the `values` of a trusted file name. Raises ConfigError if an import fails."""
     for name, value in values.items():
         if is_option(name, value):
             load_own(f"{source}: {name}" if source else name, value)
 
 
 def load_written(arguments: Sequence[str]) -> None:
-    """Imports the objects that a command line names, with their options or with `--trust`. Raises ConfigError as `load_named` does."""
+    """Imports the third-party objects that a command line names, in options or after `--trust`. Raises ConfigError like `load_named`."""
     load_named(dict(_options(arguments)))
     for name in trusted(arguments):
         load_own("trust", name)
 
 
 def trusted(arguments: Sequence[str]) -> list[str]:
-    """The names after `--trust` on a command line."""
+    """Returns the names after `--trust` on a command line."""
     return [name for option, value in _options(arguments) if option == "trust" for name in value.split(",")]
 
 
 def _options(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The options of a command line by full dotted name, each with its value: the next word, or the text after an equals sign."""
+    """Returns the full dotted name and the value of each option on a command line. The value is the next word or follows an equals sign."""
     found = []
     for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):

@@ -1,4 +1,4 @@
-"""Learning rates: plain functions from a step to a rate, in Python floats, the same for every backend.
+"""Learning-rate schedules: functions from a step to a rate, in Python floats, the same for every backend.
 
 Steps are n = 0, 1, ..., total - 1. All schedules here warm up linearly, `peak * n / warmup` for n < warmup. Source: the code
 of vmoe and big_vision.
@@ -39,7 +39,7 @@ def cosine(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Sch
 
 
 def rsqrt(peak: float, *, total: int, warmup: int = 0, cooldown: int = 0, timescale: float = 10_000.0) -> Schedule:
-    """Reciprocal square root, then a linear cooldown to 0 at `total`.
+    """A reciprocal square root after the warm-up, then a linear cooldown to 0 at `total`.
 
         rate(n) = peak / sqrt(1 + (n - warmup) / timescale)                        for n < total - cooldown
         rate(n) = rate(total - cooldown) * (1 - (n - (total - cooldown)) / cooldown)    afterwards
@@ -87,7 +87,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqr
 
 
 def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: float) -> Schedule:
-    """Returns the learning-rate schedule with this name. A third-party schedule is checked at several thousand steps."""
+    """Returns the learning-rate schedule with this name. A third-party schedule is checked at up to 1000 steps."""
     if not is_own(name):
         return SCHEDULES[name](peak, total=total, warmup=warmup, **options)
     what = f"schedule.name={name!r}"
@@ -112,7 +112,7 @@ def _check_rate(name: str, rate: float) -> None:
 
 
 def _warmed(peak: float, total: int, warmup: int, after: Schedule) -> Schedule:
-    """The linear warm-up followed by `after`. Raises ConfigError for a step beyond the run."""
+    """Returns a schedule with a linear warm-up, followed by `after`. The schedule raises ConfigError for a step outside the run."""
 
     def rate(step: int) -> float:
         if not 0 <= step < total:

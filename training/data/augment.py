@@ -1,4 +1,4 @@
-"""Augments batches with shifts, flips, mixup and cutmix, each a function of the seed and the step."""
+"""Augments batches with shifts, flips, mixup and cutmix. Every augmentation depends only on the seed and the step."""
 
 import math
 
@@ -22,10 +22,10 @@ def crop_and_flip(
     batch: int | None = None,
     places: NDArray[np.int64] | slice = ALL,
 ) -> NDArray[np.uint8]:
-    """Shifts images `(N, H, W, Ch)` by up to `padding` pixels along each axis; with `flip`, mirrors each with probability 1/2.
+    """Shifts images `(N, H, W, Ch)` by up to `padding` pixels along each axis; with `flip`, mirrors each image with probability 1/2.
 
-    A shift is a crop of `H x W` at a random position of the image after zero-padding by `padding`. places: the positions of these
-    images in a `batch`, `(N,)`; by default, 0 to N - 1.
+    A shift is a crop of `H x W` at a random position of the image after zero-padding by `padding`. places: the positions `(N,)` of
+    these images in a batch of size `batch`; by default, 0 to N - 1.
     """
     random = generator(seed, AUGMENTATION, step)
     count, height, width, _ = images.shape
@@ -43,10 +43,10 @@ def crop_and_flip(
 
 
 def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
-    """Draws the weight with which each example is mixed with its neighbour in the (shuffled) batch; see `mixed`.
+    """Draws the weight with which `mixed` mixes each example of the (shuffled) batch with its neighbour.
 
-    One weight for the batch, from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the reflection
-    only decides which of the two comes first).
+    The whole batch gets one weight from Beta(alpha, alpha), reflected to at least 1/2 (Zhang et al. 2018, eq. 1). The reflection
+    only decides which of the two examples gets the larger weight.
     """
     sample = generator(seed, MIXUP, step).beta(alpha, alpha)
     return np.float32(max(sample, 1 - sample))
@@ -55,10 +55,10 @@ def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
 def cutmix(
     images: NDArray[np.uint8], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Pastes a rectangle of its neighbour in the (shuffled) batch into each image, and mixes the targets by the rectangle's area.
+    """Pastes a rectangle of the neighbour in the (shuffled) batch into each image, and mixes the targets by the area of the rectangle.
 
-    All images get the same rectangle. It covers the fraction `1 - weight` of the image, with weight from Beta(alpha, alpha), and has the
-    image's aspect ratio. Its centre is uniform. The part outside the image is cut off, and the weight becomes `1 - area / (H W)`.
+    All images get the same rectangle, which covers the fraction `1 - weight` of the image, with weight from Beta(alpha, alpha), and
+    has the aspect ratio of the image and a uniform centre. The part outside the image is cut off; the weight becomes `1 - area / (H W)`.
 
     Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
     """
@@ -75,7 +75,7 @@ def cutmix(
 
 
 def by_turns(*, seed: int, step: int) -> bool:
-    """Returns whether a batch gets cutmix (or else mixup); half of the batches do, as in timm (data/mixup.py, switch_prob)."""
+    """Returns True for cutmix and False for mixup, each with probability 1/2 per batch, as in timm (data/mixup.py, switch_prob)."""
     return bool(generator(seed, CUTMIX, step, part=1).random() < 0.5)
 
 
@@ -89,5 +89,5 @@ def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) 
 
 
 def mixed(rows: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
-    """Computes `weight x_i + (1 - weight) x_(i-1)` along the first axis."""
+    """Computes `weight x_i + (1 - weight) x_(i-1)` for the rows x_i, with the last row before the first row."""
     return weight * rows + (np.float32(1) - weight) * np.roll(rows, 1, axis=0)

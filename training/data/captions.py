@@ -1,4 +1,4 @@
-"""Checks and stores captions of images: third-party texts, possibly millions."""
+"""Checks and stores captions of images. Captions are third-party texts, and a data set may have millions of captions."""
 
 import re
 from collections.abc import Iterable
@@ -22,10 +22,10 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def caption(value: object, name: str) -> str:
-    """Returns a one-line caption from text or UTF-8 bytes. Errors call it `name`.
+    """Converts text or UTF-8 bytes to a one-line caption. Errors call the caption `name`.
 
     A control character or a run of white space becomes one space. Invalid UTF-8 becomes U+FFFD. Raises DataError for a value that is not
-    text, an empty text, or one longer than `LONGEST` characters.
+    text, an empty text, or a text longer than `LONGEST` characters.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8-sig", errors="replace")
@@ -40,10 +40,10 @@ def caption(value: object, name: str) -> str:
 
 
 def listed(value: object, name: str) -> list[str]:
-    """Returns the captions of an image, from one caption or a list. Raises DataError as `caption` does."""
+    """Returns the list of an image's captions from one caption or a list of captions. Raises DataError like `caption`."""
     return [caption(each, name) for each in (value if isinstance(value, list) else [value])]
 
 
 def captions_of(texts: Iterable[str]) -> Captions:
-    """Returns texts as an array."""
+    """Converts texts to an array."""
     return np.array(list(texts), np.dtypes.StringDType())

@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100, binary version: the folders `cifar-10-batches-bin` and `cifar-100-binary` from their archives.
+"""Reads CIFAR-10 and CIFAR-100 in the binary version, from the folders `cifar-10-batches-bin` and `cifar-100-binary`.
 
-A file is a sequence of records without a header: one byte with the label (CIFAR-100: two bytes, the coarse label first), then 3072 bytes,
-the 32 x 32 reds, greens and blues of the image, each in row-major order (Krizhevsky, "The CIFAR-10 and CIFAR-100 datasets", section "Binary
-version"). The fine label is the class in CIFAR-100.
+A file is a sequence of records without a header. A record is one byte with the label (CIFAR-100: two bytes, the coarse label first) and
+3072 bytes with the 32 x 32 red, green and blue values of the image, each in row-major order (Krizhevsky, "The CIFAR-10 and CIFAR-100
+datasets", section "Binary version"). In CIFAR-100, the fine label is the class.
 """
 
 import math
@@ -22,8 +22,8 @@ SHAPE = (32, 32, 3)
 
 
 class Kind(NamedTuple):
-    """train, test: the files of each split; each file of `train` contains `images` images. labels: for each label byte, the number of its
-    values; the last byte is the class. names: the file with the class names."""
+    """train, test: the files of each split; each file of `train` contains `images` images. labels: the number of
+    values of each label byte; the last label byte is the class. names: the file with the class names."""
 
     train: tuple[str, ...]
     images: int
@@ -41,9 +41,9 @@ TEST = 10_000
 
 
 def load_cifar(folder: Path, name: str) -> Dataset:
-    """Reads the data set `name`, a key of `KINDS`, from `folder`, with its test images as the validation split.
+    """Reads the data set `name`, a key of `KINDS`, from `folder`. The test images are the validation split.
 
-    If the file of class names is missing, the classes are numbered. Raises DataError, naming the file, if a file is missing or damaged.
+    Without a file of class names, the classes are numbered. Raises DataError, naming the file, for a missing or damaged file.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
@@ -57,7 +57,7 @@ def load_cifar(folder: Path, name: str) -> Dataset:
 
 
 def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Returns the pixels `(images, 3072)` in the file's order, and the labels `(images,)`."""
+    """Returns the pixels `(images, 3072)` in the order of the file, and the labels `(images,)`."""
     length = len(values) + math.prod(SHAPE)
     content = content_of(path, DataError)
     if len(content) != count * length:
@@ -72,7 +72,7 @@ def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.u
 
 
 def _split(files: list[tuple[NDArray[np.uint8], NDArray[np.int64]]]) -> Split:
-    """Returns images `(images, 32, 32, 3)` from the files' pixels, which are stored colour by colour."""
+    """Returns a split of images `(images, 32, 32, 3)` from the pixels of files, which store all red values of an image first."""
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*files, strict=True))
     colours = pixels.reshape(-1, SHAPE[2], *SHAPE[:2])
     return Split(lambda indices: np.ascontiguousarray(colours[indices].transpose(0, 2, 3, 1)), labels)

@@ -1,6 +1,6 @@
 """A data set: labelled images in a training and a validation split.
 
-Pixel values are 0..maximum. A model receives `(x / maximum - mean) / std`, by default `2 x / maximum - 1`, in [-1, 1].
+Pixel values range from 0 to `maximum`. A model receives `(x / maximum - mean) / std`, by default `2 x / maximum - 1`, in [-1, 1].
 """
 
 import hashlib
@@ -32,8 +32,8 @@ class Split:
     """One split of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
     `whole(index)` returns the picture from which an image was cropped, by default the image itself. pictures: the files that `read` opens,
-    if any. captions: one for each image of a data set of pairs. In a data set of pairs, a label is the number of a picture, not a class.
-    ids: the captions' tokens, `(images, length)`. features: the images' features from a locked tower, `(images, width)`.
+    if any. captions: one caption for each image of a data set of pairs, in which a label is the number of a picture, not a class.
+    ids: the token ids of the captions, `(images, length)`. features: the output of a locked tower for the images, `(images, width)`.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
@@ -56,9 +56,9 @@ class Split:
         return len(self.labels)
 
     def stamp(self, part: str) -> dict[str, Any]:
-        """Returns the number of images and digests that identify them, which do not depend on the folder and time of their files.
+        """Returns the number of images, and digests that identify the images but do not depend on the folder and times of files.
 
-        The digest of the contents covers at most `LOOKED_AT` evenly spaced images: the pixels of arrays, the first `HEAD` bytes of files.
+        The digest of the contents covers at most `LOOKED_AT` evenly spaced images: pixels of arrays, or the first `HEAD` bytes of files.
         """
         names, texts, contents = (hashlib.sha256() for _ in range(3))
         texts.update(self.labels.astype("<i8").tobytes())
@@ -75,7 +75,7 @@ class Split:
         return {f"{name} of the {part} images": value for name, value in entries.items()}
 
     def _pixels(self, index: int) -> bytes:
-        """Returns the pixels before any resizing."""
+        """Returns the pixels of an image before any resizing."""
         return (self.read(np.array([index])) if self.whole is None else np.asarray(self.whole(index))).tobytes()
 
 
@@ -84,7 +84,7 @@ class Dataset:
     """A training and a validation split, the class names, the shape of an image and the value of white.
 
     mean, std: one number, or one per channel; a channel value (white is 1) becomes `(value - mean) / std`.
-    notes: lines printed when training begins. held_out: whether the validation split was held out of the training images.
+    notes: lines printed when training begins. held_out: whether the validation images were taken from the training images.
     """
 
     name: str
@@ -114,13 +114,13 @@ class Dataset:
         return tuple((1 / (self.maximum * std)).tolist()), tuple((np.asarray(self.mean) / std).tolist())
 
     def normalize(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Converts pixels 0..maximum to the model's input, float32."""
+        """Converts pixel values from 0 to `maximum` to the model's input in float32."""
         factor, offset = (np.asarray(values, np.float32) for values in self.scale)
         return np.multiply(images, factor, dtype=np.float32) - offset
 
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
-    """Returns a split of images `(images, height, width, channels)`. Raises ConfigError unless each has an integer label."""
+    """Returns a split of images `(images, height, width, channels)`. Raises ConfigError unless each image has an integer label."""
     with np.errstate(invalid="ignore"):  # NaN and infinity change when converted to integers
         whole = labels.astype(np.int64)
     if len(images) != len(labels) or (whole != labels).any():
@@ -134,7 +134,7 @@ def as_picture(image: NDArray[np.uint8]) -> Image.Image:
 
 
 def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:
-    """Marks the examples to hold out for validation: the fraction `share` of each class, evenly spaced (for 0.2, numbers 4, 9, 14, ...)."""
+    """Marks the examples to hold out for validation: the fraction `share` of each class, evenly spaced (0.2: examples 4, 9, 14, ...)."""
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -150,7 +150,7 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
     Raises DataError if a class has no training image.
     """
     largest = max(int(part.max()) for part in (labels, held_labels))
-    if largest >= len(labels):  # checked before an array of that size is allocated
+    if largest >= len(labels):  # checked before `bincount` allocates an array of this size
         raise DataError(f"{source}: expected labels below {len(labels)}, the number of training images, got {largest}")
     empty = np.flatnonzero(np.bincount(labels.astype(np.int64), minlength=largest + 1) == 0)
     if len(empty):

@@ -51,14 +51,14 @@ DIGITS = Path(__file__).parent / "digits.npz"
 
 
 def load(name: str, path: str = "", *, image_size: int | None = None, **fields: Any) -> Dataset:
-    """Reads the data set `name` from `path`, with the given fields of `DataConfig`; see `load_configured`."""
+    """Reads the data set `name` from `path`, with the other `fields` of `DataConfig`; see `load_configured`."""
     return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
 
 
 def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
-    """Returns the data set `own` of `config` with another data set's images, prepared in the same way, as its validation split. These are
-    the other data set's validation split or, without one, all of its images. Classes are matched by name and may be a subset. Raises
-    ConfigError if both data sets are the same, and DataError for classes or images that do not fit `own`.
+    """Returns the data set `own` of `config` with the images of another data set as the validation split. The images are the validation
+    split of the other data set, or all of its images if it has no such split, prepared like the images of `own`. Classes are matched
+    by name and may be a subset. Raises ConfigError if both data sets are the same, and DataError if classes or images do not fit `own`.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
@@ -83,8 +83,8 @@ def load_configured(
 ) -> Dataset:
     """Reads the data set of a configuration.
 
-    image_size: side in pixels to which images are resized, and cropped if they are not square; None leaves arrays unchanged.
-    whole: if there is no validation split, use all images for both splits. first: see `load_pictures`.
+    image_size: the side in pixels of images after resizing and cropping to a square; None leaves arrays unchanged.
+    whole: whether both splits contain all images if there is no validation split. first: see `load_pictures`.
 
     Raises ConfigError for a field or size that does not fit the images, and DataError for unusable files.
     """
@@ -137,7 +137,7 @@ def load_configured(
 
 
 def _own(config: DataConfig, image_size: int | None) -> Dataset:
-    """Returns the data set that the user's function returns for this configuration. Raises ConfigError if training cannot use it."""
+    """Returns the result of the user's function for this configuration. Raises ConfigError if the result is not a usable data set."""
     what = f"data.name={config.name!r}"
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):
@@ -186,6 +186,6 @@ def _resized(dataset: Dataset, size: int | None) -> Dataset:
 
 
 def _read(part: Split, size: int, maximum: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Returns images `(images, size, size, channels)`. Bicubic resizing can produce values above white; they are clipped to white."""
+    """Returns images `(images, size, size, channels)`. Values above white, which bicubic resizing can produce, are clipped to white."""
     squares = np.stack([middle(part.picture(int(index)), size, 0) for index in indices])
     return np.minimum(squares, np.uint8(maximum)).reshape(*squares.shape[:3], -1)

@@ -3,9 +3,9 @@
 photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
 photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
-All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. The table has the same
-name as the folder and lies beside it, or is `labels.csv` in the folder. It has a header and one row per image: the first column in `IMAGE`
-that is present contains the image's name relative to the folder, with or without extension, and the first column in `LABEL` its class.
+All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. The table is
+`labels.csv` in the folder, or a .csv file beside the folder with the same name. The table has a header and one row per image. The first
+column named in `IMAGE` contains the image's path in the folder, with or without extension. The first column named in `LABEL` has the class.
 """
 
 import csv
@@ -57,7 +57,7 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
 
     Raises DataError for a missing path or a folder without images.
     """
-    if not os.path.exists(path):  # returns False, not an error, for an impossible file name
+    if not os.path.exists(path):  # `exists` returns False for an impossible file name
         raise DataError(f"{str(path)!r}: no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
@@ -81,7 +81,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
         raise DataError(f"{folder}: expected class folders or a label table ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
-        seen = {identity(folder / name) for name in ("", *classes)}  # skips a link from one class to another
+        seen = {identity(folder / name) for name in ("", *classes)}  # a link from one class to another is skipped
         for label in classes:
             found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """Returns the label table of a folder: beside it (without subfolders) or in it (at most one). Raises DataError for two tables."""
+    """Returns the label table in a folder with at most one subfolder, or beside a folder with none. Raises DataError for two tables."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:

@@ -14,7 +14,7 @@ HELD = ("val", "validation", "valid")
 
 
 class LeftOut:
-    """Files that are not read: for each kind, their number and the name of the first file."""
+    """Counts files that are not read: for each kind, the number of files and the name of the first file."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[int, str]] = {}
@@ -25,18 +25,18 @@ class LeftOut:
         self._kinds[kind] = number + count, first
 
     def notes(self, source: object) -> tuple[str, ...]:
-        """Returns a line for the user that begins with `source`, or nothing if all files are read."""
+        """Returns a note for the user that begins with `source`, or an empty tuple if all files are read."""
         kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
         return (f"{source}: ignored: {kinds}",) if kinds else ()
 
 
 def hidden(name: str) -> bool:
-    """Returns whether a name, or a folder in it, begins with a dot or is a macOS system folder."""
+    """Returns whether a part of a path begins with a dot or is the macOS folder `__MACOSX`."""
     return any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts)
 
 
 def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
-    """Returns the sorted names in `folder / start`, relative to `folder`, each with True for a folder. Raises DataError."""
+    """Returns the sorted names in `folder / start`, relative to `folder`, each with True for a folder. Raises DataError on failure."""
     try:
         with os.scandir(folder / start) as found:
             return sorted((f"{start}{entry.name}", entry.is_dir()) for entry in found)
@@ -50,14 +50,14 @@ def directories(folder: Path) -> list[str]:
 
 
 def beside(folder: Path, known: Container[str | None], left: LeftOut, kind: str) -> None:
-    """Counts the entries of a folder whose names are not in `known`."""
+    """Adds the entries of a folder whose names are not in `known` to `left`."""
     for name, is_folder in entries(folder):
         if name not in known:
             left.add("hidden" if hidden(name) else kind, f"{name}{'/' * is_folder}")
 
 
 def identity(folder: Path) -> tuple[int, int]:
-    """Returns an identity that all paths to the same folder share."""
+    """Returns the device and inode numbers of a folder, which are the same for every path to the folder."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino
 
@@ -110,7 +110,7 @@ def validation_name(names: Collection[str], source: object) -> str | None:
 def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
     """Returns the path of the file `name`. Raises a DataError that begins with `where` unless the file is below the folder.
 
-    links: accept a link to a file outside the folder, as in the Hugging Face cache.
+    links: whether to accept a link to a file outside the folder, as in the Hugging Face cache.
     """
     root = folder.resolve()
     with suppress(OSError, ValueError, RuntimeError):  # the name may be impossible, or a circular link

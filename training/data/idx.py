@@ -1,6 +1,6 @@
 """Reads IDX files, the format of MNIST and its relatives: four files in a folder, plain or gzip-compressed.
 
-An IDX file is: two zero bytes, a byte for the type (8: unsigned byte), a byte for the number of axes, the length of
+An IDX file consists of two zero bytes, a byte for the type (8: unsigned byte), a byte for the number of axes, the length of
 each axis as a big-endian 32-bit integer, then the values in row-major order (LeCun, Cortes and Burges, "The MNIST
 database", file format).
 """
@@ -42,7 +42,7 @@ def load_idx(folder: Path) -> Dataset:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Returns the array in an IDX file of unsigned bytes. Raises DataError, naming the file and the defect."""
+    """Returns the array in an IDX file of unsigned bytes. Raises DataError, naming the file and the defect, for any other file."""
     try:
         with open(path, "rb", opener=regular) as raw:
             compressed = raw.read(2) == b"\x1f\x8b"

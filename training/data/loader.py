@@ -3,8 +3,8 @@
 Each epoch has its own permutation of the training images, which depends only on seed and epoch. Batches are consecutive slices of
 the concatenated epochs, so no image is dropped at the end of an epoch, and step `n` starts at position `n * batch`.
 
-With `data.balance`, an epoch has the same number of images but different numbers of each class. The images of a class are drawn in
-successive permutations, so the numbers of draws of two images differ by at most one.
+`data.balance` changes the number of images of each class in an epoch, but not the total. The images of a class are drawn in successive
+permutations, so two images of a class differ by at most one in their numbers of draws.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ VIEW = 2**48
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
-    """Returns the indices of the images of step `step` (from 0), `(batch,)`. Each value of `part` has its own permutations."""
+    """Returns the indices of the images of step `step` (from 0), `(batch,)`. The permutations of images depend on `part`."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
         _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]
@@ -44,7 +44,7 @@ def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0
 
 
 def training_indices(split: Split, balance: float, batch: int, seed: int, step: int) -> NDArray[np.int64]:
-    """Returns `batch_indices` with balanced classes."""
+    """Returns indices like `batch_indices`, with classes balanced as `balance` requires."""
     places = batch_indices(len(split), batch, seed, step)
     if not balance:
         return places
@@ -54,7 +54,7 @@ def training_indices(split: Split, balance: float, batch: int, seed: int, step: 
 
 
 def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
-    """Returns the epoch after `step` steps, and the number of images of this epoch seen so far."""
+    """Returns the number of complete epochs after `step` steps, and the number of images used in the current epoch."""
     epoch, offset = divmod(step * batch, examples)
     return {"epoch": epoch, "offset": offset}
 
@@ -64,13 +64,13 @@ def training_batch(
 ) -> dict[str, Any]:
     """Returns the augmented images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)` of step `step`.
 
-    The order is: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. This function mixes the
-    targets; `prepared` mixes the images on the device, with the weight "mixup". Without classes there are no targets.
+    Order of augmentations: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. For mixup,
+    this function mixes the targets; `prepared` mixes the images on the device, with weight "mixup". Without classes, targets are absent.
 
-    rows: returns only these rows of the batch, with the image before each as "neighbours" for mixup. view: the number of the view.
+    rows: the rows of the batch to return, for mixup with the preceding images as "neighbours". view: the number of the view.
     """
     mixes = bool(config.mixup or config.cutmix)
-    # The neighbour of the first of `rows` is placed before it and dropped after mixing.
+    # The neighbour of the first row is placed before this row and dropped after mixing.
     places = np.arange(batch) if rows is None else np.arange(rows.start - mixes, rows.stop) % batch
     indices = training_indices(dataset.train, config.balance, batch, seed, step)[places]
     positions = step * batch + places + view * VIEW
@@ -94,7 +94,7 @@ def training_batch(
 def views_of_step(
     dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """Returns several views of a step's images by name, each `{"images"}` of a `training_batch` with its own augmentation."""
+    """Returns views of the images of a step by name. Each view is the `{"images"}` of a `training_batch` with another configuration."""
     return {
         name: {"images": training_batch(dataset, config, batch, seed, step, rows=rows, view=view)["images"]}
         for view, (name, config) in enumerate(views.items())
@@ -117,9 +117,9 @@ def pairs_of_step(
 def evaluation_batch(
     dataset: Dataset, split: Split, *, batch: int, index: int, rows: range | None = None
 ) -> dict[str, Any]:
-    """Returns batch `index` of a split in order: "images" (uint8) and "targets", of which only the first "count" are valid.
+    """Returns batch `index` of a split in order: "images" (uint8) and "targets". Only the first "count" rows are valid.
 
-    The last batch is padded with images from the start of the split. rows: returns only these rows of the batch.
+    The last batch is padded with images from the start of the split. rows: returns only these rows of the images, but all targets.
     """
     start = index * batch
     indices = np.arange(start, start + batch) % len(split)
@@ -135,7 +135,7 @@ def _epoch_order(examples: int, seed: int, epoch: int, part: int) -> NDArray[np.
 
 @lru_cache(maxsize=2)
 def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Returns the images of an epoch, class by class. A class of n images contributes at least one image, and otherwise
+    """Returns the images of an epoch, class by class. The number of draws from a class of n images, at least one, is
 
     n^(1 - balance), scaled to the sum of all n and rounded by largest remainders
     """
@@ -152,7 +152,7 @@ def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np
 def prepared(
     B: Backend, dataset: Dataset, pixels: Array, weight: Array | None = None, neighbours: Array | None = None
 ) -> Array:
-    """Converts pixels `(N, H, W, Ch)`, uint8 arrays of `B`, to the model's input: mixes them, given a `weight`, and normalises them.
+    """Converts pixels `(N, H, W, Ch)`, uint8 arrays of `B`, to the model's input: mixes images if `weight` is set, and normalises.
 
     factor (weight x_i + (1 - weight) x_(i-1)) - offset         with the scale of the data set
 

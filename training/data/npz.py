@@ -22,9 +22,9 @@ __all__ = ["load_npz", "read_arrays"]
 def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     """Reads a data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)` or `(N, 1)`.
 
-    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels` (or another name of `HELD`), or `images` and `labels`,
-    which `held_out` splits; if it is 1, both splits contain all images. The array `maximum` is optional (the value of white, default 255).
-    Nothing is unpickled. Raises DataError naming the file.
+    The file has the arrays `train_images`, `train_labels`, `validation_images` and `validation_labels` (or another prefix in `HELD`).
+    Otherwise, `held_out` splits the arrays `images` and `labels`; with `validation_share` 1, both splits contain all images. The optional
+    array `maximum` is the value of white, by default 255. Nothing is unpickled. Raises DataError naming the file.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -73,7 +73,7 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
 def read_arrays(
     path: Path, choose: Callable[[Collection[str]], Collection[str]] = lambda names: names
 ) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of an npz file, or only those whose names `choose` returns. Never unpickles.
+    """Returns the arrays of an npz file whose names `choose` returns, by default all arrays. Never unpickles.
 
     Raises OSError for a file that cannot be opened, and ValueError, naming the array, for a damaged array.
     """
@@ -89,7 +89,7 @@ def read_arrays(
                         continue
                     place = f"{name!r}: "
                     with archive.open(info) as content:
-                        if _size(cast(BinaryIO, content)) > info.file_size:  # checked before allocating memory for it
+                        if _size(cast(BinaryIO, content)) > info.file_size:  # checked before the array is allocated
                             raise ValueError("has fewer bytes than its header declares")
                     with archive.open(info) as content:
                         arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)

@@ -21,7 +21,7 @@ TARGETS = Only("objective", unless=("moco", "lit"), why="the objective has no ta
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The images and their augmentation. The random numbers for an image depend on the seed, the step and its position in the batch."""
+    """The images and their augmentation. The random numbers for an image depend on the seed, the step and the position in the batch."""
 
     name: (
         Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"] | OwnName
@@ -95,7 +95,7 @@ class DataConfig:
             raise ConfigError(f"data.std={self.std!r}: expected numbers above 0")
         if self.transform and not is_own(self.transform):
             raise ConfigError(f"data.transform={self.transform!r}: expected package.module:function")
-        from PIL import ImageColor  # a local import: `moespec ledger` needs no extra
+        from PIL import ImageColor  # imported here, since `moespec ledger` must work without the extra
 
         try:
             ImageColor.getrgb(self.background)
@@ -104,7 +104,7 @@ class DataConfig:
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
-    """Returns the comma-separated numbers in a text. Raises a ConfigError that calls the text `name` for any other text."""
+    """Returns the comma-separated numbers in a text. For any other text, raises a ConfigError that calls the text `name`."""
     try:
         values = tuple(float(word) for word in text.split(","))
     except ValueError:

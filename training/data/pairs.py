@@ -7,9 +7,9 @@
 | a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
-Image paths are relative to the table's folder and must stay below it. An image may have several captions: as a list (JSON and `datasets`),
-or as several rows of a table. Each caption makes a pair; its label is the number of its image. Column names come from Hugging Face's
-image folders (`file_name`, `text`) and from mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`, `title`).
+Image paths in a table are relative to the table's folder and must stay below this folder. An image may have several captions, as a list
+(JSON and `datasets`) or as several rows of a table. Each caption makes a pair with the number of the image as label. Column names are from
+Hugging Face's image folders (`file_name`, `text`) and mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`, `title`).
 """
 
 import csv
@@ -40,7 +40,7 @@ TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": ""}
 def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     """Returns an empty tuple of classes, and the pairs of the training split and, if present, the validation split, ordered by name or row.
 
-    Raises DataError if the path is missing or contains no pairs, or if an image or caption, which it names, is missing.
+    Raises DataError if the path is missing or contains no pairs, or if an image or a caption is missing.
     """
     if path.suffix.lower() in TABLES and path.is_file():
         return (), _of_table(path), None
@@ -124,7 +124,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """Yields the lines that are not blank. A line cut at the limit is no valid JSON object."""
+    """Yields the lines that are not blank. A line that is cut at the limit is not a valid JSON object."""
     while line := file.readline(16 * LONGEST):
         if line.strip():
             yield line

@@ -1,4 +1,4 @@
-"""Reads picture files in eight bits, as a viewer shows them: upright and on a white page.
+"""Reads picture files in eight bits, as a viewer shows pictures: upright and on a white background.
 
 | in the file | result |
 |---|---|
@@ -43,16 +43,16 @@ MOST = 2**28
 """Number of bytes of a file that are searched for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """TIFF tags."""
-# These warnings do not name the file. The second one warns of large images; Pillow raises an error for images of twice that size.
+# Warnings of Pillow do not name the file. The second filter ignores warnings about large images; Pillow rejects even larger images.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
 
 class Files(Protocol):
-    """Image files by number. Worker processes get a pickled copy.
+    """A numbered sequence of image files. Worker processes get pickled copies of this object.
 
     name: the file's name in errors. open: the object that Pillow opens. known: the name and size of a file, equal on all machines; empty if
-    finding them requires reading the file.
+    the size is unknown without reading the file.
     """
 
     def __len__(self) -> int: ...
@@ -196,7 +196,7 @@ def _bare(content: bytes) -> bytes | None:
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
-    """Returns the picture as a viewer shows it, of mode RGB, or L if there is one channel. This decodes it."""
+    """Decodes a picture as a viewer shows the picture. The result has mode RGB, or mode L if there is one channel."""
     file.load()
     with suppress(Exception):  # if the EXIF block is damaged, the orientation is ignored
         ImageOps.exif_transpose(file, in_place=True)
@@ -209,7 +209,7 @@ def _transparent(image: Image.Image) -> bool:
 
 
 def _in_eight_bits(image: Image.Image, background: str) -> Image.Image:
-    """Returns the picture with 8 bits per channel; the background shows where it is transparent."""
+    """Returns the picture with 8 bits per channel; the background shows through transparent pixels."""
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         clear = values == image.info.get("transparency", -1)

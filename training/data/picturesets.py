@@ -1,7 +1,7 @@
 """Builds data sets from pictures of any size and source.
 
-Every picture's header is read at the start. Pictures are decoded when a batch needs them: the shorter side is resized, then the middle
-square or a random part is cropped. All images have three channels.
+Every picture's header is read at the start. A picture is decoded when a batch needs the picture. Either the shorter side is resized
+and the middle square cropped, or a random crop is resized. All images have three channels.
 """
 
 import functools
@@ -35,7 +35,7 @@ First = Callable[[Dataset], None]
 
 @dataclass(frozen=True)
 class Part:
-    """The files of one split and their labels; with captions, a label is the number of the pair's picture."""
+    """The files of one split and their labels. With captions, a label is the number of the picture in a pair."""
 
     files: Files
     labels: NDArray[np.int64]
@@ -53,10 +53,10 @@ def load_pictures(
     config: DataConfig,
     first: First | None = None,
 ) -> Dataset:
-    """Returns a data set with images of `size` pixels. held: the validation split; if None, `held_out` takes it from `part`.
+    """Returns a data set with images of `size` x `size` pixels. held: the validation split; if None, `held_out` splits `part`.
 
-    first: called with the data set before any picture is read or skipped. Raises DataError for an empty split, for a file without an image
-    header and, unless `config.broken` is "skip", when a broken file is read.
+    first: a function to call with the data set before any picture is read. Raises DataError for an empty split. Unless `config.broken`
+    is "skip", raises DataError for a file without an image header; later, reading a broken file raises DataError.
     """
     once = held is part
     train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))

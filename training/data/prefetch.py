@@ -23,14 +23,14 @@ SHARED = 2**16
 
 
 class Prefetcher:
-    """Runs `make(step)` for the steps from `start` to `stop` and keeps `ahead` results ready.
+    """Runs `make(step)` for the steps from `start` to `stop - 1` and keeps `ahead` results ready.
 
     workers: the number of processes that run `make`, at most one per core, each with `ahead` results ready; 0 for a thread of this process.
         cloudpickle pickles `make` for each worker.
-    receive: called with each step and its result on a thread of this process, for example to move the result to a device.
+    receive: a function to call with each step and its result on a thread of this process, for example to move results to a device.
 
-    Use as a context manager and iterate: it yields `(step, result)` in order. An exception in `make` is raised when its step is due. Raises
-    RunError if a worker was killed. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end whenever this process ends.
+    A Prefetcher is a context manager and an iterable of `(step, result)` in order. An exception in `make` is raised when its step is due.
+    Raises RunError if a worker was killed. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with the parent.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Prefetcher:
 
     def __exit__(self, *error: object) -> None:
         self._iterator.close()
-        del self._iterator  # this queue holds the batches prepared in advance
+        del self._iterator  # the iterator holds the batches prepared in advance
         for thread in set(threading.enumerate()) - self._threads:
             if thread.name.startswith("grain-"):  # the threads may still be busy
                 thread.join()
@@ -62,7 +62,7 @@ class Prefetcher:
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:
             yield from self._iterator
-        except RuntimeError as error:  # grain reports the status only in its text
+        except RuntimeError as error:  # grain reports the exit status only in the error text
             if not (found := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
                 raise
             if (status := int(found[1])) >= 0:
@@ -73,7 +73,7 @@ class Prefetcher:
             raise RunError(f"a data worker was killed ({why}); {advice}") from None
 
     def _pipeline(self) -> Any:
-        """Builds the grain pipeline. grain is imported here because its import is slow and imports JAX if installed."""
+        """Builds the grain pipeline. grain is imported here because the import is slow and also imports JAX if installed."""
         logging.getLogger("absl").setLevel(logging.ERROR)  # without JAX, grain warns that it cannot profile
         import grain
 
@@ -106,7 +106,7 @@ def _receive(receive: Callable[[int, Any], Any] | None, made: tuple[int, Any]) -
 
 
 def _start_worker(index: int, count: int) -> None:
-    """Makes a worker leave terminal signals to its parent, and end when the parent ends."""
+    """Makes a worker process ignore the signals of a terminal, and end when the parent process ends."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
 

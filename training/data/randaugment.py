@@ -1,7 +1,7 @@
 """RandAugment (Cubuk et al. 2019, arXiv 1909.13719) with the operations and magnitudes of the ViT and V-MoE recipes.
 
 `randaug(2, 15)` in those recipes means two of the 16 operations below, drawn with repetition, each at magnitude 15, where 10 is full
-strength. The strength "at magnitude M" is `M / 10` times the strength at 10.
+strength. The table gives the strength of each operation at magnitude M.
 
 | operation | at magnitude M |
 |---|---|
@@ -15,12 +15,12 @@ strength. The strength "at magnitude M" is `M / 10` times the strength at 10.
 | TranslateX, TranslateY | 100 pixels M/10, in either direction |
 | Cutout | a grey square of `2 int(40 M/10)` pixels, cut off at the edges |
 
-Uncovered areas are grey (128). For images smaller than 224 pixels, translations and cutouts are proportionally smaller.
+Areas outside the moved picture are grey (128). For images smaller than 224 pixels, translations and cutouts are proportionally smaller.
 
-Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. That code imitates Pillow's operations; this module
-uses Pillow's own. Contrast differs: big_vision blends the picture with a grey value of (number of pixels / 256), which is 196 at 224 x 224
-pixels. This module blends it with the picture's mean, like Pillow and the comment in big_vision. At magnitudes above 10 the threshold
-of Solarize is beyond white, so nothing is inverted; TensorFlow's behaviour for a threshold that its type cannot hold was not examined.
+Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. The code of big_vision imitates the operations
+of Pillow, which this module calls. Contrast differs: big_vision blends the picture with a grey value of (number of pixels / 256), which is
+196 at 224 x 224 pixels. This module blends the picture with its mean, like Pillow and the comment in big_vision. From magnitude 10 on, the
+threshold of Solarize is above white, so nothing is inverted. TensorFlow's behaviour for a threshold above 255 was not examined.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
 
 def randaugment(image: Image.Image, random: np.random.Generator, *, operations: int, magnitude: float) -> Image.Image:
-    """Applies operations, drawn with repetition, at a magnitude (10 is full strength) to a picture of mode L or RGB."""
+    """Applies random operations, drawn with repetition, at a magnitude (10 is full strength) to a picture of mode L or RGB."""
     names = list(OPERATIONS)
     for _ in range(operations):
         image = OPERATIONS[names[random.integers(len(names))]](image, magnitude / 10, random)

@@ -1,7 +1,7 @@
-"""Reads a data set from WebDataset shards: tar files in which the members of an example share a name, `cat12.jpg` and `cat12.cls`.
+"""Reads a data set from WebDataset shards: tar files in which the members of an example share a name, such as `cat12.jpg` and `cat12.cls`.
 
 The label is the integer in the member `.cls`, or the entry "label" or "cls" of the member `.json`; the member `.txt` is a caption.
-The shards are indexed once. If the folder is writable, the index is saved there as `moespec-index.npz`, or `moespec-captions.npz`
+The shards are indexed once. If the folder is writable, the index is saved in the folder as `moespec-index.npz`, or `moespec-captions.npz`
 with captions, and rebuilt when a shard changes. Images are read in any order directly from the tar files.
 Shards must not be compressed.
 
@@ -45,7 +45,7 @@ LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
 
 @dataclass(frozen=True)
 class Shards:
-    """Images in tar files: the file number, offset, size and name of each."""
+    """Images in tar files: the file number, offset, size and name of each image."""
 
     paths: Sequence[str]
     shard: NDArray[np.int64]
@@ -69,10 +69,10 @@ class Shards:
 
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """Returns the labels as class names, and the images of the shards in a folder, ordered by name.
+    """Returns the class names, which are the labels, and the images of the shards in a folder, ordered by name.
 
-    Shards with the word val or test in their names are for validation if others have the word train (`train-000.tar` and
-    `val-000.tar`, or folders `train/` and `val/`); otherwise there is one split. captions: read captions instead of
+    Shards with the word val or test in their paths form the validation split if other shards have the word train (`train-000.tar` and
+    `val-000.tar`, or folders `train/` and `val/`). Otherwise, all shards form one split. captions: whether to read captions instead of
     labels, see `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member without label or caption.
     """
     left, whole = LeftOut(), folder.is_dir()
@@ -105,7 +105,7 @@ def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int
 
 
 def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
-    """Returns the table of all images, and notes on skipped members; reads them from the folder's index if it matches these shards."""
+    """Returns the table of all images and notes on skipped members, from the index in the folder if the index matches the shards."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     with (
@@ -170,7 +170,7 @@ def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
 
 
 def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:
-    """Yields offset, length, name, and label or caption of each picture of a shard, in order."""
+    """Yields the offset, the length, the name, and the label or caption of each picture of a shard, in order."""
     pictures: dict[str, tarfile.TarInfo] = {}
     values: dict[str, int | str] = {}
     endings = (".txt",) if captions else (".cls", ".json")
@@ -190,7 +190,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     kind = "images with another dot in the name" if last in ENDINGS else last or "without an ending"
                     left.add(kind, f"{path.name}:{member.name}")
                     continue
-                if member.issparse():  # the claimed size of a member may far exceed the size of the shard
+                if member.issparse():  # a sparse member may claim a size far beyond the size of the shard
                     raise DataError(f"{name} is a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     if key in pictures:

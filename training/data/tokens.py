@@ -3,13 +3,13 @@
 | | ids | end |
 |---|---|---|
 | bytes, the default | the text's UTF-8 bytes, 0 to 255 | 256 |
-| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file defines | the first of `ENDS` that it has, or the named one |
+| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file defines | the named token, or the first token of `ENDS` in the file |
 
     ids, end, end, ...        to the length S, at least one end
 
-Since texts are padded with end tokens, the last token is always an end token, as pooling may require: the "sticky" end of
-google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text that leaves no place for an end token is
-an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless truncation is enabled. Nothing is downloaded.
+Since texts are padded with end tokens, the last token is always an end token, as pooling may require. This is the "sticky" end of
+google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end token as `pad_value`. Unless truncation is enabled, a text
+without room for an end token is an error, as in openai/CLIP, `clip/clip.py`, tokenize. Nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class Tokenizer(NamedTuple):
 def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     """Returns the tokenizer of a file `tokenizer.json`, with its end token; without a path, the ids are UTF-8 bytes.
 
-    Raises ConfigError if `tokenizers` is not installed or the file has no such end token, and DataError for an invalid file.
+    Raises ConfigError if `tokenizers` is not installed or the vocabulary has no such end token, and DataError for an invalid file.
     """
     if not path:
         return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)
@@ -64,7 +64,7 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
 
     def tokens_of(texts: Sequence[str]) -> list[list[int]]:
         found = (encoding.ids for encoding in library.encode_batch(list(texts)))
-        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some files add the end token
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # some tokenizers add the end token
 
     return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
 
@@ -83,10 +83,10 @@ def encode(
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
 ) -> NDArray[np.int32]:
-    """Returns the ids of texts, `(N, length)`, padded with end tokens. long: how to treat a text with no place for an end token.
+    """Returns the ids of texts, `(N, length)`, padded with end tokens. long: whether to cut a text without room for an end token.
 
-    name: maps a text's number to its name in errors. Raises ConfigError for a length below 2, and DataError for a text that has no tokens
-    or is too long.
+    name: a function from the number of a text to its name in errors. Raises ConfigError for a length below 2, and DataError for a text that
+    has no tokens or is too long.
     """
     if length < 2:
         raise ConfigError(f"text.length={length!r}: expected at least 2, for one token and the end token")

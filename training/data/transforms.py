@@ -1,7 +1,7 @@
 """Transforms single training images: crop, colours, RandAugment, the user's function, erasing.
 
 Random numbers depend on the seed, the operation, and the position of the image among all images that training sees (step times
-batch, plus its position in the batch). Enabling one operation does not change the random numbers of the others.
+batch, plus its position in the batch). Enabling one operation does not change the random numbers of other operations.
 """
 
 import math
@@ -44,7 +44,7 @@ Box = tuple[int, int, int, int]
 def cut_out(
     dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """Returns the training images `indices` at these positions, each cropped from its picture as `config.crop` says."""
+    """Returns the training images `indices` at these positions, each cropped as `config.crop` requires."""
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
@@ -110,7 +110,7 @@ def _coloured(picture: Image.Image, config: DataConfig, *, seed: int, position: 
 def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int) -> None:
     """Fills a rectangle of an image `(H, W, Ch)`, in place, with values uniform in 0..maximum.
 
-    Its area fraction is uniform in [0.02, 0.4], its ratio of height to width in [0.3, 1/0.3]; both are redrawn until the rectangle fits.
+    The area fraction is uniform in [0.02, 0.4], the ratio of height to width in [0.3, 1/0.3]; both are redrawn until the rectangle fits.
     Source: Zhong et al. 2017 (arXiv 1708.04896), Algorithm 1 with the values of section 4.2.
     """
     height, width, channels = image.shape
@@ -141,7 +141,7 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
 
 
 def user_transform(name: str) -> Transform | None:
-    """Returns the function `package.module:function`, or None without a name. Raises ConfigError if the function cannot be imported."""
+    """Returns the function `package.module:function`, or None for an empty name. Raises ConfigError if the function cannot be imported."""
     return own_function("data.transform", name, load=True) if name else None
 
 
@@ -161,8 +161,8 @@ def inception_box(width: int, height: int, random: np.random.Generator, *, area:
     """Draws the Inception crop, which covers a fraction of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
 
     The aspect ratio is uniform. For the drawn ratio, the height in pixels is uniform between the heights that give the smallest and the
-    largest fraction. After 100 ratios without a fitting crop, the whole picture is used. As in the source code, the last position on each
-    axis is used only if it is the only one.
+    largest fraction. After 100 ratios without a fitting crop, the whole picture is used. As in the source code, a crop does not start at
+    the last position of an axis, unless there is only one position.
 
     Source: tensorflow/tensorflow, core/kernels/image/sample_distorted_bounding_box_op.cc, GenerateRandomCrop, with the
     arguments of google-research/big_vision, pp/ops_image.py, decode_jpeg_and_inception_crop.
@@ -193,7 +193,7 @@ def inception_box(width: int, height: int, random: np.random.Generator, *, area:
 def torchvision_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:
     """Draws the crop of `RandomResizedCrop`: the area fraction is uniform from `area` to 1, the aspect ratio log-uniform from 3/4 to 4/3.
 
-    After 10 crops that do not fit, returns the largest central crop whose aspect ratio is in that interval.
+    After 10 crops that do not fit, returns the largest central crop with an aspect ratio from 3/4 to 4/3.
 
     Source: pytorch/vision, torchvision/transforms/transforms.py, RandomResizedCrop.get_params.
     """
@@ -225,8 +225,8 @@ def jitter(
 ) -> Image.Image:
     """Changes brightness, contrast, saturation and hue in random order.
 
-    Each of the first three is scaled by a random factor in `[max(0, 1 - x), 1 + x]`; the hue is rotated by a random fraction of the circle
-    in `[-hue, hue]`. Both are uniform. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
+    Brightness, contrast and saturation are each scaled by a uniform factor in `[max(0, 1 - x), 1 + x]`, where x is the argument. The hue is
+    rotated by a uniform fraction of the circle in `[-hue, hue]`. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
     """
     strengths = (brightness, contrast, saturation)
     factors = [float(random.uniform(max(0.0, 1 - strength), 1 + strength)) for strength in strengths]

@@ -17,7 +17,7 @@ CLASSES = 20
 
 
 def always(dataset: Dataset) -> tuple[str, float]:
-    """Returns the most frequent class of the validation images, and the accuracy of always predicting it."""
+    """Returns the most frequent class of the validation images, and the accuracy of always predicting this class."""
     counts = np.bincount(dataset.validation.labels)
     return dataset.classes[counts.argmax()], float(counts.max() / counts.sum())
 
@@ -31,7 +31,7 @@ def by_class(labels: Numbers, read: Numbers) -> dict[str, float]:
 
 
 def beside(results: Mapping[str, Any], dataset: Dataset) -> list[str]:
-    """Returns the text printed after an accuracy on the validation images; empty if the images have no classes."""
+    """Returns the lines to print after an accuracy on the validation images. The list is empty if the images have no classes."""
     if not dataset.classes:
         return []
     name, fraction = always(dataset)
@@ -40,21 +40,21 @@ def beside(results: Mapping[str, Any], dataset: Dataset) -> list[str]:
 
 
 def confusion(labels: Numbers, read: Numbers, classes: int) -> NDArray[np.int64]:
-    """Returns the matrix `(classes, classes)` of the numbers of images of class i predicted as class j."""
+    """Returns the matrix `(classes, classes)`, in which entry (i, j) is the number of images of class i predicted as class j."""
     counts = np.zeros((classes, classes), np.int64)
     np.add.at(counts, (labels, read), 1)
     return counts
 
 
 def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """Returns the most frequent mistakes, at most `most`, as (label, prediction)."""
+    """Returns up to `most` of the most frequent mistakes, as pairs (label, prediction)."""
     wrong = counts * ~np.eye(len(counts), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[: min(most, int(np.count_nonzero(wrong)))]
     return [(int(place) // len(counts), int(place) % len(counts)) for place in order]
 
 
 def class_tables(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what a page or terminal shows of `confusion`: the full matrix or, for many classes, the worst classes and pairs.
+    """Returns tables of the matrix `counts` from `confusion`: all classes or, for many classes, the worst classes and pairs.
 
     recall[c]     counts[c, c] / images of class c
     precision[c]  counts[c, c] / images predicted as class c

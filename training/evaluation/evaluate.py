@@ -35,8 +35,8 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
 
         size >= images / ceil(images / batch)
 
-    The batch can be split over the devices and has the same router groups as `batch`. If a group is a complete batch and there are fewer
-    images than in a batch, the group contains all images.
+    A batch of this size can be split over the devices and has router groups of the same size as `batch`. If each batch is one group and all
+    images fit into one batch, the group contains all images.
     """
     layers_of, parts = family(model).moe_layers, -(-images // batch)
 
@@ -44,14 +44,14 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
         return [layer.settings.tokens for layer in layers_of(model, size // sizes.devices)]
 
     for size in range(-(-images // parts), batch):
-        with suppress(SpecError):  # this size does not fill the groups
+        with suppress(SpecError):  # a batch of this size does not fill the groups
             if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
                 return size
     return batch
 
 
 def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
-    """Returns the function `loss(logits, targets)`, both `(N, classes)`, which returns the loss of each image, `(N,)`.
+    """Returns the function `loss(logits, targets)`, with arrays `(N, classes)`, which returns the loss `(N,)` of each image.
 
     kind: "softmax" (exclusive classes), "sigmoid" (a sum over independent classes), or the user's function of `(B, logits, targets)`.
     """
@@ -85,13 +85,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Returns means over the validation images: "accuracy", the results of `by_class`, "top5", "loss" (of kind `kind`), "images" and "moe".
 
-    "accuracy" is the precision at 1. "top5" is the fraction of images with a correct label among the five largest logits, if there are more
-    than five classes. `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means over batches, weighted
-    by the numbers of images, and include the padding of the last batch.
+    "accuracy" is the precision at 1. "top5" is the fraction of images with a correct label among the five largest logits. A data set
+    with at most five classes has no "top5". `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means
+    over batches, weighted by the numbers of images, and include the padding of the last batch.
 
     labels: one or more correct labels per image, instead of the data set's labels. With `labels`, images without labels do not count, and
-    there is neither a loss nor a result per class. ImageNet-ReaL is measured this way (Beyer et al. 2020, arXiv 2006.07159;
-    google-research/big_vision, `big_vision/evaluators/classification.py`).
+    the results contain neither "loss" nor the results of `by_class`. ImageNet-ReaL is an evaluation with such labels (Beyer et al. 2020,
+    arXiv 2006.07159; google-research/big_vision, `big_vision/evaluators/classification.py`).
     """
     losses = loss_of(reference, kind)
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
@@ -125,8 +125,8 @@ def over(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields `function(params, images)` (as NumPy) and the batch, for all batches of a split in order.
 
-    The last batch is padded with images from the start of the split; `batch["count"]` of them count. The device computes the next
-    batch while the caller uses the current one. Within an `Interruption`, a signal raises Interrupted between two batches.
+    The last batch is padded with images from the start of the split; only the first `batch["count"]` images are valid. The device computes
+    the next batch while the caller uses the current batch. Within an `Interruption`, a signal raises Interrupted between two batches.
     """
 
     def make(index: int) -> dict[str, Any]:

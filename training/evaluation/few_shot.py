@@ -6,13 +6,13 @@
     W           (X'^T X' + l2 I)^-1 X'^T Y        =        X'^T (X' X'^T + l2 I)^-1 Y
     label       arg max of x' W
 
-The chosen images of a class are the first `shots` of a permutation of its training images by
-`numpy.random.default_rng(seed)`, classes in order; a class with fewer images contributes all of them.
+The chosen images of a class are the first `shots` images of a random permutation of its training images, or all images of a small class.
+The generator `numpy.random.default_rng(seed)` draws one permutation per class, in the order of the classes.
 
 Sources: google-research/big_vision, `big_vision/evaluators/fewshot_lsr.py`, `_precompute_cache` and
 `compute_fewshot_metrics` (three seeds; l2 = 2^10 in `configs/common_fewshot.py`); google-research/vmoe,
-`vmoe/evaluate/fewshot.py`, the same and `_find_best_l2_reg` (l2 from 2^-10 to 2^19 in `configs/common_fewshot.py`). Both compute in
-float32; this module computes in float64.
+`vmoe/evaluate/fewshot.py`, the same functions and `_find_best_l2_reg` (l2 from 2^-10 to 2^19 in `configs/common_fewshot.py`). Both sources
+compute in float32; this module computes in float64.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def few_shot(
     """Computes the accuracy on `test` of a ridge regression fitted to `shots` images per class of `train`.
 
     train, test: features `(N, D)` and labels `(N,)`. Returns for each number of shots `{"shots_10": {"accuracy", "l2",
-    "by_seed"}}`: the mean over the seeds 0, 1, ..., the L2 regularisation used, and the accuracy for each seed.
+    "by_seed"}}`: the mean accuracy over the seeds 0, 1, ..., the best L2 regularisation, and the accuracy for each seed.
     """
     (features, labels), (held, held_labels) = train, test
     results: dict[str, Any] = {}
@@ -61,7 +61,7 @@ def few_shot(
 def ridge(
     features: NDArray[Any], labels: NDArray[np.integer[Any]], held: NDArray[Any], *, classes: int, l2: Sequence[float]
 ) -> list[NDArray[np.intp]]:
-    """Fits to `features` `(N, D)`, `labels` `(N,)`; returns the labels predicted for `held` `(M, D)`: `(M,)` for each `l2`.
+    """Fits ridge regressions to `features` `(N, D)`, `labels` `(N,)`. Returns predicted labels `(M,)` of `held` `(M, D)` for each `l2`.
 
     One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves every `l2`, as in the public code.
     """
@@ -87,9 +87,9 @@ def ridge(
 
 
 def best_l2(accuracies: Array) -> int:
-    """Returns the column of `accuracies` (seeds, L2 values) with the best mean rank; of tied columns, the first.
+    """Returns the column of `accuracies` (seeds, L2 values) with the best mean rank, or the first such column.
 
-    The rule follows vmoe, but vmoe averages ranks over data sets and this function over seeds. The choice uses the test images.
+    The rule follows vmoe, which averages ranks over data sets instead of seeds. The choice of the column depends on the test images.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1), axis=1)
     return int(np.argmax(ranks.mean(axis=0)))

@@ -48,16 +48,16 @@ def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
-    """Adds statistics that training steps do not compute to each layer's metrics in the output of a model.
+    """Adds statistics to the metrics of each layer in the output of a model. Training steps do not compute these statistics.
 
-    Soft routings get `collapse_metrics`, other routings `experts_per_token`. MultiHash gets no statistics, since it mixes several experts
-    for each token inside their MLP.
+    Soft routings get `collapse_metrics`, and other routings get `experts_per_token`. MultiHash gets no statistics, since the router mixes
+    the experts of a token inside the MLP.
     """
 
     def statistics(layer: MoeLayer, routing: Any) -> dict[str, Any]:
         if multi_hash.chosen(layer.settings):
             return {}
-        soft = hasattr(routing, "dispatch")  # a routing stored by slot has no dense tensors
+        soft = hasattr(routing, "dispatch")  # only a soft routing has dense tensors
         return B.collapse_metrics(routing) if soft else B.experts_per_token(routing)
 
     layered = zip(layers, output.routings, output.metrics, strict=True)

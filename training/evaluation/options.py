@@ -12,7 +12,7 @@ __all__ = ["EvaluationConfig"]
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """An additional evaluation, besides the one on the run's validation images: the measure, the images and the interval."""
+    """The measure, the images and the interval of an evaluation in addition to the accuracy on the run's validation images."""
 
     kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] | OwnName = "head"
     """head: precision of the model's head; few_shot: linear few-shot evaluation of its features; neighbours: nearest neighbours;

@@ -26,9 +26,9 @@ Floats = NDArray[np.float64]
 
 
 class SlotStatistics(NamedTuple):
-    """The statistics of one MoE layer over some images. `block` is its name; `experts` and `capacity` are E and C.
+    """The statistics of one MoE layer over some images. `block` is the name of the layer; `experts` and `capacity` are E and C.
 
-    dispatch: `(G, T)`, the weight of a token summed over all slots (Figure 24, left); its mean is S / T.
+    dispatch: `(G, T)`, the weight of a token summed over all slots (Figure 24, left); the mean of `dispatch` is S / T.
     combine: `(G, S)`, the weight of a slot summed over all tokens, divided by the smallest such sum in its group (Figure 24).
     cumulative_dispatch: `(T,)`, the mean fraction of a slot's weight on its k largest tokens (Figure 26, the line).
     cumulative_combine: `(S,)`, the mean fraction of a token's combine weight on its k largest slots.
@@ -89,7 +89,7 @@ def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[
 
 
 def relative(weights: Floats) -> Floats:
-    """Divides weights `(..., n)` by the smallest of the n weights; returns infinity where it is 0.
+    """Divides weights `(..., n)` by the smallest of the n weights; returns infinity where the smallest weight is 0.
 
     >>> relative(np.array([0.5, 0.25, 1.0])).tolist()
     [2.0, 1.0, 4.0]
@@ -110,7 +110,7 @@ def largest_first(weights: Floats) -> Floats:
 
 
 def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
-    """Returns how many of the largest weights make up `fraction` of the total, up to rounding. sums: from `largest_first`.
+    """Returns how many of the largest weights make up `fraction` of the total, up to rounding. sums: the result of `largest_first`.
 
     >>> needed(np.array([0.5, 0.75, 1.0])), needed(np.array([0.5, 0.75, 1.0]), 0.75)
     (np.int64(3), np.int64(2))
@@ -144,7 +144,7 @@ def _numbers(one: SlotStatistics) -> dict[str, Any]:
 
 
 def _spread(values: NDArray[Any]) -> dict[str, float | None]:
-    """Returns the mean and quantiles, with None for numbers that are not finite, since JSON lacks them."""
+    """Returns the mean and quantiles, with None for infinity and NaN, which JSON lacks."""
     quantiles = np.quantile(values, [q / 100 for q in QUANTILES.values()], method="lower")
     spread = {"mean": float(values.mean()), **dict(zip(QUANTILES, map(float, quantiles), strict=True))}
     return {name: value if np.isfinite(value) else None for name, value in spread.items()}

@@ -1,4 +1,4 @@
-"""Zero-shot classification: an image gets the class whose prompts are nearest to it in the space shared with texts.
+"""Zero-shot classification assigns to an image the class with the nearest prompts in the space that images and texts share.
 
     w_c     mean over the prompts of class c of z / |z|, normalised to length 1
     label   arg max over c of the cosine of w_c and the image's features
@@ -10,7 +10,7 @@ after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and 
 Retrieval finds the captions of an image among all texts, and the image of a caption among all images.
 
     s_ij        cosine of the features of image i and text j
-    recall@k    how often a correct item is among the k with the largest s; the lower index wins ties
+    recall@k    how often a correct item is among the k items with the largest s; the lower index wins ties
 
 Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; for an image with several
 captions, any of them counts).
@@ -45,12 +45,12 @@ class Prompts(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """All prompts of the first class, then all of the second, and so on."""
+        """The prompts of all classes, class by class."""
         return [prompt.replace(PLACE, name) for name in self.classes for prompt in self.prompts]
 
 
 def read_prompts(path: Path) -> Prompts:
-    """Reads the prompts of a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
+    """Reads class names and prompts from a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
 
     Raises DataError, naming the file, for invalid content.
     """
@@ -75,7 +75,7 @@ def class_embeddings(features: NDArray[Any], classes: int) -> NDArray[np.float64
 
 
 def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
-    """Returns `{"accuracy"}` on images, given as features `(N, D)` and labels `(N,)`, with the class embeddings `(classes, D)`.
+    """Returns `{"accuracy"}` on the features `(N, D)` and labels `(N,)` of images, with the class embeddings `(classes, D)`.
 
     Raises ConfigError for features of another width, or a label that is not a class.
     """
@@ -91,8 +91,8 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
 def retrieval(images: Labelled, texts: Labelled) -> dict[str, dict[str, float]]:
     """Returns the fractions `{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`.
 
-    images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. Only the first image with a
-    label counts. Raises ConfigError for a label without an image or without a text.
+    images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. If several images have
+    the same label, only the first image counts. Raises ConfigError for a label without an image or without a text.
     """
     labels, first = np.unique(images[1], return_index=True)
     order = np.sort(first)

@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | str | None) -> None:
-    """Writes a checkpoint's pictures to `out`, and the numbers to a file with the same name and the extension .json."""
+    """Draws the slot statistics of a checkpoint into `out`, and writes the numbers to a file with the same name and the extension .json."""
     values = out.with_suffix(".json")
     check_output("out", out, [".png"])
     check_output("out", values)
@@ -75,7 +75,7 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
     tokens = max(each.dispatch.shape[1] for each in statistics)
     histograms: dict[
         int, tuple[list[NDArray[Any]], float, float]
-    ] = {  # column: values, and where the axis begins and ends
+    ] = {  # column: values, and the limits of the axis
         0: ([each.dispatch for each in statistics], 0, 2 * max(float(each.dispatch.mean()) for each in statistics)),
         1: ([each.combine for each in statistics], 1, 2),
         4: ([each.tokens_needed for each in statistics], 0, tokens),

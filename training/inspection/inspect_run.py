@@ -1,16 +1,16 @@
 """Shows how each MoE layer routes one image, that is, which expert handles which patch, as numbers and as a picture.
 
-The image is routed separately, as a group of one image, and the capacity of the experts is scaled to match. If a model's groups are parts
-of an image, the groups are kept, and an expert's panel shows its slots in all groups.
+The image is routed separately, as a group of one image, and the capacity of the experts is scaled to this group. If a model's groups are
+parts of an image, the groups are kept, and an expert's panel shows its slots in all groups.
 
 Sparse-MLP routes channels, and tokens that mix the patches of the entire image. Channels and tokens have no position in the image and are
-drawn row by row, in numerical order, on the most nearly square grid that they fill.
+drawn row by row, in numerical order, on a full grid that is as square as possible.
 
-All panels of a layer share a colour scale. A router that assigns patches is drawn on the image: an expert's panel shows the patches
-that it handles in its colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
-1 / tokens: white is uniform, red is more, blue is less. The scale covers at least half to twice the uniform weight.
+All panels of a layer share a colour scale. The routing of patches to experts is drawn on the image: the panel of an expert shows the
+patches of the expert in the expert's colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
+1 / tokens: white is the uniform weight, red is larger and blue is smaller. The scale covers at least half to twice the uniform weight.
 
-Only the drawing functions import matplotlib. Training does not need matplotlib, since its report shows grids of pixels.
+Only the drawing functions import matplotlib. Training does not need matplotlib, since the report of a run shows grids of pixels.
 """
 
 import io
@@ -61,7 +61,7 @@ TINT = 0.5
 class BlockRouting(NamedTuple):
     """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
 
-    block: the name of the layer, or the number of its block if it has one. tokens: the number of tokens in a group.
+    block: the name of the layer. tokens: the number of tokens in a group.
     items: the content of the grid: "patches", or "channels" or "tokens" in numerical order.
     experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of the combine weights over its slots).
     slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures; if not, a slot holds at most one item.
@@ -86,9 +86,9 @@ class Panel(NamedTuple):
 def make_route(
     B: Backend, model: Config
 ) -> Callable[[Any, NDArray[np.float32]], tuple[NDArray[np.float64], list[BlockRouting]]]:
-    """`route(params, image)` returns logits `(classes,)`, none without a head, and how each MoE layer routes an image in [-1, 1].
+    """Returns `route(params, image)`, which returns the logits `(classes,)` and the routing of an image in each MoE layer.
 
-    `params` are arrays of `B`, `image` is `(H, W, Ch)`. The grids omit a class token.
+    `params` are arrays of `B`; `image` `(H, W, Ch)` is a model input. Logits are empty without a head. The grids omit a class token.
     """
     single = alone(model)
     module, patches = family(model), model.image_size // model.patch_size
@@ -115,7 +115,7 @@ def make_route(
 
 
 def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Converts weights of groups `(G, T, E, C)` to those of a single group, `(G T, E, G C)`: a group's slots hold only its own tokens."""
+    """Joins the weights `(G, T, E, C)` of groups to weights `(G T, E, G C)` of one group, in which a slot has only tokens of its group."""
     groups, tokens, experts, capacity = parts.shape
     joined = np.zeros((groups, tokens, experts, groups, capacity))
     for group, part in enumerate(parts):
@@ -133,7 +133,7 @@ def alone(model: Config) -> Config:
 
 
 def squarest(items: int) -> tuple[int, int]:
-    """Returns the most nearly equal numbers of rows and columns whose product is `items`.
+    """Returns numbers of rows and columns with the product `items`, as nearly equal as possible.
 
     >>> squarest(392), squarest(7)
     ((14, 28), (1, 7))
@@ -143,7 +143,7 @@ def squarest(items: int) -> tuple[int, int]:
 
 
 def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -> str:
-    """Describes the class with the largest logit and its probability, over all classes ("softmax") or independently ("sigmoid").
+    """Describes the class with the largest logit and the probability of this class, from a softmax over all classes or a sigmoid.
 
     >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
     ', predicted dog (probability 0.881)'
@@ -156,18 +156,18 @@ def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -
 
 
 def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
-    """The dispatch weights of a soft routing in multiples of 1 / tokens, `(rows, columns, E, C)`.
+    """Returns the dispatch weights of a soft routing in multiples of 1 / tokens, `(rows, columns, E, C)`.
 
-    NaN where a slot has no weight for a patch: the slot belongs to another group, or the weight underflows the dtype.
+    An entry is NaN if a slot has no weight for a patch: the slot belongs to another group, or the weight underflows the dtype.
     """
     return np.where(routing.slots > 0, routing.slots * routing.tokens, np.nan)
 
 
 def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
-    """The panels of experts, or of Soft MoE's slots: the ones in `chosen`, or eight spaced from the first to the last.
+    """Returns the panels of experts or, for Soft MoE, of slots: the names in `chosen`, or by default eight evenly spaced experts or slots.
 
-    chosen: experts, "3"; for Soft MoE, slots: "3.0" is the first slot of expert 3, "3" all its slots. Soft MoE's weights are multiples of
-    the uniform weight. Raises ConfigError for unknown names and for too many names.
+    chosen: experts, such as "3". For Soft MoE, "3.0" is the first slot of expert 3, and "3" means all slots of expert 3. The weights of
+    Soft MoE are multiples of the uniform weight. Raises ConfigError for unknown names and for too many panels.
     """
     experts, capacity = routing.slots.shape[2:]
     if routing.soft:
@@ -261,9 +261,9 @@ def _draw_on_image(
 def tinted(
     image: NDArray[np.float64], colour: NDArray[np.float64], opacity: NDArray[np.float64] | float = 1.0
 ) -> NDArray[np.float64]:
-    """The image `(H, W, 3)` in grey, tinted with the colours of its patches, `(rows, columns, 3)`.
+    """Returns the image `(H, W, 3)` in grey, tinted with the colours of the patches, `(rows, columns, 3)`.
 
-    opacity: `(rows, columns)`, 0 to 1; a patch with opacity 0 remains faintly visible on white. Returns `(H, W, 3)`, 0 to 1.
+    opacity: `(rows, columns)`, 0 to 1; a patch with opacity 0 remains faintly visible on white. The result ranges from 0 to 1.
     """
     sides = zip(image.shape, colour.shape[:2], strict=False)
     place = np.ix_(*(np.arange(pixels) * patches // pixels for pixels, patches in sides))
@@ -274,7 +274,7 @@ def tinted(
 
 
 def _ends(routing: BlockRouting) -> tuple[float, float]:
-    """Returns the ends of a layer's colour scale. For Soft MoE, the ends are reciprocal, with the uniform weight, 1, in the middle."""
+    """Returns the ends of a layer's colour scale. For Soft MoE, the ends are x and 1 / x, with the uniform weight 1 in the middle."""
     if not routing.soft:
         return 0.0, max(float(routing.experts.max()), 1e-12)
     weights = routing.slots[routing.slots > 0] * routing.tokens
@@ -283,7 +283,7 @@ def _ends(routing: BlockRouting) -> tuple[float, float]:
 
 
 def weights_of(routing: BlockRouting) -> str:
-    """Describes what a layer's weights mean; for Soft MoE, it adds their range."""
+    """Describes the meaning of a layer's weights and, for Soft MoE, their range."""
     if not routing.soft:
         return "weight"
     weights = routing.slots[routing.slots > 0] * routing.tokens
@@ -292,10 +292,10 @@ def weights_of(routing: BlockRouting) -> str:
 
 
 def shaded(routing: BlockRouting, panel: Panel) -> NDArray[np.float64]:
-    """An RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours of `draw`."""
+    """Returns an RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours of `draw`."""
     ends, weights = np.array(_ends(routing)), panel.weights
     if routing.soft:
-        ends, weights = np.log(ends), np.log(weights)  # NaN, not 0, where a slot has no weight
+        ends, weights = np.log(ends), np.log(weights)  # without a weight, entries are NaN, not 0
     anchors = _rgb(SOFT if routing.soft else HARD)
     place = (weights - ends[0]) / (ends[1] - ends[0]) * (len(anchors) - 1)
     channels = [np.interp(place, np.arange(len(anchors)), channel) for channel in anchors.T]
@@ -310,10 +310,10 @@ def _range(panel: Panel, soft: bool) -> str:
 
 
 def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An RGB grid: each patch in the colour of the expert with the largest weight, dark where no expert handles it.
+    """Returns an RGB grid. A patch has the colour of the expert with the largest weight, or is dark if no expert handles the patch.
 
-    The more even the weights, the paler the colour. For Soft MoE, a patch is white if all experts have the same weight, and fully coloured
-    if one has twice that weight.
+    The colour is paler for more even weights. For Soft MoE, a patch is white if all experts have the same weight, and fully coloured
+    if one expert has at least twice the mean weight.
     """
     total = routing.experts.sum(axis=2)
     fraction = routing.experts.max(axis=2) / np.where(total > 0, total, 1)
@@ -353,7 +353,7 @@ def explanation(routings: list[BlockRouting], *, on_image: bool) -> str:
 
 
 def colours_of(routings: Sequence[BlockRouting]) -> NDArray[np.float64]:
-    """The colours of the experts of these layers, `(experts, 3)`."""
+    """Returns the colours of the experts of these layers, `(experts, 3)`."""
     return _rgb([COLOURS[e % len(COLOURS)] for e in range(max((r.experts.shape[2] for r in routings), default=0))])
 
 

@@ -1,4 +1,4 @@
-"""Converts the parameters of other projects' vision models to this project's and back.
+"""Converts parameters of other projects' vision models to parameters of this project and back.
 
     from_vmoe(params, config) -> params                    to_vmoe(params, config) -> params
     from_timm(state_dict, config) -> params                to_timm(params, config) -> state dict
@@ -7,8 +7,8 @@
     from_vision_transformer(params, config) -> params      to_vision_transformer(params, config) -> params
     config_from_vmoe(model, ...), config_from_timm(arguments), config_from_huggingface(config, ...) -> VitConfig
 
-A conversion only renames and reorders parameters. It changes neither values nor dtypes, so the two directions are exact inverses, and
-gradients convert like parameters. The exception is bfloat16, which becomes float32 because NumPy lacks it. Errors name the parameter that
+A conversion only renames and reorders parameters. Values and dtypes do not change, so the two directions are exact inverses, and
+gradients convert like parameters. As an exception, bfloat16 becomes float32, because NumPy lacks bfloat16. Errors name the parameter that
 is missing, unexpected or of the wrong shape. `moespec convert` converts files.
 """
 

@@ -1,4 +1,4 @@
-"""Reads another project's arguments; an argument without a counterpart is an error."""
+"""Reads the arguments of another project's model. An argument without a counterpart in this project is an error."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class Arguments:
         return options[value]
 
     def require(self, key: str, expected: Any) -> None:
-        """Raises ConfigError unless the value of `key` is `expected`, which is also its default."""
+        """Raises ConfigError unless the value of `key` is `expected`, which is also the default."""
         value = self.take(key, expected)
         if value != expected:
             raise ConfigError(f"{self.name}.{key}={value!r}: only {expected!r} is supported")
@@ -65,7 +65,7 @@ class Arguments:
         return int(sizes[0])
 
     def skip(self, *keys: str) -> None:
-        """Ignores arguments that do not change what the model computes."""
+        """Ignores arguments that do not affect the result of the model."""
         for key in keys:
             self._rest.pop(key, None)
 

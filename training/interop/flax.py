@@ -1,7 +1,7 @@
 """Converts parameters of the ViT and MLP-Mixer of google-research/big_vision and google-research/vision_transformer, and back.
 
-Both are flax modules with the layouts of this project: kernels have input axes first, and attention kernels are `(D, heads, D/heads)` and
-`(heads, D/heads, D)`. Names differ. The class token has no position in big_vision; this project gives it a position of 0.
+Flax modules have the layouts of this project: kernels have input axes first, and attention kernels are `(D, heads, D/heads)` and
+`(heads, D/heads, D)`. Names differ. The class token of big_vision has no position; in this project, its position embedding is 0.
 
 Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
 """
@@ -23,7 +23,7 @@ __all__ = ["BIG_VISION", "VISION_TRANSFORMER", "flax", "mlp_names", "renumbered"
 def flax(
     encoder: str, positions: str, pool: str, attention: str, norm2: str, mlp: str, *, of_pool: tuple[str, str, str]
 ) -> Table:
-    """Returns the parameter names of a flax ViT, from its module names. of_pool: attention, norm and mlp of the attention pooling."""
+    """Returns the parameter names of a flax ViT with these module names. of_pool: attention, norm and MLP of the attention pooling."""
     block, (pool_attention, pool_norm, pool_mlp) = rf"{encoder}/encoderblock_\1", of_pool
     return {
         r"(embedding|head)/(kernel|bias)": r"\1/\2",
@@ -60,7 +60,7 @@ def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns vision_transformer's parameters by name, with the modules of a block numbered as in its released files.
+    """Returns parameters of vision_transformer by name, with the modules of a block numbered as in the released files.
 
     Released files number all modules of a block together (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`);
     the current code numbers each kind separately (flax's `convert_pre_linen`).
@@ -77,7 +77,7 @@ def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _WithoutToken(Layout):
-    """The patch positions without the class token's position, which must be 0."""
+    """Stores the positions of patches without the position of the class token, which must be 0."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return (1, shapes[0][1] - 1, shapes[0][2])

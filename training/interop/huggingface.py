@@ -1,6 +1,6 @@
 """Converts parameters and configuration of `ViTForImageClassification` and `ViTModel` of Hugging Face transformers, and back.
 
-Parameter names are those in its files. Version 5 still writes these names, although it has renamed its modules.
+Parameters have the names in the weight files. Version 5 of transformers still writes these names, but has renamed the modules.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def _check(config: VitConfig) -> None:
 
 
 def _names(config: VitConfig) -> Table:
-    """Returns the names in `ViTForImageClassification` or, without classes, in `ViTModel`, whose pooler is our `representation`."""
+    """Returns parameter names of `ViTForImageClassification` or, without classes, of `ViTModel`. The pooler is our `representation`."""
     model = "vit." if config.classes else ""
     block = rf"{model}encoder.layer.\1"
     embeddings, attention = f"{model}embeddings", rf"{block}.attention.attention.\2"
@@ -97,7 +97,7 @@ _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 def config_to_huggingface(config: VitConfig) -> dict[str, Any]:
-    """Returns the content of `config.json` for a model like `config`. Raises ConfigError if transformers has no such model."""
+    """Returns the content of `config.json` for the model `config`. Raises ConfigError if transformers has no such model."""
     HUGGINGFACE.check(config)
     return {
         "architectures": ["ViTForImageClassification" if config.classes else "ViTModel"],

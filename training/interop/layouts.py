@@ -1,6 +1,6 @@
-"""Describes how another project's parameters ("theirs") store this project's ("ours"), and converts in both directions.
+"""Describes how another project's parameters ("theirs") store this project's parameters ("ours"), and converts in both directions.
 
-If one of their parameters stores several of ours, ours are stacked in the order of `parameter_shapes`: query, key, value.
+If one of their parameters stores several of ours, our parameters are stacked in the order of `parameter_shapes`, such as query, key, value.
 """
 
 import math
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 class Layout:
-    """How one of their parameters stores ours. In this base class, it stores exactly one of ours, unchanged."""
+    """Describes how one of their parameters stores ours. In this base class, a parameter stores one of our parameters unchanged."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return shapes[0]
@@ -61,7 +61,7 @@ class Convolution(Layout):
 
 
 class Linear(Layout):
-    """A linear layer stored with outputs first and axes flattened; several of ours are stacked along the outputs.
+    """A linear layer stored with outputs first and axes flattened. Several of our layers are stacked along the outputs.
 
     inputs: the number of leading input axes in our kernel; 0 for a bias or a scale.
     """
@@ -89,7 +89,7 @@ Table = Mapping[str, str | tuple[str, Layout]]
 
 
 def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
-    """Returns the table for torch's linear layers and, with 0 inputs, normalisations: our layer -> theirs, and its number of input axes."""
+    """Returns the table for linear layers and, with 0 inputs, normalisations of torch. rows: our layer -> their layer, input axes."""
     table: dict[str, tuple[str, Layout]] = {}
     for ours, (theirs, inputs) in rows.items():
         table[f"{ours}/{'kernel' if inputs else 'scale'}"] = (f"{theirs}.weight", Linear(inputs))
@@ -120,10 +120,10 @@ _SELDOM: Has = {
 
 @dataclass(frozen=True)
 class Project:
-    """Another project: which of our models it supports, and how its parameters store ours.
+    """Another project: the supported models, and the layouts of the project's parameters.
 
     argument, separator: the name of the parameters in errors, and the separator in parameter names ("/" if they are nested).
-    extra: the part of the table that depends on the model; it overrides `table`. check_extra: raises ConfigError for invalid combinations.
+    extra: the part of the table that depends on the model and overrides `table`. check_extra: raises ConfigError for invalid combinations.
     prepared: renames the project's parameters to the names in the table. token_has_position: whether a class token has a position.
     """
 
@@ -139,16 +139,16 @@ class Project:
     token_has_position: bool = True
 
     def from_theirs(self, params: Mapping[str, Any], config: Config) -> Params:
-        """Returns our parameters from theirs, a mapping of arrays or tensors, possibly under `params` or `state_dict`.
+        """Converts their parameters to ours. `params` maps names to arrays or tensors, possibly under the key `params` or `state_dict`.
 
-        The returned arrays may share memory with `params`. Raises ConfigError if the project has no model like `config`, or if a parameter
+        The returned arrays may share memory with `params`. Raises ConfigError if the project has no model `config`, or if a parameter
         is missing or unexpected, and ShapeError or DtypeError for a wrong shape or dtype.
         """
         entries = self._entries(config)
         return nested(to_ours(self.argument, self.prepared(flatten(unwrapped(params), self.separator)), entries))
 
     def to_theirs(self, params: Params, config: Config) -> dict[str, Any]:
-        """Returns their parameters, as NumPy arrays, from ours: the inverse of `from_theirs`, with the same errors."""
+        """Converts our parameters to theirs, as NumPy arrays. This is the inverse of `from_theirs` and raises the same errors."""
         entries = self._entries(config)
         expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
         ours = _checked("params", flatten(params), expected)
@@ -157,7 +157,7 @@ class Project:
         return nested(arrays) if self.separator == "/" else arrays
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError, naming the field, unless the project has a model like `config`."""
+        """Raises ConfigError, naming the field, unless the project supports the model `config`."""
         if not isinstance(config, self.kinds):
             raise ConfigError(f"{type(config).__name__}: {self.name} has no such model")
         for field, values in {**_SELDOM, **self.has}.items():
@@ -166,7 +166,7 @@ class Project:
         self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
-        """Returns the name and the layout of the parameter that stores one of ours. Raises ConfigError if there is no such parameter."""
+        """Returns the name and the layout of the parameter that stores `ours`. Raises ConfigError if there is no such parameter."""
         for table in (self.extra(config) if config else {}, self.table):
             for pattern, row in table.items():
                 if match := re.fullmatch(pattern, ours):
@@ -175,7 +175,7 @@ class Project:
         raise ConfigError(f"{ours}: {self.name} has no such parameter")
 
     def _entries(self, config: Config) -> list[Entry]:
-        """Returns the project's parameters for a model like `config`."""
+        """Returns the project's parameters for the model `config`."""
         self.check(config)
         entries: dict[str, Entry] = {}
         for ours, shape in flatten(family(config).parameter_shapes(config)).items():
@@ -187,7 +187,7 @@ class Project:
 
 
 def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
-    """Returns our parameters by name, from theirs; errors call their parameters `argument`."""
+    """Converts their parameters to ours, by name. Errors call their parameters `argument`."""
     theirs = _checked(argument, arrays, {entry.theirs: entry.layout.shape(entry.shapes) for entry in entries})
     return {
         name: np.asarray(array, order="C")
@@ -230,7 +230,7 @@ def _array(value: Any) -> Array:
 
 
 def unwrapped(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the parameters of a tree that stores them under `params` or `state_dict`, and any other tree unchanged."""
+    """Returns the parameters under the key `params` or `state_dict` of a tree. A tree without these keys is unchanged."""
     for wrapper in WRAPPERS:
         if isinstance(tree.get(wrapper), Mapping):
             return unwrapped(tree[wrapper])

@@ -1,4 +1,4 @@
-"""Infers the sizes of a model from the shapes of another project's parameters. The user sets the other fields."""
+"""Infers the sizes of a model from the shapes of another project's parameters. The user sets the fields that shapes do not determine."""
 
 import math
 import re
@@ -17,7 +17,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `VitConfig` that a project's parameters determine. Raises ConfigError naming a missing or wrong parameter."""
 
     def of(ours: str) -> str:
-        """Returns their name for our parameter, or an empty string."""
+        """Returns the project's name for our parameter, or an empty string."""
         try:
             return project.counterpart(ours)[0]
         except ConfigError:
@@ -51,7 +51,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
         places = _shape(shapes, positions, 3)[1]
         of_all = places - (prefix if project.token_has_position else 0)
         of_patches = bool(prefix) and torch and _is_square(places)
-        if not (of_patches and _is_square(of_all)):  # otherwise, the user sets this field
+        if not (of_patches and _is_square(of_all)):  # if both cases are possible, the user sets the image size
             sizes["image_size"] = patch * _side(positions, places if of_patches else of_all)
             sizes["positions"] = "learned_patches" if of_patches else "learned"
     if not torch and query in shapes:
@@ -67,7 +67,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
 
 
 def mixer_sizes(shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `MixerConfig`, all of which the parameters of vision_transformer's MLP-Mixer determine."""
+    """Returns all fields of `MixerConfig`. The parameters of vision_transformer's MLP-Mixer determine every field."""
     patch, _, channels, width = _shape(shapes, "stem/kernel", 4)
     name = "MixerBlock_0/token_mixing/Dense_0/kernel"
     places, token_hidden = _shape(shapes, name, 2)
@@ -92,7 +92,7 @@ def _shape(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
 
 
 def _depth(shapes: Shapes, first: str) -> int:
-    """Counts the blocks by their parameters whose name in block 0 is `first`."""
+    """Returns the number of blocks, from the numbers in parameter names. first: the name of a parameter in block 0."""
     start, _, rest = first.partition("0")
     numbers = (re.fullmatch(rf"{re.escape(start)}(\d+){re.escape(rest)}", name) for name in shapes)
     return 1 + max((int(number[1]) for number in numbers if number), default=-1)

@@ -71,7 +71,7 @@ Source: timm, `timm/models/vision_transformer.py`, `timm/layers/attention.py`, `
 
 
 def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
-    """Returns the `VitConfig` that computes the same as timm's `VisionTransformer(**arguments)`.
+    """Returns the `VitConfig` that computes the same function as timm's `VisionTransformer(**arguments)`.
 
     Missing arguments have timm's defaults, which include a class token and the erf form of GELU.
 
@@ -134,7 +134,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
 
 
 def _epsilon(of_timm: Arguments) -> float:
-    """Returns the epsilon of the normalisations. timm's default is 1e-6; "LayerNorm" uses torch's default, 1e-5."""
+    """Returns the epsilon of the normalisations. The default of timm is 1e-6. "LayerNorm" has torch's default, 1e-5."""
     layer = of_timm.take("norm_layer", None) or "LayerNorm{'eps': 1e-06}"
     match = re.fullmatch(r"(?:layernorm|LayerNorm)(?:\{'eps': ([-+.e\d]+)\})?", str(layer))
     try:
@@ -159,17 +159,17 @@ _REQUIRED: dict[str, Any] = {
 
 @cache
 def models_of_timm() -> dict[str, dict[str, Any]]:
-    """Returns the arguments of every `VisionTransformer` of timm 1.0.31 by name, in the form that `config_from_timm` takes.
+    """Returns the arguments of every `VisionTransformer` of timm 1.0.31 by model name, in the form for `config_from_timm`.
 
-    They were recorded from timm's entry points, with the image size and classes of the default weights, without arguments that equal timm's
-    defaults. `config_from_timm` rejects arguments without a counterpart.
+    The arguments were recorded from timm's entry points, with the image size and classes of the default weights. Arguments equal to timm's
+    defaults are omitted. `config_from_timm` rejects arguments without a counterpart.
     """
     models: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "timm_models.json").read_text())
     return models
 
 
 def timm_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments, for `config_from_timm`, of the model in a `config.json` of timm on the hub.
+    """Returns the arguments for `config_from_timm` that describe the model in a `config.json` of timm on the hub.
 
     Raises ConfigError for an `architecture` that is not a `VisionTransformer` of timm.
     """

@@ -47,7 +47,7 @@ Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/
 
 
 def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int = 3) -> VitConfig:
-    """Returns the `VitConfig` that computes the same as vmoe's `VisionTransformerMoe` with the arguments `model`.
+    """Returns the `VitConfig` that computes the same function as vmoe's `VisionTransformerMoe` with the arguments `model`.
 
     `model` is the nested mapping that vmoe's configurations call `config.model`. Missing entries have vmoe's defaults:
     capacities are rounded up to a multiple of 4, and auxiliary losses have weight 1.
@@ -65,15 +65,15 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `maxiter` | `sinkhorn_iterations`, `transport_steps` |
     | `batch_priority=True` | `batch_priority="max"` |
     | `noise_std` | `noise_multiplier`: both are divided by the number of experts |
-    | `capacity` or `num_slots`, absolute | the `capacity_factor` that gives it, rounded to the nearest |
+    | `capacity` or `num_slots`, absolute | the `capacity_factor` for this capacity, rounded to the nearest |
     | `group_size`, in tokens | `group_images` for a multiple of S, else `group_tokens` |
     | a dispatcher's `bfloat16=True`, and always `SoftRouter` | `round_experts` |
     | `split_rngs` | `expert_init` |
     | `deterministic`, not in `model` | `forward` without `noise` |
 
-    The dispatcher, its precision and its partitions do not change what the model computes and are ignored. Dropout causes a warning, since
-    then only evaluation agrees, not training. Raises ConfigError for an argument or value without a counterpart, such as other solvers
-    (`use_lbfgs`, `SparseProjection...`).
+    The dispatcher, its precision and its partitions do not change the result of the model and are ignored. Dropout causes a warning, since
+    with dropout, the models agree in evaluation but not in training. Raises ConfigError for an argument or value without a counterpart,
+    such as other solvers (`use_lbfgs`, `SparseProjection...`).
     """
     arguments = Arguments("model", model)
     arguments.require("name", "VisionTransformerMoe")
@@ -117,7 +117,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     ours, read = _ROUTERS[name]
     options = read(router, group_size, experts)
     router.finish()
-    rounds = options.pop("round_experts", True)  # the soft router has no such option and always rounds
+    rounds = options.pop("round_experts", True)  # the soft router always rounds and has no option for it
     return {
         "moe": _placement(layers, dense.depth),
         "router": ours,
@@ -173,7 +173,7 @@ def _expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, An
 
 
 def _plan(router: Arguments, iterations: str) -> dict[str, Any]:
-    """Returns the options that all plan-based routers share. iterations: our option for the number of iterations."""
+    """Returns the options that all plan-based routers share. iterations: the name of our option for the number of iterations."""
     combine = router.choose("use_softmax_combine_weights", True, {True: "softmax", False: "plan"})
     return {"combine_with": combine, iterations: router.take("maxiter", 20)}
 
@@ -182,7 +182,7 @@ def _sinkhorn_token_choice(router: Arguments, tokens: int, experts: int) -> dict
     router.require("use_lbfgs", False)
     router.skip("use_implicit_differentiation")
     options = _token_choice(router, tokens, experts, weight=0.0)
-    del options["balance_weight"]  # vmoe's router accepts the option but has no such loss
+    del options["balance_weight"]  # vmoe's router accepts this weight but has no GShard loss
     return {**options, "combine_from_clean_logits": True, **_plan(router, "sinkhorn_iterations")}
 
 
@@ -193,13 +193,13 @@ def _sinkhorn_expert_choice(router: Arguments, tokens: int, experts: int) -> dic
 
 def _sparse_expert_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    # vmoe's router accepts the argument but adds no noise
+    # vmoe's router accepts `noise_std` but adds no noise
     return {**_expert_choice(router, tokens, experts), "noise_multiplier": 0.0, **_plan(router, "transport_steps")}
 
 
 def _sparse_token_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    # vmoe's router accepts the arguments but has neither noise nor losses
+    # vmoe's router accepts options for noise and losses but has neither noise nor losses
     without = dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0)
     return {**_token_choice(router, tokens, experts), **without, **_plan(router, "transport_steps")}
 
