@@ -1,4 +1,4 @@
-"""ReLU routing: gates, the loss that makes them sparse, the number of excess gates, and the penalty update."""
+"""ReLU routing: gates, the sparsity loss, the number of excess gates, and the penalty update."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import check_choices, check_positive, check_scores
