@@ -1,6 +1,6 @@
 """Selects a backend at the first access to a function of this package. The package then behaves like the selected backend.
 
-    from moespec import backends                 # selects nothing yet
+    from moespec import backends                 # selects no backend
     from moespec.backends import token_choice    # selects a backend and imports its `token_choice`
 
 `MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. If this variable is not set, moespec selects the only imported framework,
@@ -25,7 +25,7 @@ _chosen: ModuleType | None = None
 
 
 def _resolve() -> ModuleType:
-    """Returns the backend that the first call selected. Raises ConfigError if `MOESPEC_BACKEND` has changed since the first call."""
+    """Selects a backend in the first call, and returns this backend. Raises ConfigError if `MOESPEC_BACKEND` now names another backend."""
     global _chosen
     if _chosen is None:
         _chosen = importlib.import_module(f"{__name__}.{choose()[0]}")

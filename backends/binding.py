@@ -35,7 +35,7 @@ def bound(
 
 
 def documented(function: Function) -> Function:
-    """Appends the specification's docstring to the docstring of a backend's function, which describes only differences."""
+    """Appends the specification's docstring to a backend function's docstring, which describes only differences from the specification."""
     original = getattr(spec, getattr(function, "__name__", ""), None)
     if inspect.isfunction(function) and inspect.isfunction(original) and function.__doc__ != original.__doc__:
         local, specified = inspect.getdoc(function), inspect.getdoc(original)
@@ -44,7 +44,7 @@ def documented(function: Function) -> Function:
 
 
 def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """Maps the name of each array or routing argument of a specification function to its kind.
+    """Maps the name of each array or routing argument of a specification function to the kind of the argument.
 
     The kind is "shared" for an array that all groups share, "leading" for an array with any leading axes, and "group" for the array of one
     group, to which a backend adds a leading groups axis. The type hint (`Shared`, `Leading` or a plain array) determines the kind.

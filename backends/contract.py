@@ -1,6 +1,6 @@
 """The backend interface: the functions and types that routers, models and training require of a backend.
 
-A backend is a module such as `moespec.backends.jax`, which provides
+A backend is a module such as `moespec.backends.jax`. A backend provides
 
 * the building blocks of routers (`Blocks`), on arrays with a leading groups axis;
 * the other specification functions that layers and models call, and the layer itself;
@@ -38,7 +38,7 @@ Step = Callable[[State, Any, float], tuple[State, Metrics]]
 def filled_alone(tokens: int, choices: int, experts: int, capacity: int) -> bool:
     """True if `moe_mlp` computes only the filled slots of a routing with `choices` choices per token.
 
-    `moe_mlp` skips empty slots if each expert has a slot for every token, or if the slots number more than twice the choices of all tokens.
+    `moe_mlp` skips empty slots if each expert has a slot for every token, or if there are more than twice as many slots as choices.
     """
     return capacity >= tokens or experts * capacity > 2 * tokens * choices
 
@@ -126,19 +126,19 @@ class Backend(Blocks, Protocol):
         """`0, 1, ..., count - 1` on the device of `like`, in float64 if `like` is float64, else in float32."""
 
     def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """Repeats `x` along axes of length 1 and along new leading axes, so that the result has this shape."""
+        """Broadcasts `x` to `shape` along axes of length 1 and along new leading axes."""
 
     def cast(self, x: Array, dtype: str) -> Array:
         """Converts `x` to the dtype with this name, for example "bfloat16" or "int32"."""
 
     def round_to_bfloat16(self, x: Array) -> Array:
-        """Rounds `x` to the nearest bfloat16 numbers and keeps the dtype. Backends except NumPy also round the gradients."""
+        """Rounds `x` to the nearest bfloat16 numbers and keeps the dtype. All backends except NumPy also round the gradients."""
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
         """Joins arrays along an existing axis."""
 
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
-        """Puts the axes of `x` in the order `axes`."""
+        """Permutes the axes of `x` to the order `axes`."""
 
     def einsum(self, subscripts: str, /, *arrays: Array) -> Array:
         """Einstein summation."""
@@ -168,7 +168,7 @@ class Backend(Blocks, Protocol):
     def to_numpy(self, tree: Any) -> Any:
         """Copies arrays to NumPy, the inverse of `from_numpy`. bfloat16 arrays become float32, because NumPy has no bfloat16."""
 
-    # Several devices and processes. `OnMesh` implements these functions for a mesh, and `single_device` for one device.
+    # Several devices and processes. `OnMesh` implements this section for a mesh, and `single_device` for one device.
 
     sizes: MeshSizes
     process: int
@@ -209,7 +209,7 @@ class Backend(Blocks, Protocol):
         """Returns the parameters for a forward pass. The parameters are valid until the next step consumes the state."""
 
     def state_average(self, state: State) -> Params:
-        """Returns the parameters, with averages in place of averaged parameters. The result is valid until the next step."""
+        """Returns all parameters, with moving averages in place of averaged parameters. The result is valid until the next step."""
 
     def make_step(
         self,

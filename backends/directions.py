@@ -1,7 +1,7 @@
 """Computes derivatives by the complex step in many directions at once, in a single pass.
 
-A `Perturbed` array holds one complex array per direction. These arrays have the same real part and a different imaginary part for each
-direction. The NumPy functions that the specification uses process all directions. The specification sorts and compares only real parts,
+A `Perturbed` array holds one complex array per direction. The arrays of all directions have the same real part and different
+imaginary parts. NumPy functions process all directions of a `Perturbed` array. The specification sorts and compares only real parts,
 so its decisions are the same for all directions.
 """
 
@@ -42,7 +42,7 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
 
 
 def units(sizes: Array) -> Iterator[Array]:
-    """Yields one direction per nonzero entry of `sizes`, an array in which only this entry is nonzero."""
+    """Yields a direction for each nonzero entry of `sizes`. Only this entry of the direction is nonzero."""
     for place in np.flatnonzero(sizes):
         unit = np.zeros(sizes.shape)
         unit.flat[place] = sizes.flat[place]
@@ -107,7 +107,7 @@ def moved(each: Array) -> Any:
 
 
 def _each(array: Any) -> Array:
-    """Returns the array with an axis of directions. For a plain array, this axis has length 1 and broadcasts."""
+    """Returns the array with a last axis of directions. For a plain array, this axis has length 1 and broadcasts."""
     return array.each if isinstance(array, Perturbed) else np.asarray(array)[..., None]
 
 

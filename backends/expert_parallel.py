@@ -17,7 +17,7 @@ Array = Any
 
 
 class SplitExperts:
-    """A backend whose experts are split over the mesh axis `expert`. The single-device backend `single` provides all other functions.
+    """A backend with experts split over the mesh axis `expert`. The single-device backend `single` provides the remaining functions.
 
     Shapes: G groups per device, E experts, C capacity, D width, n devices along `expert`.
     """
@@ -65,7 +65,7 @@ class SplitExperts:
         shared: Mapping[str, Array] | None = None,
         **options: str,
     ) -> Array:
-        """Computes the MoE layer with the parameters of this device. If experts are split, devices exchange all slots, even empty slots."""
+        """Computes the MoE layer with the experts of this device. If experts are split, devices exchange all slots, even empty slots."""
         expert_mlp = self.single.expert_mlp
         if self.sizes.expert == 1:
             return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
@@ -73,7 +73,7 @@ class SplitExperts:
         return with_shared(y, expert_mlp, tokens, shared, **options)
 
     def rows_of_device(self, batch: int) -> int:
-        """Returns the number of batch rows per device. Raises ShapeError if the number of devices does not divide the batch."""
+        """Returns the number of batch rows per device. Raises ShapeError if the number of devices does not divide the batch size."""
         if batch % self.sizes.devices:
             raise ShapeError(
                 f"a batch of {batch} images cannot be split evenly among {self.sizes.devices} devices ({self.sizes})"

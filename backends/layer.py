@@ -124,13 +124,13 @@ def layer_of(
         with a different number of tokens get a different capacity, except in Soft MoE, where the slots are parameters.
     router: a key of `ROUTERS`, or a custom `Router`.
     group_images: number of images that are routed together as one group. This number must divide the number of images in a batch.
-    gelu: "tanh" or "erf".
-    expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). Gated experts `(f(x w1 + b1) * (x w3 + b3)) w2 + b2` need
-        "geglu", where f is GELU, or "swiglu", where f is SiLU.
+    gelu: form of GELU, "tanh" or "erf".
+    expert_activation: activation, "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). Gated experts
+        `(f(x w1 + b1) * (x w3 + b3)) w2 + b2` need "geglu", where f is GELU, or "swiglu", where f is SiLU.
     expert_bias: whether experts have biases.
     shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. The layer computes
         the shared experts as one expert of hidden width `shared_experts * hidden`.
-    expert_init: "independent" if each expert has different initial values, or "shared" if all experts have the same initial values.
+    expert_init: initial values of experts, either "independent" or "shared" by all experts.
     seed: seed of the initial values (Glorot uniform kernels, normal(1e-6) biases, router parameters), which are equal in all frameworks.
     router_options: options of the router (see `ROUTERS[router].Options`), such as choices or importance_weight. For a router that
         needs token ids, `ids` is the number of different ids, by default `tokens`, the number of positions in the image.
@@ -208,7 +208,7 @@ PARTS = ("router", "experts", "shared")
 def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str, Any]]:
     """Yields the part, the name and the value of each initial array, one float32 array at a time.
 
-    Kernels are Glorot uniform and biases normal(1e-6). The router defines the arrays of the router. The state of a router is a dict
+    Kernels are Glorot uniform and biases normal(1e-6). Each router defines its arrays. The state of a router is a dict
     with the name "state". Tables of hash layers contain expert numbers and are int32.
     """
     generator = np.random.default_rng(layer.seed)

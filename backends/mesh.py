@@ -1,6 +1,6 @@
 """The layout of training on several devices, which all backends share.
 
-A mesh has three axes. All three axes split a batch, in the order of `AXES`, and each device routes the groups of the images on the device.
+A mesh has three axes. All three axes split a batch, in the order of `AXES`, and each device routes the groups of its images.
 
     * Along `data`, each device holds every parameter that no other mesh axis splits.
     * Along `fsdp`, each device holds a shard of each large parameter, and each block gathers its parameters for the computation.

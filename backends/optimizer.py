@@ -8,11 +8,11 @@ One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and lear
 
 where `m = ema`. If `ema_steps` is set, `m = 1 - (1 - ema) (1 + cos(pi min(n / ema_steps, 1))) / 2` rises to 1.
 
-The function `update` depends on the optimiser (`moespec.backends.numpy.optimizers`). Gradients are clipped before the update, and the rate
+The function `update` depends on the optimiser (`moespec.backends.numpy.optimizers`). Gradients are clipped before the update. The rate
 also multiplies the decay.
 
 The decay is `weight_decay` for parameters that `is_decayed` selects and 0 for all other parameters. A pattern in `decay` overrides both
-defaults. Kernels decay. The router of Soft MoE has no kernel, but a scale, which decays, and slots, which do not decay.
+defaults. Kernels decay. In the router of Soft MoE, which has no kernel, the scale decays, but the slots do not decay.
 
 A parameter with the rate 0 is frozen. A frozen parameter does not change, has no gradient, does not count in the gradient norm, and has no
 optimiser slots. Values that are stored with the parameters but are not trained (`is_fixed`: tables, router states) are always frozen.
@@ -60,7 +60,7 @@ user-defined router adds its parameters."""
 def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[str, Any]:
     """Calls `router.init` and records, by name, which parameters decay and which are frozen.
 
-    Raises ConfigError unless the result is a dict of NumPy arrays, or if another router treats a parameter of the same name differently.
+    Raises ConfigError if the result is not a dict of NumPy arrays, or if another router treats a parameter of the same name differently.
     """
     params: Any = router.init(generator, options)
     if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
@@ -221,7 +221,7 @@ class OptimizerConfig:
         return {**slots_of(self.name, vars(self.own), shape), **average}
 
     def state_shapes(self, shapes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns nested dicts with the shapes of `params` and of each slot in use, that is, of a state without the step.
+        """Returns the shapes of a state without the step, as nested dicts for `params` and for each slot in use.
 
         shapes: nested dict of the shapes of the parameters. A slot contains only parameters for which the optimiser keeps the slot.
 

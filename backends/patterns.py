@@ -29,7 +29,7 @@ def parsed(option: str, text: str) -> Iterator[Pattern]:
 
 
 def first(patterns: Iterable[Pattern], path: Sequence[str], default: float) -> float:
-    """The rate of the first pattern that matches in the path (keys joined by `/`), or `default` if no pattern matches."""
+    """The rate of the first pattern that matches the path (keys joined by `/`), or `default` if no pattern matches."""
     name = "/".join(path)
     return next((rate for pattern, rate in patterns if pattern.search(name)), default)
 

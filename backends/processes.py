@@ -1,7 +1,7 @@
 """Identifies the current process by the environment variables that a launcher sets.
 
 * `torchrun` and `moespec launch` set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, for JAX and torch.
-* `srun` sets SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and SLURM_STEP_NODELIST. MASTER_ADDR and MASTER_PORT are optional.
+* `srun` sets SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and SLURM_STEP_NODELIST. With `srun`, MASTER_ADDR and MASTER_PORT are optional.
 """
 
 import re

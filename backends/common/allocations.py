@@ -261,7 +261,7 @@ def _slots_of_places(xp: Namespace[Array], requests: Array, place: Array, expert
 
 
 def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) -> Array:
-    """Checks both arrays, and returns the combine scores (by default, `scores`) in float32 or better."""
+    """Checks `scores` and `combine_scores`, and returns the combine scores (by default, `scores`) in float32 or better."""
     check_scores("scores", scores, AXES)
     if combine_scores is None:
         return xp.promote(scores)

@@ -24,7 +24,7 @@ __all__ = [
 def dselect_k_codes(
     xp: Namespace[Array], tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K). For a static gate, codes are (K, M) and logits (K,)."""
+    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K). For a static gate, codes are (K, M) and logits are (K,)."""
     check_scores("tokens", tokens, "groups tokens width")
     bits = check_codes(bias, choices, experts)
     scores = xp.promote(bias)

@@ -1,4 +1,4 @@
-"""Auxiliary losses. Each function returns a mean over the groups, without a weight."""
+"""Auxiliary losses. Each function returns a mean over the groups, without the weight of the loss."""
 
 import math
 
@@ -74,7 +74,7 @@ def _entropy(xp: Namespace[Array], p: Array) -> Array:
 
 
 def squared_variation(xp: Namespace[Array], values: Array) -> Array:
-    """Returns the mean over the groups of variance / mean^2 over the experts. The gradient is 0 for a group of equal values."""
+    """Computes variance / mean^2 over the experts, and returns the mean over the groups. The gradient is 0 for a group of equal values."""
     mean = xp.mean(values, 1, keepdims=True)
     return xp.mean(xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean))
 

@@ -136,7 +136,7 @@ class Namespace(Protocol[Array]):
         """The entry of `x` at an index, (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Returns booleans with the shape (..., n) of `like` that are true at the indices (..., k). An index of n is ignored."""
+        """Returns booleans with the shape (..., n) of `like` that are true at the indices (..., k). An index equal to n is ignored."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
         """Counts how often each of the numbers 0, ..., size - 1 occurs in `index`, as an array (size,) in the dtype of `like`."""
@@ -151,10 +151,10 @@ class Namespace(Protocol[Array]):
     # Maps between tokens and slots, as int32 indices.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). The request `experts` means no expert."""
+        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). A request `experts` names no expert."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
-        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Entries of `count` are ignored."""
+        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Entries `count` are ignored."""
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """The rows of `x` at the indices, (G, N, D) and (G, M) -> (G, M, D)."""
@@ -185,7 +185,7 @@ class Namespace(Protocol[Array]):
         The result has the shape and dtype of the array argument. The operation has no gradient, except for a Sinkhorn plan."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
-        """Threefry-2x32-20 of the counters `first` and `second`, which are broadcast, with key (2,) -> (..., 2) int32 words."""
+        """Threefry-2x32-20 of the counters `first` and `second`, which are broadcast: key (2,) -> (..., 2) int32."""
 
 
 class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):

@@ -66,7 +66,7 @@ def perceptron(
 
 
 def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:
-    """Raises an error unless query is (N, Q, heads, dim), key and value are (N, S, heads, dim), and, if causal, Q = S."""
+    """Raises ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value are (N, S, heads, dim), and Q = S if causal."""
     check_scores("query", query, "images queries heads dim")
     check_scores("key", key, "images keys heads dim")
     check_scores("value", value, "images keys heads dim")

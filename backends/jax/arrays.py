@@ -53,7 +53,7 @@ def arange(count: int, like: Array) -> Array:
 
 
 def cast(x: Array, dtype: Any) -> Array:
-    """Converts `x` to a dtype, which is a name or the `.dtype` of an array."""
+    """Converts `x` to a dtype, given as a name or as the `.dtype` of an array."""
     return jnp.asarray(x).astype(dtype)
 
 
@@ -68,7 +68,7 @@ def concatenate(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
-    """Repeats `x` along axes of length 1, so that the result has this shape."""
+    """Broadcasts `x` to `shape` along axes of length 1."""
     return jnp.broadcast_to(x, tuple(shape))
 
 
@@ -78,7 +78,7 @@ def einsum(subscripts: str, /, *arrays: Array) -> Array:
 
 
 def transpose(x: Array, axes: Sequence[int]) -> Array:
-    """Puts the axes of `x` in the order `axes`."""
+    """Permutes the axes of `x` to the order `axes`."""
     return jnp.transpose(x, tuple(axes))
 
 

@@ -162,7 +162,7 @@ def _moved(levels: Array, start: Array, slots: int) -> Array:
 
 
 def _losses(levels: Array, expert: Array, source: Array) -> Array:
-    """The loss (T, E) of each move of a token of the expert `source` to another expert. Tokens of other experts have the loss `far`."""
+    """The loss (T, E) of moving each token from the expert `source` to each expert, or `far` for tokens of other experts."""
     here = jnp.arange(levels.shape[1]) == source
     own = jnp.sum(jnp.where(here, levels, 0), axis=1, keepdims=True, dtype=levels.dtype)
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
@@ -215,7 +215,7 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
 def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array]:
     """Returns the distances (E,) from the nearest start, and the predecessors (E,), by the algorithm of Bellman and Ford.
 
-    The predecessor of a start is the start. The integer costs have no negative cycle, so the loop ends with the shortest distances.
+    Each start has itself as predecessor. The integer costs have no negative cycle, so the loop ends with the shortest distances.
     """
     experts = jnp.arange(len(cost), dtype=jnp.int32)
 

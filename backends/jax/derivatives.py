@@ -40,9 +40,9 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Sequence[jax.Array]:
-    """Computes a tuple `function(fixed, left, right)`. All entries are linear in `right`. Only the first entry depends on `left`, linearly.
+    """Computes a tuple `function(fixed, left, right)`. `transpose(fixed, left, right, *cotangents)` returns both cotangents.
 
-    `transpose(fixed, left, right, *cotangents)` returns the cotangents of `left` and `right`.
+    All entries are linear in `right`. The first entry is also linear in `left`, and the other entries do not depend on `left`.
     """
     return tuple(function(fixed, left, right))
 

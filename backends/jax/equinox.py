@@ -31,7 +31,7 @@ __all__ = ["MoE", "Routed"]
 
 @documented
 class MoE(eqx.Module):  # type: ignore[misc]
-    """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to the same shape and dtype.
+    """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to an array of the same shape and dtype.
 
     inference: if true, the layer uses neither gating noise nor the training capacity. `eqx.nn.inference_mode` sets this field.
 

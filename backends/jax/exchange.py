@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from jax import Array, lax
 
-# JAX does not declare the types of these functions.
+# JAX does not declare the types of collective operations.
 collective = cast(Any, lax)
 
 

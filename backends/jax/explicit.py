@@ -20,7 +20,7 @@ from moespec.spec.errors import ShapeError
 Function = TypeVar("Function", bound=Callable[..., Any])
 Axes = tuple[str, ...]
 
-# JAX does not declare the types of these functions.
+# JAX does not declare the types of its sharding functions and collective operations.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
 
@@ -41,8 +41,8 @@ class Split(NamedTuple):
 def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Function], Function]:
     """Maps a function over the devices if the groups or the experts of an array argument are split.
 
-    kinds: "group" for an array with a leading groups axis, and "experts" for parameters of experts. All groups share all other
-        arrays. The function may return arrays with a leading groups axis, and means over groups, or sums over groups if
+    kinds: the kinds of arguments by name, "group" for an array with a leading groups axis, and "experts" for parameters of experts. All
+        groups share arrays without a kind. The function may return arrays with a leading groups axis, and means over groups, or sums if
         `summed` is true. If an argument has the kind "experts", the other argument and the result are slots (G, E, C, D).
     """
 

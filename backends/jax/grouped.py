@@ -102,7 +102,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_slots(routing: SlotRouting) -> Rows:
-    """Makes the row `(e G + g) C + c` for each slot, including empty slots."""
+    """Makes the row `(e G + g) C + c` for slot c of expert e in group g, even if the slot is empty."""
     groups, experts, capacity = routing.token.shape
     group = jnp.arange(groups, dtype=jnp.int32)[:, None, None]
     token = jnp.where(routing.token < routing.tokens, routing.token + group * routing.tokens, groups * routing.tokens)
@@ -137,9 +137,9 @@ def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
 
 
 def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
-    """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]` for rows that end at `ends[e]`.
+    """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]`.
 
-    R is a multiple of BLOCK. The results for rows without an expert are undefined.
+    The rows of expert e end at `ends[e]`. R is a multiple of BLOCK. The results for rows without an expert are undefined.
     """
     return _products_of(False, rows, kernel, bias, ends)
 

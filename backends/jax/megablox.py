@@ -1,7 +1,7 @@
-"""Multiplies rows that are sorted by expert on a TPU, with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
+"""Multiplies rows, which are sorted by expert, on a TPU with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
 The kernels read each row once per tile of the width, and the matrix of an expert once per tile of this expert's rows, and need no padding.
-They are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs a kernel on a CPU, for tests.
+The kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs a kernel on a CPU.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """

@@ -45,7 +45,7 @@ from moespec.spec.errors import ConfigError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
-# JAX does not declare the types of these functions.
+# JAX does not declare the types of its sharding functions and collective operations.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
@@ -289,9 +289,9 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
-        """Averages gradients and metrics over all devices, and adds `sums`. A gradient is added only over devices with the same shard."""
+        """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same shard."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along the mesh axis of this operation.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # `AXES` is always present, for the metrics.
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # The key `AXES` always exists, because metrics need this sum.
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
@@ -331,7 +331,7 @@ def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
 
 
 def _like(source: Any, like: Any) -> Array:
-    """Creates an array from slices of `source`, with the dtype and sharding of `like`. Copies a JAX array unchanged."""
+    """Creates an array from slices of `source`, with the dtype and sharding of `like`. Returns a copy if `source` is a JAX array."""
     if isinstance(source, jax.Array):
         return jnp.copy(source)
 

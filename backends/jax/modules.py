@@ -37,7 +37,7 @@ def routed(
 
     params: dicts `router`, `experts` and `shared`, which is empty without a shared expert. state: the state of a router that keeps a
         state. key: the random key of the gating noise in training. Raises ConfigError if a key is missing, DtypeError if the state has
-        16 bits, and ShapeError if x has a different width or if the images do not split into groups.
+        a 16-bit dtype, and ShapeError if x has a different width or if the images do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
     router = B.ROUTERS[layer.router]

@@ -70,7 +70,7 @@ class Constant(nnx.Variable):  # type: ignore[misc]
 
 @documented
 class MoE(nnx.Module):  # type: ignore[misc]
-    """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to the same shape and dtype.
+    """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to an array of the same shape and dtype.
 
     deterministic: if true, the layer uses neither gating noise nor the training capacity. `model.eval()` sets this attribute.
     rngs: the source of gating noise (stream `gating`). The source does not affect the initial values.
@@ -126,7 +126,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         ids: the token ids (images, ...) for a router that needs ids (default: the token positions). deterministic, rngs: replace the
             layer's settings in this call. `rngs` may also be a random key.
 
-        Raises ShapeError if x has a different width or if the batch does not split into groups, and ConfigError if rngs are missing.
+        Raises ShapeError if x has a different width or if the batch does not split into groups, and ConfigError if random keys are missing.
         """
         train = not (self.deterministic if deterministic is None else deterministic)
         noisy = train and B.ROUTERS[self.layer.router].noise(self.layer.options) is not None

@@ -1,4 +1,4 @@
-"""Requests for experts: the position of each request at an expert, and the inverse map from slots to requests.
+"""Requests for experts: the position of each request among all requests for the same expert, and the map from slots to requests.
 
 Shape comments: G groups, N requests, E experts.
 """
@@ -36,8 +36,8 @@ def position_by_sort(requests: Array, experts: int) -> Array:
 
 
 def invert(index: Array, value: Array, size: int, *, fill: int) -> Array:
-    """Sets `out[g, index[g, n]] = value[g, n]`, and `fill` elsewhere, (G, N) -> (G, size). An index of `size` writes nothing."""
-    # Each index of `size` moves to a different index past the end, so that all indices are unique.
+    """Sets `out[g, index[g, n]] = value[g, n]`, and `fill` elsewhere, (G, N) -> (G, size). An index equal to `size` writes nothing."""
+    # Replaces each index `size` with a different index past the end, so that all indices are unique.
     index = jnp.where(index < size, index, size + lax.broadcasted_iota(jnp.int32, index.shape, 1))
     empty = jnp.full((size,), fill, value.dtype)
     return jax.vmap(lambda i, v: empty.at[i].set(v, mode="drop", unique_indices=True))(index, value)

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def public(function: Function) -> Function:
-    """Publishes a function of the specification in this backend. A function on groups becomes a program (see `programs`)."""
+    """Publishes a function of the specification in this backend. A function with a groups axis becomes a program (see `programs`)."""
     original = getattr(spec, function.__name__)
     kinds = array_arguments(original)
     if set(kinds.values()) - {"shared"}:

@@ -63,7 +63,7 @@ class SoftRouting(NamedTuple):
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
-    """tokens (G, T, D), a function `experts` (G, E, C, D) -> (G, E, C, D') -> (G, T, D') in the dtype of `tokens`."""
+    """tokens (G, T, D), function `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`."""
     check_scores("tokens", tokens, "groups tokens width")
     tokens = jnp.asarray(tokens)
     _check_tokens(tokens, routing)

@@ -66,7 +66,7 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 class TrainState(NamedTuple):
     """The training state: parameters, the optimiser's state and configuration, and moving averages of parameters.
 
-    A step donates its state to JAX, so do not use a state after a step from this state.
+    A step donates the input state to JAX, so do not use the input state after the step.
     """
 
     params: Params
@@ -112,7 +112,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """Returns the parameters, with averages in place of averaged parameters. The result is valid until the next step."""
+    """Returns all parameters, with moving averages in place of averaged parameters. The result is valid until the next step."""
     return unflatten({**flatten(state.params), **state.average})
 
 
