@@ -56,7 +56,7 @@ class Optimizer:
     update: `update(xp, p, g, kept, n) -> (u, kept)`, a function of a parameter `p`, the clipped gradient `g`, the slots and the step
         `n = 1, 2, ...`, which returns the update `u` and the new slots. `update` must compute elementwise, with the operations of `xp`
         (NumPy, JAX or torch), because `p` is only a shard of the parameter on a mesh.
-    slots: names of slots, from `mu` and `nu`. Slots have the shape of `p` and start at 0. Raises ConfigError for other names and shapes.
+    slots: names of slots, from `mu` and `nu`. Slots have the shape of `p` and start at 0. Raises ConfigError for other slots and shapes.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
@@ -113,8 +113,8 @@ def _check(options: Mapping[str, Any]) -> None:
 def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, Shape]:
     """Returns the shape of each array that an optimiser keeps for a parameter of this shape, by slot.
 
-    Adam and LAMB keep both moments. SGD and Adafactor keep the momentum if it is not 0. If the shape has `factored_axes`, Adafactor keeps
-    the means of the second moment along each of the two axes, and otherwise the whole second moment.
+    Adam and LAMB keep both moments. SGD and Adafactor keep the momentum if `momentum` is not 0. If the shape has `factored_axes`, Adafactor
+    keeps the means of the second moment along each of the two axes, and otherwise the whole second moment.
     """
     if is_own(name):
         return dict.fromkeys(find_own("optimizer.name", name, Optimizer).slots, shape)

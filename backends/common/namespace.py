@@ -52,7 +52,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Namespace(Protocol[Array]):
-    """The array namespace of a framework: a module with these functions."""
+    """The array namespace of a framework, a module that provides these methods as functions."""
 
     # Precision.
 
@@ -60,7 +60,7 @@ class Namespace(Protocol[Array]):
         """Converts `x` to float32 unless the dtype of `x` is float64."""
 
     def promote_all(self, *arrays: Array) -> Sequence[Array]:
-        """Converts all arrays to float64 if one array is float64, else to float32."""
+        """Converts all arrays to float64 if any array is float64, else to float32."""
 
     def cast(self, x: Array, dtype: Any, /) -> Array:
         """Converts `x` to a dtype, which is the dtype of another array or "int32"."""

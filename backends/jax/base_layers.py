@@ -32,8 +32,8 @@ def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
     The assignment is balanced for all scores. Let r be the largest range of a token's scores in the group, and u about `E 2^-26 r` in
-    float32 or `2^-52 r` in float64. The gap is 0 up to rounding if the scores of each token differ by multiples of u. Otherwise, rounding
-    can widen the gap by at most u per token.
+    float32 or `2^-52 r` in float64. The gap is 0 up to rounding if the scores of each token differ by multiples of u. For other
+    scores, rounding can widen the gap by at most u per token.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), wide(scores)

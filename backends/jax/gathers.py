@@ -5,7 +5,7 @@ index `e * C + c`. The slot index S means no slot, and the token index T means n
 
 A sparse routing is a partial map between tokens and slots. The array `token` (G, S) maps slots to tokens, and `slot` (G, T, K) maps tokens
 to slots. A gather by one array moves rows, and a gather by the other array moves gradients. In Expert Choice, a token may occupy any number
-of slots, and `slot` is None. In this case, each gather adds one slot of each token, in ascending order, until all slots are added.
+of slots, and `slot` is None. For such a routing, each gather adds one slot of each token, in ascending order, until all slots are added.
 No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, also on a GPU.
 """
 

@@ -193,7 +193,7 @@ def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array
 def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False) -> Array:
     """Computes `rows @ kernel[e] + bias[e]`, or `rows @ kernel[e]^T` if `turned`, in the order of the experts.
 
-    A product may write into the rows of the next expert. The product of the next expert then overwrites these rows.
+    A product may write into the rows of the next expert, which the product of the next expert overwrites.
     """
     axis = 1 if turned else 0
 

@@ -37,7 +37,7 @@ def shift_right_logical(words: Array, bits: int) -> Array:
 
 
 def promote_all(*values: Any) -> list[Array]:
-    """Converts all arrays to float64 if one array is float64, else to float32."""
+    """Converts all arrays to float64 if any array is float64, else to float32."""
     dtype = jnp.result_type(jnp.float32, *(promote(value).dtype for value in values))
     return [jnp.asarray(value).astype(dtype) for value in values]
 
