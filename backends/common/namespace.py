@@ -151,10 +151,10 @@ class Namespace(Protocol[Array]):
     # Maps between tokens and slots, as int32 indices.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). A request `experts` names no expert."""
+        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). A request equal to `experts` names no expert."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
-        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Entries `count` are ignored."""
+        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Ignores entries of `count`."""
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """The rows of `x` at the indices, (G, N, D) and (G, M) -> (G, M, D)."""

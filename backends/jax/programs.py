@@ -2,7 +2,7 @@
 
 Outside `jax.jit`, JAX compiles every operation of a function separately for each shape, and a function has about a hundred operations. A
 program compiles once, which is several times as fast, and a call of a program does not dispatch each operation from Python. Inside
-`jax.jit`, the operations of a function become part of the traced program, as without this module.
+`jax.jit`, the operations of a function become part of the traced program.
 """
 
 import functools
