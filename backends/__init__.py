@@ -1,11 +1,11 @@
-"""The selected backend: `backends` selects one when a name is first read from it, and then behaves like that backend.
+"""Selects a backend at the first access to a function of this package. The package then behaves like the selected backend.
 
-    from moespec import backends                 # selects nothing yet
+    from moespec import backends                 # selects no backend
     from moespec.backends import token_choice    # selects a backend and imports its `token_choice`
 
-`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. Without `MOESPEC_BACKEND`, moespec selects the only framework already
-imported, else the only one that is installed, else jax; the command line uses the same rule (`moespec.backends.choice`).
-Importing a backend by its name (`import moespec.backends.jax`) selects nothing, so several can be used side by side.
+`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. If this variable is not set, moespec selects the only imported framework,
+else the only installed framework, else jax. The command line uses the same rule (`moespec.backends.choice`). An import of a backend by
+name (`import moespec.backends.jax`) does not select a backend, so a process can use several backends side by side.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _chosen: ModuleType | None = None
 
 
 def _resolve() -> ModuleType:
-    """The selected backend. The first call selects the backend; changing the variable afterwards is an error."""
+    """Selects a backend in the first call, and returns this backend. Raises ConfigError if `MOESPEC_BACKEND` now names another backend."""
     global _chosen
     if _chosen is None:
         _chosen = importlib.import_module(f"{__name__}.{choose()[0]}")
@@ -41,7 +41,7 @@ def _resolve() -> ModuleType:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in _MODULES:  # `from moespec.backends import jax` imports the backend named jax
+    if name in _MODULES:  # `from moespec.backends import jax` imports the JAX backend
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(_resolve(), name)
 

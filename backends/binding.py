@@ -1,4 +1,4 @@
-"""Builds the public functions of backends: binds formulas to an array namespace, adds docstrings, derives group axes from types."""
+"""Builds the public functions of backends: binds formulas to an array namespace, adds docstrings, and finds arguments with groups axes."""
 
 import functools
 import inspect
@@ -35,7 +35,7 @@ def bound(
 
 
 def documented(function: Function) -> Function:
-    """Appends the specification's docstring to the function's docstring, which states only the differences."""
+    """Appends the specification's docstring to a backend function's docstring, which describes only differences from the specification."""
     original = getattr(spec, getattr(function, "__name__", ""), None)
     if inspect.isfunction(function) and inspect.isfunction(original) and function.__doc__ != original.__doc__:
         local, specified = inspect.getdoc(function), inspect.getdoc(original)
@@ -44,10 +44,10 @@ def documented(function: Function) -> Function:
 
 
 def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """Maps the name of each array or routing argument of a specification function to its kind.
+    """Maps the name of each array or routing argument of a specification function to the kind of the argument.
 
-    "shared" is one array for all groups. "leading" is an array with any leading axes. "group" is the array of one group, to
-    which a backend adds a leading groups axis. The types determine the kind: `Shared`, `Leading`, or a plain array.
+    The kind is "shared" for an array that all groups share, "leading" for an array with any leading axes, and "group" for the array of one
+    group, to which a backend adds a leading groups axis. The type hint (`Shared`, `Leading` or a plain array) determines the kind.
     """
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
@@ -56,7 +56,7 @@ def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def is_summed(function: Callable[..., Any]) -> bool:
-    """True if a specification function's result is summed over groups, that is, if its return type is `Summed`."""
+    """True if the return type of a specification function is `Summed`, so that a backend sums the result over the groups."""
     return bool(get_type_hints(function, include_extras=True).get("return") == Summed)
 
 

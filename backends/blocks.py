@@ -1,7 +1,6 @@
-"""The building blocks of routers. `B`, the specification (for one group) or a backend (for several groups), provides these functions.
+"""The building blocks of routers. Routers call these functions on `B`, the specification (one group) or a backend (several groups).
 
-Each method computes the function of the same name in `moespec.spec`. A router that needs other functions
-extends this protocol.
+Each method computes the function of the same name in `moespec.spec`. A router that needs additional functions extends this protocol.
 """
 
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Selects a backend when the user names none. Python and the command line use the same rule."""
+"""Selects a backend if the user does not name a backend. Python and the command line use the same rule."""
 
 import importlib.util
 import os
@@ -15,11 +15,11 @@ FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}
 
 
 def choose() -> tuple[str, str]:
-    """Returns the name of the selected backend and the reason for the choice. Selects `MOESPEC_BACKEND`, else the only framework already
-    imported, else the only one installed, else jax.
+    """Returns the name of the selected backend and the reason for the selection. Selects the backend that `MOESPEC_BACKEND` names, else the
+    only imported framework, else the only installed framework, else jax.
 
-    Raises ConfigError, which lists the installed frameworks, if the variable names an unknown or uninstalled backend,
-    or if no framework is installed.
+    Raises ConfigError if the variable names an unknown backend or a backend that is not installed, or if no framework is installed. The
+    message about a missing framework lists the installed frameworks.
     """
     requested = os.environ.get(VARIABLE)
     if requested:
@@ -39,7 +39,7 @@ def choose() -> tuple[str, str]:
 
 
 def check_installed(name: str, where: str) -> None:
-    """Raises ConfigError if a module that the backend `name` requires is missing. The message starts with `where`."""
+    """Raises ConfigError, with a message that starts with `where`, if a module that the backend `name` requires is missing."""
     if name in FRAMEWORKS and name not in _installed():
         raise ConfigError(f"{where}: {name} is not installed. {_advice()}")
 

@@ -1,14 +1,14 @@
 """The backend interface: the functions and types that routers, models and training require of a backend.
 
-A backend is a module (`moespec.backends.jax`). It provides
+A backend is a module such as `moespec.backends.jax`. A backend provides
 
 * the building blocks of routers (`Blocks`), on arrays with a leading groups axis;
 * the other specification functions that layers and models call, and the layer itself;
 * the few array operations that models need;
 * gradients, compilation and training, and conversion from and to NumPy.
 
-`moespec.spec` documents each function under the same name. A backend also provides the specification's public functions
-that are not listed here. `tests/backends/test_contract.py` checks that all three backends provide all of these.
+`moespec.spec` documents the specification functions under the same names. A backend also provides the specification's public functions
+that this module does not list. `tests/backends/test_contract.py` checks that all three backends provide all of these functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,29 +36,29 @@ Step = Callable[[State, Any, float], tuple[State, Metrics]]
 
 
 def filled_alone(tokens: int, choices: int, experts: int, capacity: int) -> bool:
-    """True if `moe_mlp` computes only the filled slots of a routing with `choices` per token.
+    """True if `moe_mlp` computes only the filled slots of a routing with `choices` choices per token.
 
-    `moe_mlp` skips empty slots if an expert has room for every token, or if there are more than twice as many slots as choices.
+    `moe_mlp` skips empty slots if each expert has a slot for every token, or if there are more than twice as many slots as choices.
     """
     return capacity >= tokens or experts * capacity > 2 * tokens * choices
 
 
 class BatchedRouting(Protocol):
-    """The routing of several groups, stored by slot or, for an inherently dense routing, as full tensors."""
+    """The routing of several groups, stored by slot or, if the routing is inherently dense, as full tensors."""
 
     def dense(self) -> Routing:
-        """The tensors of the papers, each (groups, tokens, experts, capacity)."""
+        """The dispatch and combine tensors of the papers, each (groups, tokens, experts, capacity)."""
 
 
 class Backend(Blocks, Protocol):
-    """A backend. Arrays have a leading groups (or images) axis, except parameters and arrays documented as shared."""
+    """A backend. All arrays have a leading axis of groups or images, except parameters and arrays that are documented as shared."""
 
     name: str
     ROUTERS: Mapping[str, Router[Any]]
     SlotRouting: Callable[..., BatchedRouting]
     SoftRouting: Callable[..., BatchedRouting]
 
-    # The layer, and the operations that models use around the layer or instead of it.
+    # The layer, and the operations that models use around the layer or in place of the layer.
 
     def moe_layer(self, tokens: Array, routing: BatchedRouting, experts: Callable[[Array], Array]) -> Array: ...
     def moe_mlp(
@@ -85,7 +85,7 @@ class Backend(Blocks, Protocol):
     def rescale(self, x: Array, params: Mapping[str, Array]) -> Array: ...
     def gelu(self, x: Array, *, form: str = "tanh") -> Array: ...
     def linear(self, x: Array, kernel: Array, bias: Array | None = None, *, axes: int = 1) -> Array:
-        """`x kernel + bias`: contracts the last `axes` axes of `x` with the first of `kernel`, (..., *A), (*A, *B) -> (..., *B)."""
+        """Computes `x kernel + bias`, where `axes` is the number of contracted axes *A: x (..., *A), kernel (*A, *B) -> (..., *B)."""
 
     def layer_norm(self, x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array: ...
     def attention(self, query: Array, key: Array, value: Array, *, causal: bool = False) -> Array: ...
@@ -95,7 +95,7 @@ class Backend(Blocks, Protocol):
     def softmax_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
     def sigmoid_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
 
-    # Losses of pairs, and batch normalisation. The rows come from the whole batch; there is no groups axis.
+    # Losses that compare pairs of rows, and batch normalisation. The arrays contain the rows of the whole batch, without a groups axis.
 
     def contrastive_loss(self, first: Array, second: Array, log_scale: Array | float) -> Array: ...
     def sigmoid_loss(self, first: Array, second: Array, log_scale: Array | float, bias: Array | float) -> Array: ...
@@ -126,28 +126,28 @@ class Backend(Blocks, Protocol):
         """`0, 1, ..., count - 1` on the device of `like`, in float64 if `like` is float64, else in float32."""
 
     def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """`x` repeated to `shape` along its axes of length 1 and along new leading axes."""
+        """Broadcasts `x` to `shape` along axes of length 1 and along new leading axes."""
 
     def cast(self, x: Array, dtype: str) -> Array:
-        """`x` in the named dtype, which may be "int32"."""
+        """Converts `x` to the dtype with this name, for example "bfloat16" or "int32"."""
 
     def round_to_bfloat16(self, x: Array) -> Array:
-        """`x` rounded to the nearest bfloat16 numbers, in the dtype of `x`. Gradients are rounded too, except in NumPy."""
+        """Rounds `x` to the nearest bfloat16 numbers and keeps the dtype. All backends except NumPy also round the gradients."""
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """`arrays` joined along an existing axis."""
+        """Joins arrays along an existing axis."""
 
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
-        """`x` with its axes in this order."""
+        """Permutes the axes of `x` to the order `axes`."""
 
     def einsum(self, subscripts: str, /, *arrays: Array) -> Array:
         """Einstein summation."""
 
     def mean(self, x: Array, axis: Axis | None = None) -> Array:
-        """The mean over `axis`, or over all axes if None."""
+        """The mean over `axis`, or over all axes if `axis` is None."""
 
     def sum(self, x: Array, axis: Axis | None = None) -> Array:
-        """The sum over `axis`, or over all axes if None."""
+        """The sum over `axis`, or over all axes if `axis` is None."""
 
     def softmax(self, x: Array, axis: int) -> Array:
         """The softmax `exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
@@ -160,31 +160,31 @@ class Backend(Blocks, Protocol):
     # To and from NumPy.
 
     def from_numpy(self, tree: Any, dtype: str | None = None) -> Any:
-        """Copies the arrays of nested dicts, lists and tuples to this backend; None stays None.
+        """Copies the NumPy arrays of nested dicts, lists and tuples to this backend. None stays None.
 
-        `dtype` ("float64", "float32", "bfloat16") applies to floating arrays; None keeps the dtype of each array.
+        `dtype` ("float64", "float32", "bfloat16") applies to floating-point arrays. `dtype=None` keeps the dtype of each array.
         """
 
     def to_numpy(self, tree: Any) -> Any:
-        """The reverse of `from_numpy`. bfloat16 becomes float32, because NumPy has no bfloat16."""
+        """Copies arrays to NumPy, the inverse of `from_numpy`. bfloat16 arrays become float32, because NumPy has no bfloat16."""
 
-    # Several devices and processes. `OnMesh` implements these functions on a mesh, `single_device` on one device (mostly as identities).
+    # Several devices and processes. `OnMesh` implements this section for a mesh, and `single_device` for one device.
 
     sizes: MeshSizes
     process: int
     processes: int
 
     def exchanged(self, value: str) -> list[str]:
-        """Waits for all processes, and returns their texts in process order."""
+        """Sends `value` to all processes, and returns the values of all processes in process order."""
 
     def rows(self, batch: int) -> range:
-        """The rows of a batch that this process passes to `put`."""
+        """The indices of the batch rows that this process passes to `put`."""
 
     def put(self, tree: Any) -> Any:
-        """Converts the rows of this process, NumPy arrays in nested dicts, to the input of a step or a compiled forward pass."""
+        """Converts the NumPy rows of this process, in nested dicts, to the input of a step or of a compiled forward pass."""
 
     def whole(self, params: Any) -> Any:
-        """The parameters of a block, gathered from the devices that hold parts of them."""
+        """Gathers the complete parameters of a block from the devices that hold shards of these parameters."""
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
         """Gathers the rows of all images from all devices, and averages `means` over the devices."""
@@ -192,10 +192,10 @@ class Backend(Blocks, Protocol):
     # Gradients and training.
 
     def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function` without stored intermediate results; the backward pass recomputes them."""
+        """Wraps `function` so that the backward pass recomputes intermediate results instead of reading stored results."""
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, compiled. The function must be pure."""
+        """Compiles a pure function."""
 
     def value_and_grad(
         self, function: Callable[..., tuple[Array, Any]]
@@ -203,13 +203,13 @@ class Backend(Blocks, Protocol):
         """Turns `function(params, *args) -> (loss, aux)` into a function that returns `((loss, aux), gradient)`."""
 
     def init_state(self, params: Params, optimizer: OptimizerConfig) -> State:
-        """Returns the training state before the first step. Copies the parameters."""
+        """Returns the training state before the first step, with copies of the parameters."""
 
     def state_params(self, state: State) -> Params:
-        """Returns the parameters for a forward pass. They are valid until a step takes the state."""
+        """Returns the parameters for a forward pass. The parameters are valid until the next step consumes the state."""
 
     def state_average(self, state: State) -> Params:
-        """Returns the moving averages of the parameters, and unaveraged parameters unchanged. Valid until a step takes the state."""
+        """Returns all parameters, with moving averages in place of averaged parameters. The result is valid until the next step."""
 
     def make_step(
         self,
@@ -220,22 +220,22 @@ class Backend(Blocks, Protocol):
         averaged: bool = False,
         update_states: StateUpdate | None = None,
     ) -> Step:
-        """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
+        """Compiles one update of the optimiser (see `moespec.backends.optimizer`).
 
-        averaged: if true, the loss also takes `state_average`, as a constant, after the parameters and the batch. update_states: takes the
-        parameters before the update, and the sums that the loss returns, added over all parts and devices.
+        averaged: if true, the third argument of the loss function is the constant `state_average`. update_states: a function of the parameters
+        before the update and of the sums that the loss function returns. The step adds these sums over all batch parts and devices.
 
-        The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
-        averaged. The step adds "loss" and "grad_norm", the global norm before the clip, to the metrics. Raises
-        ConfigError for `accumulate < 1` and ShapeError for a batch that does not split.
+        The step splits the batch into `accumulate` equal parts along the leading axis, and averages the gradients and metrics of the
+        parts. The step adds "loss" and "grad_norm", the global norm of the gradient before clipping, to the metrics. Raises
+        ConfigError for `accumulate < 1`, and ShapeError for a batch that cannot be split into equal parts.
         """
 
     def export_state(self, state: State) -> dict[str, Any]:
-        """The state as nested dicts of NumPy arrays, bit for bit: `params`, the int `step`, and the optimiser's slots
-        (see `OptimizerConfig.state_shapes`)."""
+        """Exports the state bit for bit as nested dicts of NumPy arrays. The keys are `params`, `step` (an int) and the names of the
+        optimiser's slots (see `OptimizerConfig.state_shapes`)."""
 
     def finite_state(self, state: State) -> bool:
-        """True if all numbers of the state on this process are finite. Copies only one number from the device."""
+        """True if all numbers of the state on this process are finite. The check copies only one number from the device."""
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
         """Restores a state that `export_state` of any backend exported."""

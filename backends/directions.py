@@ -1,8 +1,8 @@
 """Computes derivatives by the complex step in many directions at once, in a single pass.
 
-A `Perturbed` array holds complex arrays with the same real part; each has the imaginary part of one direction. The
-NumPy functions that the specification uses work on all directions. Decisions (an order, a comparison) depend only on
-the real part, so they are the same for all directions.
+A `Perturbed` array holds one complex array per direction. The arrays of all directions have the same real part and different
+imaginary parts. NumPy functions process all directions of a `Perturbed` array. The specification sorts and compares only real parts,
+so its decisions are the same for all directions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,17 +21,17 @@ MANY = 64
 
 
 def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iterable[Array]) -> dict[str, Array]:
-    """Returns the derivatives of the results of `function(step)` at `step = 0`; the last axis has one entry per direction:
+    """Returns the derivative of each result of `function(step)` at `step = 0`. The last axis has one entry per direction:
 
         derivative[name][..., i] = imag(function(1e-30i * direction[i])[name]) / 1e-30
 
-    The derivatives are exact to rounding where the results are analytic. If `function` converts its argument to a plain array or reads the
-    imaginary part, it runs once per direction. Without directions, the result is empty.
+    Where the results are analytic, the derivatives are exact up to rounding. If `function` converts the argument to a plain array or reads
+    the imaginary part, `derivatives` calls `function` once per direction. Without directions, the result is an empty dict.
     """
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
         try:
-            with np.errstate(all="ignore"):  # if a derivative is NaN, run the function again, once per direction
+            with np.errstate(all="ignore"):  # the code below recomputes NaN derivatives, once per direction
                 slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
         except Exception:
             slopes = []
@@ -42,7 +42,7 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
 
 
 def units(sizes: Array) -> Iterator[Array]:
-    """Yields, for each nonzero entry, the direction along this entry."""
+    """Yields a direction for each nonzero entry of `sizes`. Only this entry of the direction is nonzero."""
     for place in np.flatnonzero(sizes):
         unit = np.zeros(sizes.shape)
         unit.flat[place] = sizes.flat[place]
@@ -55,10 +55,10 @@ def _slopes(results: Mapping[str, Any], count: int) -> dict[str, Array]:
 
 
 class Perturbed(np.ndarray[Any, Any]):
-    """Complex arrays with a common real part: `each` (*shape, directions).
+    """Complex arrays with a common real part, which `each` (*shape, directions) stores.
 
-    Conversion to a plain array keeps the real part and makes the imaginary part NaN. Functions unaware of `each` therefore yield a
-    NaN derivative, never a wrong one.
+    Conversion to a plain array keeps the real part and makes the imaginary part NaN. A function that ignores `each` therefore
+    yields a NaN derivative and never a wrong derivative.
     """
 
     each: Array
@@ -68,7 +68,7 @@ class Perturbed(np.ndarray[Any, Any]):
     def __getattr__(self, name: str) -> Any:
         if name != "each":
             raise AttributeError(name)
-        return np.asarray(self)[..., None]  # NumPy creates such arrays without `each`
+        return np.asarray(self)[..., None]  # NumPy creates instances of this class without `each`
 
     def __getitem__(self, index: Any) -> Any:
         return moved(self.each[_index(index)])
@@ -96,7 +96,7 @@ class Perturbed(np.ndarray[Any, Any]):
 
 
 def moved(each: Array) -> Any:
-    """Returns the array with the directions in `each` or, if `each` is not complex, its first direction, which equals all others."""
+    """Returns `each` as a `Perturbed` array. If `each` is not complex, returns the first direction, because all directions are equal."""
     if each.dtype.kind != "c":
         return each[..., 0]
     own = np.empty(each.shape[:-1], np.complex128)
@@ -107,12 +107,12 @@ def moved(each: Array) -> Any:
 
 
 def _each(array: Any) -> Array:
-    """Returns the array with an axis of directions. For a plain array, this axis has length 1 and broadcasts."""
+    """Returns the array with a last axis of directions. For a plain array, this axis has length 1 and broadcasts."""
     return array.each if isinstance(array, Perturbed) else np.asarray(array)[..., None]
 
 
 def _one(tree: Any, i: int) -> Any:
-    """Returns the arguments, with each array reduced to direction `i`."""
+    """Replaces each `Perturbed` array in nested arguments with the complex array of direction `i`."""
     if isinstance(tree, dict):
         return {key: _one(value, i) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

@@ -1,4 +1,4 @@
-"""Expert parallelism, shared by all backends: the contents of slots travel to the devices that hold their experts, and back."""
+"""Expert parallelism for all backends: devices send the contents of slots to the devices of the experts, and receive the outputs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,9 +17,9 @@ Array = Any
 
 
 class SplitExperts:
-    """A backend whose experts are split over the mesh axis `expert`. All other functions come from `single`, the single-device backend.
+    """A backend with experts split over the mesh axis `expert`. The single-device backend `single` provides the remaining functions.
 
-    Shapes: G groups of a device, E experts, C capacity, D width, n devices along `expert`.
+    Shapes: G groups per device, E experts, C capacity, D width, n devices along `expert`.
     """
 
     single: Any
@@ -30,21 +30,21 @@ class SplitExperts:
     """the routers, composed of this backend's functions by `bind_routers`"""
 
     def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of the single-device backend that is the same on a mesh."""
+        """Returns an attribute of the single-device backend, for names that this class does not define."""
         return getattr(type(self).single, name)
 
     def bind_routers(self) -> None:
-        """Sets `ROUTERS` before compilation, so that compiled code only reads an attribute."""
+        """Sets `ROUTERS` before compilation, so that compiled code only reads this attribute."""
         self.ROUTERS = composed(self)
 
     def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
-        """Returns the expert load of this device or, for scope "global", its sum over all devices."""
+        """Returns the expert load on this device or, for scope "global", the sum of the expert loads on all devices."""
         load = self.single.expert_load(scores, choices=choices, scope=scope)
         return self._total(load) if scope == "global" else load
 
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
-        """Computes the MoE layer, where `experts` applies the experts of this device. Devices along the mesh axis `expert` exchange the
-        contents of slots and the outputs."""
+        """Computes the MoE layer, in which the function `experts` applies the experts of this device. Devices along the mesh axis `expert`
+        exchange the contents of slots and the outputs of experts."""
         if self.sizes.expert == 1:
             return self.single.moe_layer(tokens, routing, experts)
         return self.single.moe_layer(
@@ -65,7 +65,7 @@ class SplitExperts:
         shared: Mapping[str, Array] | None = None,
         **options: str,
     ) -> Array:
-        """Computes the MoE layer from the experts of this device. If experts are split, devices exchange all slots, even empty ones."""
+        """Computes the MoE layer with the experts of this device. If experts are split, devices exchange all slots, even empty slots."""
         expert_mlp = self.single.expert_mlp
         if self.sizes.expert == 1:
             return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
@@ -73,7 +73,7 @@ class SplitExperts:
         return with_shared(y, expert_mlp, tokens, shared, **options)
 
     def rows_of_device(self, batch: int) -> int:
-        """Returns the number of batch rows per device. Raises ShapeError unless the batch divides evenly."""
+        """Returns the number of batch rows per device. Raises ShapeError if the number of devices does not divide the batch size."""
         if batch % self.sizes.devices:
             raise ShapeError(
                 f"a batch of {batch} images cannot be split evenly among {self.sizes.devices} devices ({self.sizes})"
@@ -81,7 +81,7 @@ class SplitExperts:
         return batch // self.sizes.devices
 
     def outside_of_blocks(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Gathers all parameters, except the parameters of blocks, which are gathered later, one block at a time."""
+        """Gathers all parameters outside of blocks. The parameters of blocks are gathered later, one block at a time."""
         return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
 
     def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> Any:
@@ -89,7 +89,7 @@ class SplitExperts:
         return self.import_state({"params": params, "step": 0}, optimizer)
 
     def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
-        """Computes the MultiHash layer on one device. Raises ConfigError if experts are split."""
+        """Computes the MultiHash layer, in which each device needs all experts. Raises ConfigError if experts are split."""
         check_whole_experts("MultiHash", self.sizes)
         return self.single.multi_hash_mlp(*arguments, **options)
 
@@ -98,9 +98,9 @@ class SplitExperts:
         raise NotImplementedError
 
     def _there(self, slots: Array) -> Array:
-        """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of this device's groups to the devices of the experts. Returns (n G, E / n, C, D)."""
         raise NotImplementedError
 
     def _back(self, slots: Array) -> Array:
-        """The reverse of `_there`."""
+        """Sends the outputs of experts to the devices of the groups, the inverse of `_there`."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The parts of the MoE layer that all frameworks share: its arguments and initial arrays."""
+"""The code of the MoE layer that all frameworks share: arguments and initial arrays."""
 
 import inspect
 import math
@@ -27,10 +27,10 @@ Class = TypeVar("Class", bound=type)
 
 @dataclass(frozen=True)
 class Layer:
-    """The static part of a layer: its router and the router's options, the grouping of images, and the form of the experts.
+    """The static configuration of a layer: the router, the router's options, the grouping of images, and the form of the experts.
 
-    `options.tokens` counts the tokens of a group, which has `group_images` images. The fields after `expert_activation` determine only
-    the initial arrays. A compiled layer does not depend on them.
+    `options.tokens` is the number of tokens in a group of `group_images` images. The fields after `expert_activation` determine only the
+    initial arrays, so a compiled layer does not depend on these fields.
     """
 
     router: str
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def gated(self) -> bool:
-        """True if experts have `w3`."""
+        """True if the experts are gated and have the parameter `w3`."""
         return self.expert_activation in ("geglu", "swiglu")
 
     @property
@@ -55,7 +55,7 @@ class Layer:
         return {"gelu": self.gelu, "activation": BETWEEN[self.expert_activation]}
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """The parameter shapes of one expert with this hidden width, by the names of the specification."""
+        """The shapes of the parameters of one expert with this hidden width, by the parameter names of the specification."""
         sizes = {"width": self.options.width, "hidden": hidden, "output": self.options.width}
         return {
             name: tuple(sizes[axis] for axis in axes.split()[1:])
@@ -64,10 +64,10 @@ class Layer:
         }
 
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
-        """Returns, for x (images, ..., width), the number of groups and the options for the number of tokens in a group.
+        """Returns the number of groups in x (images, ..., width), and the router's options for the number of tokens in a group.
 
-        Raises ShapeError for a different width or a batch that does not split into groups, and ConfigError for groups on
-        which the router cannot train.
+        Raises ShapeError if the width of x is not the width of the layer or if the images do not split into groups, and ConfigError if
+        the router cannot train on groups of this size.
         """
         check_scores("x", x, "images tokens width" if x.ndim < 4 else "... width")
         check_size("x", x, x.ndim - 1, self.options.width, "the width of the layer")
@@ -94,7 +94,7 @@ class Layer:
             raise
 
     def check_places(self, tokens: int) -> None:
-        """Raises ShapeError if an image has more token positions, the default ids, than there are ids."""
+        """Raises ShapeError if an image has more token positions, which are the default ids, than the hash tables have ids."""
         ids: int = self.options.ids  # type: ignore[attr-defined]
         if tokens > ids:
             raise ShapeError(f"x: has {tokens} tokens, but the hash tables have only {ids} ids")
@@ -116,24 +116,24 @@ def layer_of(
     shared_experts: int = 0,
     router_options: Mapping[str, Any],
 ) -> Layer:
-    """The arguments, the same in every framework:
+    """All frameworks have the same arguments:
 
-    width, hidden: sizes of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
+    width, hidden: widths of the input and of the hidden layer of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
     experts: number of experts.
-    tokens: number of tokens in one image, the product of all axes between the first and the last. It determines the capacity.
-        Inputs with a different number of tokens get a matching capacity, but Soft MoE keeps its slots, because they are parameters.
+    tokens: number of tokens in one image, the product of all axes between the first and the last, which determines the capacity. Inputs
+        with a different number of tokens get a different capacity, except in Soft MoE, where the slots are parameters.
     router: a key of `ROUTERS`, or a custom `Router`.
-    group_images: number of images routed together, as one group; the batch must be a multiple.
-    gelu: "tanh" or "erf".
-    expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). For gated experts, "geglu" (f is GELU) or "swiglu"
-        (f is SiLU) in `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`.
+    group_images: number of images that are routed together as one group. This number must divide the number of images in a batch.
+    gelu: form of GELU, "tanh" or "erf".
+    expert_activation: activation, "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). Gated experts
+        `(f(x w1 + b1) * (x w3 + b3)) w2 + b2` need "geglu", where f is GELU, or "swiglu", where f is SiLU.
     expert_bias: whether experts have biases.
-    shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. They form a single expert
-        of their joint width.
-    expert_init: "independent" initial values, or "shared" by all experts.
-    seed: seed of the initial values (Glorot uniform kernels, normal(1e-6) biases, the router's parameters), the same in every framework.
-    router_options: options of the router (see `ROUTERS[router].Options`): choices, importance_weight, ... For a router that needs token
-        ids, `ids` is the number of different ids (default: `tokens`, the positions in the image).
+    shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. The layer computes
+        the shared experts as one expert of hidden width `shared_experts * hidden`.
+    expert_init: initial values of experts, either "independent" or "shared" by all experts.
+    seed: seed of the initial values (Glorot uniform kernels, normal(1e-6) biases, router parameters), which are equal in all frameworks.
+    router_options: options of the router (see `ROUTERS[router].Options`), such as choices or importance_weight. For a router that
+        needs token ids, `ids` is the number of different ids, by default `tokens`, the number of positions in the image.
 
     Raises ConfigError for an argument out of range or an option that the router does not have.
     """
@@ -164,7 +164,7 @@ SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_pe
 
 
 def warn_untrained(router: str, options: RouterOptions) -> None:
-    """Warns if a token's only choice always has weight 1, so that the task's loss does not train the router."""
+    """Warns if each token has a single choice with the constant weight 1, because the task's loss then does not train the router."""
     name = SOFTMAX_OF_CHOSEN.get(router, "choices")
     divided = getattr(options, "normalize_selected", False) and getattr(options, "epsilon", 0.0) < 1e-3
     if getattr(options, name, 0) != 1 or not (divided or router in SOFTMAX_OF_CHOSEN):
@@ -179,7 +179,7 @@ def warn_untrained(router: str, options: RouterOptions) -> None:
 def with_shared(
     y: Array, expert_mlp: Callable[..., Array], tokens: Array, shared: Mapping[str, Array] | None, **options: str
 ) -> Array:
-    """Adds the output of the shared expert, if any, to `y`, the output of the routed experts for the tokens (G, T, D)."""
+    """Adds the shared expert's output for the tokens (G, T, D) to `y`, the output of the routed experts, unless `shared` is None."""
     if shared is None:
         return y
     alone = {name: value[None] for name, value in shared.items()}
@@ -195,7 +195,7 @@ def documented(layer: Class) -> Class:
 
 
 def initial(layer: Layer) -> dict[str, Params]:
-    """The initial arrays of the `router`, the `experts` and, if any, the `shared` expert; see `drawn`."""
+    """The initial arrays of the `router`, the `experts` and, if there is one, the `shared` expert (see `drawn`)."""
     params: dict[str, Params] = {"router": {}, "experts": {}}
     for part, name, values in drawn(layer):
         params.setdefault(part, {})[name] = values
@@ -206,10 +206,10 @@ PARTS = ("router", "experts", "shared")
 
 
 def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str, Any]]:
-    """Yields the initial arrays one at a time in float32, each with its part and its name.
+    """Yields the part, the name and the value of each initial array, one float32 array at a time.
 
-    Kernels are Glorot uniform and biases normal(1e-6); the router defines its own arrays. A router's state is a dict
-    named "state". Tables contain expert numbers, so they are integers.
+    Kernels are Glorot uniform and biases normal(1e-6). Each router defines its arrays. The state of a router is a dict
+    with the name "state". Tables of hash layers contain expert numbers and are int32.
     """
     generator = np.random.default_rng(layer.seed)
     for name, value in initial_params(ROUTERS[layer.router], generator, layer.options).items():
@@ -235,8 +235,8 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
 
 
 def regrouped(x: Array, shape: tuple[int, ...]) -> Array:
-    """`x.reshape(shape)`. If possible, this function splits or joins the first axis in a separate step, so that JAX can infer the
-    sharding over the explicit axes of a mesh."""
+    """Returns `x.reshape(shape)`. If possible, this function splits or joins the first axis in a separate step, so that JAX can infer
+    the sharding over the explicit axes of a mesh."""
     count, first = x.shape[0], shape[0]
     if count > first and count % first == 0:
         x = x.reshape((first, count // first, *x.shape[1:]))

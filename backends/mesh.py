@@ -1,12 +1,12 @@
-"""The layout of training on several devices: one description for all backends.
+"""The layout of training on several devices, which all backends share.
 
-A mesh has three axes. A batch is split over all three axes, in the order of `AXES`; each device routes the groups of its own images.
+A mesh has three axes. All three axes split a batch, in the order of `AXES`, and each device routes the groups of its images.
 
-    data      every device has all parameters, except the parameters that another axis splits
-    fsdp      each device has a part of each large parameter; a block gathers its parameters while it computes
-    expert    each device has some of the experts; the contents of their slots travel there and back (two all-to-alls per layer)
+    * Along `data`, each device holds every parameter that no other mesh axis splits.
+    * Along `fsdp`, each device holds a shard of each large parameter, and each block gathers its parameters for the computation.
+    * Along `expert`, each device holds some of the experts. Two all-to-alls per layer send the contents of slots and return the outputs.
 
-`expert` is the innermost axis: its devices are neighbours.
+The axis `expert` is innermost, so that devices along this axis are neighbours.
 
 Source: GShard (Lepikhin et al. 2021, arXiv 2006.16668, section 3: experts split, the rest copied, all-to-all around them);
 google-research/vmoe, vmoe/partitioning.py (a mesh of an expert and a replica axis); ZeRO, stage 3 (Rajbhandari et al. 2020,
@@ -78,7 +78,7 @@ class MeshSizes:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The sizes, in the order of `AXES`."""
+        """The numbers of devices along the mesh axes, in the order of `AXES`."""
         return self.data, self.fsdp, self.expert
 
     def size(self, axes: Sequence[str]) -> int:
@@ -93,9 +93,9 @@ class MeshSizes:
 
 
 def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: int = 1) -> MeshSizes:
-    """The mesh of all `devices`. If `data` is None, that axis gets the remaining devices.
+    """The sizes of a mesh of `devices` devices. If `data` is None, the axis `data` gets the remaining devices.
 
-    Raises ConfigError unless the product of the axes is `devices`.
+    Raises ConfigError unless the product of the sizes is `devices`.
 
     >>> mesh_sizes(8, expert=2), str(mesh_sizes(8, expert=2))
     (MeshSizes(data=4, fsdp=1, expert=2), 'data 4 x expert 2')
@@ -115,10 +115,10 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
 
 
 def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> Split:
-    """The split of the parameter at `path`. Raises ConfigError if the mesh axis does not divide the number of experts.
+    """The split of the parameter at `path`. Raises ConfigError if the mesh axis `expert` does not divide the number of experts.
 
-    Experts are split over `expert` along their first axis. A parameter of at least `SMALL` entries is split over `fsdp`
-    along the largest other axis whose size `fsdp` divides, the first of equal axes.
+    The mesh axis `expert` splits the first axis of expert parameters. The mesh axis `fsdp` splits parameters with at least `SMALL` entries
+    along the largest other axis of a divisible size. Of several largest axes, `fsdp` splits the first.
 
     >>> split_axes(("blocks", "1", "moe", "experts", "w1"), (8, 64, 256), MeshSizes(fsdp=2, expert=4))
     ('expert', None, 'fsdp')
@@ -137,13 +137,13 @@ def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> S
 
 
 def check_experts(experts: int, sizes: MeshSizes, where: str) -> None:
-    """Raises ConfigError unless each device along `expert` gets the same number of experts."""
+    """Raises ConfigError unless all devices along the mesh axis `expert` get the same number of experts."""
     if experts % sizes.expert:
         raise ConfigError(f"mesh.expert={sizes.expert!r} does not divide the {experts} experts of {where}")
 
 
 def check_whole_experts(layer: str, sizes: MeshSizes) -> None:
-    """Raises ConfigError if experts are split, for a layer that mixes experts inside their MLP."""
+    """Raises ConfigError if experts are split. `layer` names a layer that needs all experts on each device."""
     if sizes.expert > 1:
         raise ConfigError(
             f"mesh.expert={sizes.expert!r}: expected 1, since {layer} mixes its experts and each device needs all of them"
@@ -151,12 +151,12 @@ def check_whole_experts(layer: str, sizes: MeshSizes) -> None:
 
 
 def splits(shapes: Mapping[str, Any], sizes: MeshSizes) -> dict[Path, Split]:
-    """The split of each parameter, from a nested dict of shapes."""
+    """The split of each parameter, by path, for a nested dict of parameter shapes."""
     return {path: split_axes(path, shape, sizes) for path, shape in leaves(shapes)}
 
 
 def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: int | None) -> Split:
-    """The split of the optimiser's array in `slot`, for a parameter of `shape` with the split `split`."""
+    """The split of the optimiser's array in `slot` for a parameter with this shape and this split."""
     if slot not in ("row", "column"):
         return split
     lesser, largest = present("factored_from", factored_axes(shape, factored_from or 0))
@@ -166,7 +166,7 @@ def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: i
 
 @dataclass(frozen=True)
 class Shards:
-    """The shards of an array of `shape` that one process has, each with its start."""
+    """The shards of an array that one process holds. `shards` contains the start indices and the values of each shard."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -174,7 +174,7 @@ class Shards:
 
     @property
     def pieces(self) -> tuple[tuple[tuple[int, ...], NDArray[Any]], ...]:
-        """The old name of `shards`."""
+        """The deprecated name of `shards`."""
         warn_renamed("Pieces.pieces", "Shards.shards")
         return self.shards
 
@@ -184,5 +184,5 @@ if not TYPE_CHECKING:
 
 
 def start_of(index: Sequence[slice]) -> tuple[int, ...]:
-    """The start of a part of an array, along each axis."""
+    """Returns the start of each slice in the index of an array."""
     return tuple(part.start or 0 for part in index)

@@ -1,28 +1,28 @@
-"""The optimiser that all backends share: an update selected by name, and the rates, decay, clipping and average that surround it.
+"""The optimiser of all backends: an update that is selected by name, with rates, weight decay, clipping and a moving average.
 
 One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and learning rate `r`:
 
-    g  <- g * min(1, clip / ||gradients of all trained parameters||_2)          (when `clip` is given)
+    g  <- g * min(1, clip / ||gradients of all trained parameters||_2)          (if `clip` is set)
     p  <- p - r * rate(path of p) * update(g, p, decay(path of p))
-    a  <- m a + (1 - m) p                   (when `ema` is given; a = p before the first step)
+    a  <- m a + (1 - m) p                   (if `ema` is set; a = p before the first step)
 
-with `m = ema`, or, when `ema_steps` is given, `m = 1 - (1 - ema) (1 + cos(pi min(n / ema_steps, 1))) / 2`, which rises to 1.
+where `m = ema`. If `ema_steps` is set, `m = 1 - (1 - ema) (1 + cos(pi min(n / ema_steps, 1))) / 2` rises to 1.
 
-`update` depends on the optimiser, see `moespec.backends.numpy.optimizers`. Gradients are clipped before the update, and the rate also
-multiplies the decay.
+The function `update` depends on the optimiser (`moespec.backends.numpy.optimizers`). Gradients are clipped before the update. The rate
+also multiplies the decay.
 
-The decay is `weight_decay` for the parameters that `is_decayed` selects and 0 for all others, unless `decay` has a rate for them.
-Kernels decay. The router of Soft MoE has no kernel; its scale decays, its slots do not.
+The decay is `weight_decay` for parameters that `is_decayed` selects and 0 for all other parameters. A pattern in `decay` overrides both
+defaults. Kernels decay. In the router of Soft MoE, which has no kernel, the scale decays, but the slots do not decay.
 
-A parameter whose rate is 0 is frozen: its bits do not change, it has no gradient (the norm excludes it), and the optimiser keeps no arrays
-for it. Values that are stored with the parameters but are not trained (`is_fixed`: tables, and router states) are always frozen.
+A parameter with the rate 0 is frozen. A frozen parameter does not change, has no gradient, does not count in the gradient norm, and has no
+optimiser slots. Values that are stored with the parameters but are not trained (`is_fixed`: tables, router states) are always frozen.
 
 Source: Decay rates by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
 expression found in the path). Parameters that decay: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
 `head/kernel`), and pretrain_jft4b.py (`.*/Moe/Router/scale`), same repository. Rates: google-research/big_vision,
 big_vision/optax.py, make (`lr_mults`, which do not multiply the decay there; a schedule of None freezes, and frozen
-parameters do not count in the norm that is clipped). As in torch.optim, a rate scales the learning rate of a parameter
-in every respect. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`);
+parameters do not count in the norm that is clipped). Here, as in torch.optim, a rate
+multiplies the learning rate and thus the decay. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`);
 facebookresearch/moco-v3, main_moco.py, adjust_moco_momentum (the rise; moco-v3 updates the average before a step, which
 gives the same sequence).
 """
@@ -60,7 +60,7 @@ user-defined router adds its parameters."""
 def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[str, Any]:
     """Calls `router.init` and records, by name, which parameters decay and which are frozen.
 
-    Raises ConfigError unless the result is a dict of NumPy arrays, or if another router of this process treats a parameter differently.
+    Raises ConfigError if the result is not a dict of NumPy arrays, or if another router treats a parameter of the same name differently.
     """
     params: Any = router.init(generator, options)
     if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
@@ -74,15 +74,15 @@ def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[st
 
 
 def is_decayed(path: Sequence[str]) -> bool:
-    """True if `weight_decay` applies to the parameter at `path`. Each router decides for its parameters
-    (`Router.decays`). Elsewhere, matrices decay; biases, norms and positions do not."""
+    """True if `weight_decay` applies to the parameter at `path`. `Router.decays` lists the router
+    parameters that decay. Outside of routers, weight matrices decay, but biases, norms and position embeddings do not decay."""
     if "router" in path[-2:-1]:
         return _KINDS.get(path[-1], (False, False))[0]
     return re.search(r"^(.*[_/])?(kernel|w1|w2|w3)$", "/".join(path)) is not None
 
 
 def is_fixed(path: Sequence[str]) -> bool:
-    """True if the value at `path` is not trained: a constant, or part of the state of a router."""
+    """True if the value at `path` is a constant or belongs to a router state, and is therefore not trained."""
     if "router" in path[-2:-1] and path[-1] in _KINDS:
         return _KINDS[path[-1]][1]
     return bool(path) and (path[-1] in CONSTANTS or STATE in path[-2:-1])
@@ -94,9 +94,9 @@ AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema", "ema_steps")
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The static arguments of an optimiser. For an option that only some optimisers have, None means the optimiser's default.
+    """The static configuration of an optimiser. None selects the default of the optimiser for an option that only some optimisers have.
 
-    Raises ConfigError for a value outside its range, and for an option that the optimiser does not have.
+    Raises ConfigError for a value out of range, and for an option that the optimiser does not have.
 
     >>> OptimizerConfig("sgd").momentum, OptimizerConfig("sgd").b1, OptimizerConfig("lamb").epsilon
     (0.9, None, 1e-06)
@@ -142,7 +142,7 @@ class OptimizerConfig:
         if not isinstance(self.name, str):
             object.__setattr__(self, "name", own_name("optimizer.name", self.name))
         for name, value in vars(self.own).items():
-            object.__setattr__(self, name, value)  # replaces None by the optimiser's default
+            object.__setattr__(self, name, value)  # replaces None with the optimiser's default
         if not 0.0 <= self.weight_decay <= LARGEST:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0, finite in float32")
         if self.clip is not None and not SMALLEST <= self.clip <= LARGEST:
@@ -158,7 +158,7 @@ class OptimizerConfig:
 
     @cached_property
     def own(self) -> SimpleNamespace:
-        """The options of this optimiser."""
+        """The values of the options that this optimiser has."""
         return SimpleNamespace(**options_of(self.name, {name: getattr(self, name) for name in self.options()}))
 
     @classmethod
@@ -175,7 +175,7 @@ class OptimizerConfig:
         return list(patterns.parsed("rates", self.rates))
 
     def decay_of(self, path: Sequence[str]) -> float:
-        """The decay of the parameter at `path` (the keys from the root of the parameter tree).
+        """The weight decay of the parameter at `path`, the keys from the root of the parameter tree.
 
         >>> jft = OptimizerConfig(weight_decay=0.03, decay="head/kernel=3.0")
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))
@@ -185,7 +185,7 @@ class OptimizerConfig:
         return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, default)
 
     def rate_of(self, path: Sequence[str]) -> float:
-        """The multiplier of the learning rate for the parameter at `path`; 0 for a parameter that is not trained.
+        """The multiplier of the learning rate for the parameter at `path`, or 0 if the parameter is not trained.
 
         >>> head = OptimizerConfig(rates="head/=1, .*=0")
         >>> head.rate_of(("head", "kernel")), head.rate_of(("norm", "scale"))
@@ -194,7 +194,7 @@ class OptimizerConfig:
         return 0.0 if is_fixed(path) else patterns.first(self._rates, path, 1.0)
 
     def ema_after(self, step: Any, xp: Any = np) -> Any:
-        """The decay of the average after `step` steps, 0 without an average. step: an integer, as an array of `xp`.
+        """The decay of the moving average after `step` steps, or 0 without an average. step: an integer array of the namespace `xp`.
 
         >>> slow = OptimizerConfig(ema=0.9, ema_steps=4)
         >>> [round(float(slow.ema_after(step)), 4) for step in range(6)]
@@ -209,21 +209,21 @@ class OptimizerConfig:
         names = list(paths)
         patterns.check_found("decay", self.decay, names)
         patterns.check_found("rates", self.rates, names)
-        slots_of(self.name, vars(self.own), ())  # raises for an optimiser that has not been imported
+        slots_of(self.name, vars(self.own), ())  # raises ConfigError if the module of the optimiser is not imported
         if not any(map(self.rate_of, names)):
             raise ConfigError(f"rates={self.rates!r}: all parameters are frozen; leave at least one to train")
 
     def slots(self, path: Sequence[str], shape: Shape) -> dict[str, Shape]:
-        """The arrays kept for the parameter at `path` from step to step: name of the slot (`SLOTS`) and shape."""
+        """The shape of each array that the optimiser keeps for the parameter at `path` between steps, by slot (`SLOTS`)."""
         if not self.rate_of(path):
             return {}
         average = {"ema": shape} if self.ema is not None else {}
         return {**slots_of(self.name, vars(self.own), shape), **average}
 
     def state_shapes(self, shapes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The shapes of a state except its step: `params` and each slot in use, as nested dicts.
+        """Returns the shapes of a state without the step, as nested dicts for `params` and for each slot in use.
 
-        shapes: nested dict of the parameters' shapes. A slot contains only the parameters for which it is kept.
+        shapes: nested dict of the shapes of the parameters. A slot contains only parameters for which the optimiser keeps the slot.
 
         >>> sorted(OptimizerConfig("sgd", rates="b=0").state_shapes({"w": (2, 3), "b": (3,)}).items())
         [('params', {'w': (2, 3), 'b': (3,)}), ('trace', {'w': (2, 3)})]

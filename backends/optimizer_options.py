@@ -1,6 +1,6 @@
-"""The options of each optimiser, by name, and the arrays that it keeps for a parameter from step to step.
+"""The options of each optimiser, and the arrays that each optimiser keeps for a parameter between steps.
 
-`moespec.backends.numpy.optimizers` defines the updates in NumPy, with their sources.
+`moespec.backends.numpy.optimizers` defines the updates in NumPy and cites the sources of the updates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,12 +51,12 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A user-defined optimiser. The other steps of an update, including the decay, are as in `moespec.backends.optimizer`.
+    """A user-defined optimiser. `moespec.backends.optimizer` adds clipping, weight decay, rates and the average.
 
-    update: `update(xp, p, g, kept, n) -> (u, kept)`: takes a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`
-        and returns the update `u` and the new slots. `update` must compute elementwise, with the operations `xp` of NumPy, JAX or torch,
-        because on a mesh `p` is a part of the parameter.
-    slots: slots to keep, `mu` or `nu`: arrays like `p`, zeros before the first step. Raises ConfigError for other slots and shapes.
+    update: `update(xp, p, g, kept, n) -> (u, kept)`, a function of a parameter `p`, the clipped gradient `g`, the slots and the step
+        `n = 1, 2, ...`, which returns the update `u` and the new slots. `update` must compute elementwise, with the operations of `xp`
+        (NumPy, JAX or torch), because `p` is only a shard of the parameter on a mesh.
+    slots: names of slots, from `mu` and `nu`. Slots have the shape of `p` and start at 0. Raises ConfigError for other slots and shapes.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
@@ -70,15 +70,15 @@ class Optimizer:
             raise ConfigError(f"slots={self.slots!r}: expected slots from {OWN_SLOTS} and shapes {shapes}, got {made}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
-        """The update including the decay `d`, with the signature of `moespec.backends.numpy.optimizers`."""
+        """Computes the update with the decay `d`, as a function with the signature that `moespec.backends.numpy.optimizers` requires."""
         u, new = self.update(namespace, p, g, kept, n)
         return u + d * p, dict(new)
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the optimiser `name`; None stands for the default.
+    """Returns the options of the optimiser `name`, with the default for each option that is missing or None.
 
-    Raises ConfigError for an unknown name, an option that this optimiser does not have, or a value outside its range.
+    Raises ConfigError for an unknown name, an option that this optimiser does not have, or a value out of range.
     """
     if name not in OPTIMIZERS and not is_own(name):
         raise ConfigError(f"name={name!r}: expected one of {', '.join(OPTIMIZERS)}, or package.module:object")
@@ -111,10 +111,10 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, Shape]:
-    """The arrays that an optimiser keeps for a parameter of this shape: name of the slot and shape.
+    """Returns the shape of each array that an optimiser keeps for a parameter of this shape, by slot.
 
-    Adam and LAMB keep both moments, SGD the momentum, if any. Adafactor keeps the second moment as its means along each
-    of the two `factored_axes`.
+    Adam and LAMB keep both moments. SGD and Adafactor keep the momentum if `momentum` is not 0. If the shape has `factored_axes`, Adafactor
+    keeps the means of the second moment along each of the two axes, and otherwise the whole second moment.
     """
     if is_own(name):
         return dict.fromkeys(find_own("optimizer.name", name, Optimizer).slots, shape)
@@ -132,7 +132,7 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
 
 
 def factored_axes(shape: Sequence[int], least: int) -> tuple[int, int] | None:
-    """The second largest and the largest axis (of equal axes, the later counts as larger), None if one has fewer than `least` entries.
+    """The second largest and the largest axis, or None if either is smaller than `least`. Of equal axes, the later axis counts as larger.
 
     Source: optax, optax/_src/factorized.py, _factored_dims.
 

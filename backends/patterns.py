@@ -1,4 +1,4 @@
-"""Rates by pattern: a regular expression sets the rate of the parameters whose path matches it."""
+"""Rates by pattern: a regular expression sets the rate of each parameter whose path matches the expression."""
 
 import math
 import re
@@ -13,7 +13,7 @@ Pattern = tuple[re.Pattern[str], float]
 
 
 def parsed(option: str, text: str) -> Iterator[Pattern]:
-    """The patterns and rates of `text`, in order. Raises ConfigError for text that is not `pattern=rate, ...`."""
+    """Yields the patterns and rates in `text`, in order. Raises ConfigError unless `text` has the form `pattern=rate, ...`."""
     for part in text.split(",") if text.strip() else ():
         pattern, equals, number = part.strip().rpartition("=")
         try:
@@ -29,13 +29,13 @@ def parsed(option: str, text: str) -> Iterator[Pattern]:
 
 
 def first(patterns: Iterable[Pattern], path: Sequence[str], default: float) -> float:
-    """The rate of the first pattern found in the path (its keys joined by `/`), else `default`."""
+    """The rate of the first pattern that matches the path (keys joined by `/`), or `default` if no pattern matches."""
     name = "/".join(path)
     return next((rate for pattern, rate in patterns if pattern.search(name)), default)
 
 
 def check_found(option: str, text: str, paths: Iterable[Sequence[str]]) -> None:
-    """Raises ConfigError for a pattern of `text` that matches none of the paths."""
+    """Raises ConfigError if a pattern in `text` matches no path."""
     names = ["/".join(path) for path in paths]
     for pattern, _ in parsed(option, text):
         if not any(pattern.search(name) for name in names):

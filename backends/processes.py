@@ -1,7 +1,7 @@
-"""Identifies this process among several, from the environment variables that its launcher sets.
+"""Identifies the current process by the environment variables that a launcher sets.
 
-RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT            `torchrun` and `moespec launch`, for both frameworks
-SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST    `srun`, with MASTER_ADDR and MASTER_PORT if set
+* `torchrun` and `moespec launch` set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, for JAX and torch.
+* `srun` sets SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and SLURM_STEP_NODELIST. With `srun`, MASTER_ADDR and MASTER_PORT are optional.
 """
 
 import re
@@ -18,7 +18,7 @@ PORT = 29500
 
 @dataclass(frozen=True)
 class Process:
-    """One of several processes: its index, the number of processes, its index on its machine, and the address of process 0."""
+    """A process: its index, the number of processes, its index on the machine, and the address of process 0."""
 
     index: int
     count: int
@@ -27,7 +27,7 @@ class Process:
 
 
 def process_of(environment: Mapping[str, str]) -> Process | None:
-    """Returns the process that the variables describe, None for a single process. Raises ConfigError for missing or invalid variables.
+    """Returns the process that the variables describe, or None for a single process. Raises ConfigError for missing or invalid variables.
 
     >>> process_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "2900"})
     Process(index=1, count=4, local=1, address='localhost:2900')
@@ -41,7 +41,7 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
                     f"{name} is not set; the {environment.get('WORLD_SIZE')} processes need it to connect"
                 )
         host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    # SLURM also sets the number of tasks in an sbatch script, but it sets the nodes of a step only in tasks that srun starts.
+    # SLURM sets SLURM_NTASKS also in sbatch scripts, but SLURM_STEP_NODELIST only in tasks that `srun` starts.
     elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_STEP_NODELIST" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         local = environment.get("SLURM_LOCALID", "0")

@@ -9,7 +9,7 @@ Path = tuple[str, ...]
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Applies `function` to each leaf of `tree`, nested dicts, lists, tuples and named tuples; None stays None."""
+    """Applies `function` to each leaf of nested dicts, lists, tuples and named tuples. None stays None."""
     if tree is None:
         return None
     if isinstance(tree, dict):
@@ -22,7 +22,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The leaves of a nested dict with their paths, in order."""
+    """Yields the path and the value of each leaf of a nested dict, in order."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, (*path, name))
@@ -31,12 +31,12 @@ def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[Path, Any]:
-    """The leaves of a nested dict by path."""
+    """Maps the path of each leaf of a nested dict to the leaf."""
     return dict(leaves(tree))
 
 
 def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
-    """The nested dict with these leaves, the inverse of `flatten`."""
+    """Returns the nested dict with these leaves, the inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for (*parents, name), leaf in flat.items():
         branch = tree

@@ -1,6 +1,6 @@
 """The single-device versions of the mesh functions: all rows are local, and there are no other processes.
 
-See the methods of the same names in `OnMesh` of `moespec.backends.jax.mesh` and `moespec.backends.torch.mesh`.
+`OnMesh` in `moespec.backends.jax.mesh` and `moespec.backends.torch.mesh` has methods of the same names.
 """
 
 from typing import Any

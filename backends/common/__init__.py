@@ -1,10 +1,10 @@
 """Formulas shared by all frameworks.
 
 The first argument of each function is a framework's array namespace (`xp`, see `moespec.backends.common.namespace`). The
-`__init__.py` of each backend lists the public functions, and `moespec.backends.binding` supplies `xp`. Where devices, compilers
-or precision require different code, JAX and torch have separate versions. This package imports no framework.
+`__init__.py` of each backend lists the public functions, and `moespec.backends.binding` supplies `xp`. If a device, a
+compiler or the precision requires different code, JAX and torch have separate versions. This package imports no framework.
 
-Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width. Everything is computed in float32 or better.
+Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width. All functions compute in float32 or better.
 """
 
 from moespec.backends.common import affinities as affinities

@@ -1,4 +1,4 @@
-"""Affinities, which turn logits into scores: elementwise functions, softmax and Sinkhorn. `transport.py` has optimal transport."""
+"""Affinities, which turn logits into scores: elementwise functions, softmax and Sinkhorn. `transport.py` computes optimal transport."""
 
 import math
 
@@ -113,8 +113,8 @@ def sinkhorn_affinity(
 ) -> Array:
     """logits (G, T, E) -> (G, T, E).
 
-    The number of iterations is fixed. With a `tolerance`, a group that reaches it keeps its plan while the other groups
-    continue. Gradients flow through the iterations.
+    The number of iterations is fixed. With a `tolerance`, a group whose error reaches the tolerance keeps its plan while
+    the other groups continue. Gradients flow through the iterations.
     """
     check_scores("logits", logits, AXES)
     iterations = check_at_least("iterations", iterations, 1)

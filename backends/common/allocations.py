@@ -1,7 +1,7 @@
-"""Allocations, which turn scores into slots. Token Choice (Algorithm 1) serves all tokens in a given order, or only the most important
-tokens. Expert Choice is Algorithm 2.
+"""Allocations, which turn scores into slots: Token Choice (Algorithm 1) and Expert Choice (Algorithm 2). Token Choice serves all tokens
+in order, or only the most important tokens.
 
-Selections are integers and carry no gradient. Weights carry a gradient. Ties go to the lower index.
+Selected indices are integers without gradients, and weights carry gradients. Ties go to the lower index.
 """
 
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
@@ -61,7 +61,7 @@ def normalize_selected(
 
 
 def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """Divides weights (G, T, E) of tokens with a choice by the sum or norm of their chosen weights, plus epsilon. E in (G, T, K): none."""
+    """Divides each token's weights (G, T, E) by the sum or norm of its chosen weights, plus epsilon. In `chosen`, E means no expert."""
     is_chosen = xp.is_chosen(chosen, weights)
     of_them = xp.where(is_chosen, weights, 0.0)
     total = xp.sum(of_them if norm == "sum" else xp.square(of_them), 2, keepdims=True)
@@ -148,7 +148,7 @@ def _serve(
     slot_order: str = "choice",
     normalize: str | None = None,
 ) -> BySlot:
-    """Token Choice for the first `served` tokens in `order` (G, T). Tokens after these get no slot."""
+    """Applies Token Choice to the first `served` tokens in `order` (G, T). The remaining tokens get no slot."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
@@ -171,11 +171,11 @@ def _serve(
             of_others = xp.full((groups, tokens - served, choices), slots, slot)
             slot = xp.concatenate([slot, of_others], 1)
         slot = xp.take_rows(slot, xp.argsort(order))
-    # Request k * T + t is choice k of token t. An empty slot has request K * T.
+    # Request k * T + t is choice k of token t. Request K * T marks an empty slot.
     request = xp.invert_index(xp.swapaxes(slot, 1, 2).reshape(groups, -1), slots).reshape(groups, experts, capacity)
     token = xp.where(request < choices * tokens, request % tokens, tokens)
 
-    # Weights. For a choice without a slot, the expert index is E.
+    # Weights. A choice without a slot has the expert index E.
     if normalize is not None:
         check_option("normalize", normalize, NORMS)
         combine_scores = _divided(xp, combine_scores, slot // capacity, normalize)
@@ -193,17 +193,17 @@ def _slots_in_stages(
     *,
     by_token: bool,
 ) -> Array:
-    """Returns the slot `e * C + c` of each choice, (G, N, K) int32. A choice without a slot gets E * C.
+    """Returns the slot `e * C + c` of each choice, or E * C for a choice without a slot, (G, N, K) int32.
 
-    best: (G, N, tries) int32, the experts that a token tries, best first. keep: booleans of the same shape.
+    `best` (G, N, tries) int32 lists the experts that each token tries, best first. `keep` contains booleans of the same shape.
 
-    by_token: in a single stage, each token makes all its requests before the next token makes any.
+    If `by_token` is true, there is one stage, in which each token makes all requests before the next token makes requests.
 
     The first K stages are merged, because no token can have K experts before the end of stage K.
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # counts of earlier requests; the last column is for no expert
+    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert; the last column counts requests for no expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
@@ -247,21 +247,21 @@ def expert_choice(
 
 
 def slots_of_requests(xp: Namespace[Array], requests: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request, or E * C if the expert is full or the request names no expert (E).
+    """The slot `e * C + c` of each request, or E * C if the expert is full or the request is E, which means no expert.
 
-    requests: (G, N) int32; returns the same shape.
+    `requests` and the result are (G, N) int32.
     """
     return _slots_of_places(xp, requests, xp.positions(requests, experts), experts, capacity)
 
 
 def _slots_of_places(xp: Namespace[Array], requests: Array, place: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request, from its expert `e` and its place `c` in line; E * C beyond the capacity."""
+    """The slot `e * C + c` of each request for expert e with c earlier requests, or E * C if c is not below the capacity C."""
     slots = experts * capacity
     return xp.clip(xp.where(place < capacity, requests * capacity + place, slots), 0, slots)
 
 
 def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) -> Array:
-    """The combine scores (default: `scores`) in float32 or better, after checking both."""
+    """Checks `scores` and `combine_scores`, and returns the combine scores (by default, `scores`) in float32 or better."""
     check_scores("scores", scores, AXES)
     if combine_scores is None:
         return xp.promote(scores)
@@ -271,7 +271,7 @@ def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) 
 
 
 def mostly_empty(routing: BySlot) -> bool:
-    """True if a layer should compute only the filled slots."""
+    """True if a layer should compute only the filled slots of this routing."""
     if routing.slot is None:
         return False
     _, experts, capacity = routing.token.shape

@@ -1,4 +1,4 @@
-"""The capacity predictor of DiffMoE: logits, loss, thresholds reached in training, and the scores above the thresholds."""
+"""The capacity predictor of DiffMoE: logits, loss, thresholds, the threshold update, and the scores above the thresholds."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.algorithms.capacity_predictor import check_predictor

@@ -18,7 +18,7 @@ def cosine_logits(
     *,
     form: str = "log_scale",
 ) -> Array:
-    """tokens (G, T, D), projection (D, P), embeddings (P, E), a scalar, projection_bias (P,) -> (G, T, E)."""
+    """tokens (G, T, D), projection (D, P), embeddings (P, E), temperature a scalar, projection_bias (P,) -> (G, T, E)."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("projection", projection, "width dimensions")
     check_scores("embeddings", embeddings, "dimensions experts")

@@ -1,4 +1,4 @@
-"""DSelect-k: selectors that choose experts by binary codes, the mixture of the selectors, its routing and its losses.
+"""DSelect-k: selectors that choose experts by binary codes, and the mixture, the routing and the losses of the selectors.
 
 Shape comments: M bits.
 """
@@ -24,7 +24,7 @@ __all__ = [
 def dselect_k_codes(
     xp: Namespace[Array], tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K). For a static gate, the results are (K, M) and (K,)."""
+    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K). For a static gate, codes are (K, M) and logits are (K,)."""
     check_scores("tokens", tokens, "groups tokens width")
     bits = check_codes(bias, choices, experts)
     scores = xp.promote(bias)

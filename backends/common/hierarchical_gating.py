@@ -1,7 +1,7 @@
 """Two levels of noisy top-k gating: the gates, and the load loss of the hierarchy.
 
-Shape comments: a branches of b experts each, E = a b experts. The columns of the branches come first, then the columns
-of the experts, branch by branch.
+Shape comments: `a` branches, `b` experts per branch, E = `a b` experts. The columns of the branches come before the columns of the experts,
+which are ordered by branch.
 """
 
 from moespec.backends.common.losses import squared_variation
@@ -48,6 +48,6 @@ def hierarchical_load_loss(
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
-    """Splits the columns of an array into the columns of branches, (G, T, a), and of experts, (G, T a, b)."""
+    """Splits an array (G, T, a + E) into the columns of branches, (G, T, a), and the columns of experts, (G, T a, b)."""
     branches, size = check_branches(branches, array.shape[2])
     return array[..., :branches], array[..., branches:].reshape(array.shape[0], -1, size)

@@ -1,4 +1,4 @@
-"""Auxiliary losses. Each loss is a mean over the groups, before its weight is applied."""
+"""Auxiliary losses. Each function returns a mean over the groups, without the weight of the loss."""
 
 import math
 
@@ -74,11 +74,11 @@ def _entropy(xp: Namespace[Array], p: Array) -> Array:
 
 
 def squared_variation(xp: Namespace[Array], values: Array) -> Array:
-    """Returns variance / mean^2 over the experts, for values (groups, experts). The gradient is 0 where all values are equal."""
+    """Computes variance / mean^2 over the experts, and returns the mean over the groups. The gradient is 0 for a group of equal values."""
     mean = xp.mean(values, 1, keepdims=True)
     return xp.mean(xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean))
 
 
 def upper_tail(xp: Namespace[Array], x: Array, std: float = 1.0) -> Array:
-    """The probability that a normal variable with this standard deviation exceeds `x`."""
+    """The probability that a normal variable with mean 0 and standard deviation `std` exceeds `x`."""
     return 0.5 * xp.erfc(x / (std * math.sqrt(2)))

@@ -1,7 +1,7 @@
 """The array namespace that formulas use: operations that each framework provides in one module.
 
 Formulas also use the operations that all arrays support: arithmetic, comparisons, slicing, `.shape`, `.ndim`, `.dtype`
-and `.reshape`. A function with a NumPy name computes the same as in NumPy. `axis` is one axis or several.
+and `.reshape`. A function with the name of a NumPy function computes the same result as in NumPy. `axis` is an axis or a tuple of axes.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,23 +52,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Namespace(Protocol[Array]):
-    """The array namespace of a framework: a module with these functions."""
+    """The array namespace of a framework, a module that provides these methods as functions."""
 
     # Precision.
 
     def promote(self, x: Array, /) -> Array:
-        """`x` in float32, or in float64 if it is float64."""
+        """Converts `x` to float32 unless the dtype of `x` is float64."""
 
     def promote_all(self, *arrays: Array) -> Sequence[Array]:
-        """All arrays in float64 if one of them is float64, else in float32."""
+        """Converts all arrays to float64 if any array is float64, else to float32."""
 
     def cast(self, x: Array, dtype: Any, /) -> Array:
-        """`x` in the given dtype: the dtype of another array, or "int32"."""
+        """Converts `x` to a dtype, which is the dtype of another array or "int32"."""
 
     def stop_gradient(self, x: Array, /) -> Array:
         """`x` as a constant."""
 
-    # New arrays are on the device of a given array and, except for indices, in its dtype.
+    # New arrays are on the device of the array `like` or `x` and, except for `indices`, have the same dtype as this array.
 
     def full(self, shape: tuple[int, ...], value: float, like: Array, /) -> Array: ...
     def arange(self, start: int, stop: int, like: Array, /) -> Array: ...
@@ -118,49 +118,49 @@ class Namespace(Protocol[Array]):
     # Choices along the last axis. Choices carry no gradient. Ties go to the lower index.
 
     def argmax(self, x: Array, /) -> Array:
-        """The index of the largest entry, int32: (..., n) -> (..., 1)."""
+        """The int32 index of the largest entry, (..., n) -> (..., 1)."""
 
     def top_indices(self, x: Array, count: int, /) -> Array:
-        """The indices of the `count` largest entries, int32, in descending order of the entries."""
+        """The int32 indices of the `count` largest entries, in descending order of the entries."""
 
     def top_values(self, x: Array, count: int, /) -> Array:
-        """The `count` largest entries, descending."""
+        """The `count` largest entries in descending order."""
 
     def argsort(self, x: Array, /) -> Array:
-        """The indices that sort the entries, ascending, int32: (..., n) -> (..., n)."""
+        """The int32 indices that sort the entries in ascending order, (..., n) -> (..., n)."""
 
     def take(self, x: Array, index: Array, /) -> Array:
-        """The entries at a few indices: (..., n) and (..., k) -> (..., k)."""
+        """The entries of `x` at the indices, (..., n) and (..., k) -> (..., k)."""
 
     def pick(self, x: Array, index: Array, /) -> Array:
-        """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
+        """The entry of `x` at an index, (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Booleans in the shape (..., n) of `like`, true at the indices (..., k). The index n is ignored."""
+        """Returns booleans with the shape (..., n) of `like` that are true at the indices (..., k). An index equal to n is ignored."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
-        """The number of times that each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""
+        """Counts how often each of the numbers 0, ..., size - 1 occurs in `index`, as an array (size,) in the dtype of `like`."""
 
     def put_true(self, indices: Array, like: Array, axis: int, /) -> Array:
-        """Booleans in the shape of `like`, true at `indices` along an axis."""
+        """Returns booleans with the shape of `like` that are true at `indices` along an axis."""
 
     def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-        """Returns the `count` largest entries in descending order, and `place`. `place(function)` is `function` of these entries at their
-        positions in `x`, and 0 elsewhere."""
+        """Returns the `count` largest entries in descending order, and `place`. `place(function)` applies `function` to
+        these entries of `x` and replaces all other entries with 0."""
 
     # Maps between tokens and slots, as int32 indices.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """Counts, for each request, earlier requests of its group for the same expert: (G, N) -> (G, N). `experts` means no expert."""
+        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). A request equal to `experts` names no expert."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
-        """The position in `index` of each number below `count`, or N if absent: (G, N) -> (G, count). Ignores `count` in `index`."""
+        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Ignores entries of `count`."""
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
-        """The rows at indices: (G, N, D) and (G, M) -> (G, M, D)."""
+        """The rows of `x` at the indices, (G, N, D) and (G, M) -> (G, M, D)."""
 
     def slot_weights(self, scores: Array, token: Array, slot: Array | None, /) -> Array:
-        """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+        """The score of each slot's token for the slot's expert, or 0 for an empty slot, (G, T, E) -> (G, E, C)."""
 
     # Products in full precision.
 
@@ -172,20 +172,20 @@ class Namespace(Protocol[Array]):
     ) -> Array:
         """`(rows * x) (columns * slots)`: x (G, T, D), slots (D, E, C), rows (G, T, 1), columns (1, E, C) -> (G, T, E, C).
 
-        tokens: `x` before promotion. If `rows` or `columns` is None, that factor is 1.
+        `tokens` is `x` before promotion. If `rows` or `columns` is None, the corresponding factor is 1.
         """
 
     # Loops and random numbers.
 
     def loop(self, count: int, body: Callable[[Any, Any], Any], state: Any, /) -> Any:
-        """`state = body(step, state)` for the steps 0, ..., count - 1."""
+        """Repeats `state = body(step, state)` for the steps 0, ..., count - 1."""
 
     def whole(self, function: Function, /) -> Function:
-        """Turns a function of a namespace, an array and numbers into one operation if a compiler would unroll its
-        loops. The result is an array like the argument. The operation has no gradient, except for a Sinkhorn plan."""
+        """If a compiler would unroll loops, turns a function of a namespace, an array and numbers into one operation.
+        The result has the shape and dtype of the array argument. The operation has no gradient, except for a Sinkhorn plan."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
-        """Threefry-2x32-20 of the counters (first, second), which broadcast: key (2,) -> (..., 2). Words are int32."""
+        """Threefry-2x32-20 of the counters `first` and `second`, which are broadcast: key (2,) -> (..., 2) int32."""
 
 
 class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):
@@ -197,4 +197,4 @@ class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):
     """The dense record, built from `dispatch` and `combine`."""
 
     def by_expert(self, routing: BySlot, values: Array, /) -> Array:
-        """The value of each slot, placed at the slot's token and expert, 0 elsewhere: (G, E, C) -> (G, T, E)."""
+        """Puts the value of each slot at the slot's token and expert, and 0 elsewhere, (G, E, C) -> (G, T, E)."""

@@ -30,7 +30,7 @@ def expert_weights(
     experts: int | None = None,
     plain: bool = False,
 ) -> dict[str, Array]:
-    """Checks the parameters of `experts` perceptrons (if None, any number) and casts them. plain: requires `w1`, `b1`, `w2`, `b2`."""
+    """Checks and casts the parameters of `experts` perceptrons, or of any number if None. If `plain`, requires `w1`, `b1`, `w2`, `b2`."""
     check_parameter_names(params, plain=plain)
     for name in filter(params.__contains__, AXES):
         check_scores(name, params[name], AXES[name])
@@ -44,7 +44,7 @@ def expert_weights(
 def multi_hash_weights(
     xp: Namespace[Array], tokens: Array, ids: Array, tables: Array, params: Mapping[str, Array], activation: str
 ) -> list[Array]:
-    """The checked `w1`, `b1`, `w2` and `b2` of `multi_hash_mlp`, in the dtype of the tokens."""
+    """Returns the checked `w1`, `b1`, `w2` and `b2` of `multi_hash_mlp`, in the dtype of the tokens."""
     check_option("activation", activation, ("relu", "tanh", "erf"))
     check_scores("tokens", tokens, "groups tokens width")
     check_integers("ids", ids, "groups tokens")
@@ -66,7 +66,7 @@ def perceptron(
 
 
 def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:
-    """Raises ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim); if causal, Q = S."""
+    """Raises ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value are (N, S, heads, dim), and Q = S if causal."""
     check_scores("query", query, "images queries heads dim")
     check_scores("key", key, "images keys heads dim")
     check_scores("value", value, "images keys heads dim")
@@ -76,7 +76,7 @@ def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> 
 
 
 def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, int]:
-    """Counts rows and columns of patches: images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,)."""
+    """Counts the rows and columns of patches: images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,)."""
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels features")
     patch = kernel.shape[0]
@@ -104,7 +104,7 @@ def sigmoid_cross_entropy(xp: Namespace[Array], logits: Array, targets: Array) -
 
 
 def _checked(xp: Namespace[Array], logits: Array, targets: Array) -> Any:
-    """Converts the logits and the class targets to one dtype."""
+    """Checks the logits and the class targets, and converts both to one dtype."""
     check_scores("logits", logits, "... classes")
     check_scores("targets", targets, "... classes")
     check_same_shape("targets", targets, "logits", logits)

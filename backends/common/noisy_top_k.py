@@ -46,7 +46,7 @@ def noisy_top_k_load_loss(
 def choice_probability(
     xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
 ) -> Array:
-    """The probability P in the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
+    """The probability P of the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
     if choices == logits.shape[2]:
         return xp.full(logits.shape, 1.0, logits)
     top = xp.top_indices(noisy_logits, choices + 1)
@@ -56,7 +56,7 @@ def choice_probability(
 
 
 def _z_score(xp: Namespace[Array], deviation: Array, scale: Array) -> Array:
-    """`z_score` of the specification."""
+    """Computes the function `z_score` of the specification."""
     value, fixed = xp.stop_gradient(deviation), xp.stop_gradient(scale)
     is_far = xp.abs(value) >= FAR * fixed
     constant = xp.where(is_far, FAR * xp.sign(value), value / xp.where(is_far, 1.0, fixed))

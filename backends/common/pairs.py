@@ -1,4 +1,4 @@
-"""Losses that compare the rows of a batch in pairs, and batch normalisation. Rows come from all devices, without a groups axis."""
+"""Losses that compare pairs of rows, and batch normalisation. Arrays contain the rows of all devices and have no groups axis."""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ def momentum_update(xp: Namespace[Array], average: Array, current: Array, decay:
 
 
 def batch_norm(xp: Namespace[Array], x: Array, *, epsilon: float = 1e-5) -> Array:
-    """x (batch, width) -> (batch, width), in float32 or better, returned in the dtype of `x`."""
+    """x (batch, width) -> (batch, width), computed in float32 or better and returned in the dtype of `x`."""
     check_scores("x", x, "batch width")
     moco.check_batch(x)
     check_positive("epsilon", epsilon)
@@ -73,7 +73,7 @@ def batch_norm(xp: Namespace[Array], x: Array, *, epsilon: float = 1e-5) -> Arra
 
 
 def _logits(xp: Namespace[Array], first: Array, second: Array, log_scale: Array | float) -> Array:
-    """Returns the scaled cosines between all pairs of rows: (pairs, pairs)."""
+    """Returns the scaled cosines (pairs, pairs) of all rows of `first` and all rows of `second`."""
     check_scores("first", first, "pairs width")
     check_scores("second", second, "pairs width")
     check_same_shape("second", second, "first", first)

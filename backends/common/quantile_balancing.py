@@ -34,11 +34,11 @@ def quantile_bias(xp: Namespace[Array], bias: Array, counts: Array, *, choices: 
     before = experts * xp.sum(xp.where(below, counts, 0.0), 1, keepdims=True)
     within = (rank - before) / xp.where(here > 0, here, 1.0)
     at = xp.cast(at, counts.dtype)
-    position = (at - xp.mean(at)) + (within - xp.mean(within))  # averages bins separately, because they are integers
+    position = (at - xp.mean(at)) + (within - xp.mean(within))  # centres the integer bins separately
     return (position * (_bounds(xp, bias)[1] / bins))[:, 0]
 
 
 def _bounds(xp: Namespace[Array], bias: Array) -> tuple[Array, Array]:
-    """Returns the lower end of the bins and their total width."""
+    """Returns the lower end of the first bin, and the total width of all bins."""
     low, high = -xp.max(-bias, 0), xp.max(bias, 0)
     return low - 1, high - low + 2

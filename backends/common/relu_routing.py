@@ -1,4 +1,4 @@
-"""ReLU routing: gates, the loss that makes them sparse, the number of excess gates, and the penalty update."""
+"""ReLU routing: gates, the sparsity loss, the number of excess gates, and the penalty update."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import check_choices, check_positive, check_scores
@@ -16,7 +16,7 @@ def relu_affinity(xp: Namespace[Array], logits: Array) -> Array:
 
 
 def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: int) -> Array:
-    """Returns the mean over the groups: gates (G, T, E), penalty, a scalar -> a scalar."""
+    """Returns the mean over the groups: gates (G, T, E), scalar penalty -> a scalar."""
     check_scores("gates", gates, AXES)
     check_scores("penalty", penalty, "")
     gates, penalty = xp.promote_all(gates, penalty)
@@ -30,12 +30,12 @@ def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
     """Returns the sum over the groups: gates (G, T, E) -> a scalar."""
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
-    # Subtract the choices of each token before the sum, because float32 is inexact above 2^24.
+    # Subtracts `choices` for each token before the sum over tokens, because float32 integers are inexact above 2^24.
     return xp.sum(xp.sum(xp.cast(gates > 0, xp.promote(gates).dtype), 2) - choices)
 
 
 def renewed_penalty(xp: Namespace[Array], penalty: Array, excess: Array, *, multiplier: float = 1.2) -> Array:
-    """penalty and excess, scalars -> a scalar."""
+    """scalars penalty and excess -> a scalar."""
     check_scores("penalty", penalty, "")
     check_scores("excess", excess, "")
     multiplier = check_positive("multiplier", multiplier)

@@ -1,4 +1,4 @@
-"""Statistics of routings and slots, without gradient. A training step computes only `routing_metrics`."""
+"""Statistics of routings and slots, without gradient. A training step computes only `routing_metrics`, without these statistics."""
 
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.backends.common.soft_moe import inverse_norm
@@ -37,7 +37,7 @@ def cumulative_dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: ByS
 
 
 def experts_per_token(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> dict[str, Array]:
-    """Returns scalars, averaged over the groups."""
+    """Returns statistics of the number of experts per token, averaged over the groups."""
     if isinstance(routing, xp.SlotRouting):
         count = summed_dispatch(xp, routing)
     else:
@@ -56,10 +56,10 @@ def slot_similarity(xp: Namespace[Array], slots: Array) -> Array:
 
 
 def _dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
-    """The dispatch of a dense routing: (G, T, E, C)."""
+    """The dispatch tensor (G, T, E, C) of a dense routing, without gradient."""
     return xp.stop_gradient(xp.promote(routing.dispatch))
 
 
 def _filled(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
-    """Returns 1 for a slot that holds a token, else 0: (G, E, C)."""
+    """Returns an array (G, E, C) with 1 for each filled slot and 0 for each empty slot."""
     return xp.cast(routing.token < routing.tokens, routing.weight.dtype)

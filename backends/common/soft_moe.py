@@ -46,7 +46,7 @@ def soft_routing(
 
 
 def inverse_norm(xp: Namespace[Array], x: Array, axis: int, form: str, epsilon: float = EPSILON) -> Array:
-    """The factor that normalises `x` along `axis`, in one of the forms of the specification's `normalize_l2`."""
+    """The factor that normalises `x` along `axis`. `form` is one of the forms of the specification's `normalize_l2`."""
     squares = xp.sum(x * x, axis, keepdims=True)
     if form == "rsqrt":
         return xp.rsqrt(squares + epsilon)

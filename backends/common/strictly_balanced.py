@@ -1,6 +1,6 @@
-"""Strictly balanced gating: the masks of training and evaluation, the gates that remain, and the loss of the thresholds.
+"""Strictly balanced gating: the masks of training and evaluation, the masked gates, and the loss of the thresholds.
 
-Masks carry no gradient, but gates do.
+Masks carry no gradient, but gates carry a gradient.
 """
 
 from collections.abc import Sequence

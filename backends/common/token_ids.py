@@ -1,4 +1,4 @@
-"""Token ids for hash layers, and the table of a hash. Ids are int32. Functions do not check the values of codes and ids.
+"""Token ids for hash layers, and the table of one hash. Ids are int32. The functions do not check the values of codes and ids.
 
 Shape comments: P pixels, V codes or ids.
 """

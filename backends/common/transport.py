@@ -1,6 +1,6 @@
 """Sparsity-constrained optimal transport: projections, dual functions, and the reference Adam solver of the router.
 
-Columns are the last axis of a plan in this module, so one call finds the largest entries of every column in every group.
+In this module, the last axis of a plan runs along a column, so that one call finds the largest entries of all columns in all groups.
 """
 
 from typing import Generic, NamedTuple
@@ -22,13 +22,13 @@ AXES = "groups tokens experts"
 
 
 def project_simplex(xp: Namespace[Array], values: Array, *, mass: float = 1.0) -> Array:
-    """Projects along the last axis: (..., n) -> (..., n)."""
+    """Projects vectors along the last axis onto the simplex, (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     return _project(xp, xp.promote(values), values.shape[-1], check_positive("mass", mass))
 
 
 def project_sparse_simplex(xp: Namespace[Array], values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Projects along the last axis: (..., n) -> (..., n)."""
+    """Projects vectors along the last axis onto sparse vectors of the simplex, (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
     return _project(xp, xp.promote(values), nonzeros, check_positive("mass", mass))
@@ -94,8 +94,8 @@ def sparse_transport_affinity(
 ) -> Array:
     """utility (G, T, E) -> (G, T, E).
 
-    Only `solver="adam"` is available; "lbfgs" raises ConfigError. The number of steps is fixed: a group that reaches
-    the `tolerance` keeps its potential while the other groups continue.
+    Supports only `solver="adam"`, and raises ConfigError for "lbfgs". The number of steps is fixed. If the gradient norm of a group reaches
+    the `tolerance`, the group keeps its potential while the other groups continue.
     """
     check_scores("utility", utility, AXES)
     check_option("objective", objective, ("semi_dual", "dual"))
@@ -130,7 +130,7 @@ def adam_plan(
     learning_rate: float,
     tolerance: float,
 ) -> Array:
-    """The plan (G, N, M) after Adam on the negative objective, from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
+    """The plan (G, N, M) after Adam steps on the negative objective from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
     problem = _Problem(columns, row_mass, column_mass, nonzeros, gamma)
 
     def update(step: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -149,7 +149,7 @@ def adam_plan(
 
 
 class _Problem(NamedTuple, Generic[Array]):
-    """The utility with columns last (G, N, M), the masses of rows and columns, the number of non-zeros per column, and gamma."""
+    """The utility (G, N, M) of N columns and M rows, the masses of rows and columns, the number of nonzeros per column, and gamma."""
 
     columns: Array
     row_mass: float
@@ -158,7 +158,7 @@ class _Problem(NamedTuple, Generic[Array]):
     gamma: float
 
     def plan(self, xp: Namespace[Array], potential: Array) -> Array:
-        """Returns the plan (G, N, M), columns last, for the potential of the semi-dual, (G, M), or of the dual, (G, M + N)."""
+        """Returns the plan (G, N, M) for a potential (G, M) of the semi-dual or a potential (G, M + N) of the dual."""
         rows = self.columns.shape[2]
         shifted = potential[:, None, :rows] + self.columns
         if potential.shape[1] == rows:
@@ -175,17 +175,17 @@ class _Problem(NamedTuple, Generic[Array]):
 
 
 def _thresholded(xp: Namespace[Array], shifted: Array, nonzeros: int, gamma: float) -> Array:
-    """Returns the columns of the dual's plan: its largest positive entries along the last axis, divided by gamma."""
+    """Returns the plan of the dual, which keeps the largest positive entries along the last axis, divided by gamma."""
     _, place = xp.largest(shifted, nonzeros)
     return place(lambda entries: xp.maximum(entries, 0.0) / gamma)
 
 
 def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) -> Array:
-    """Replaces the largest entries `v` along the last axis by `max(v - tau, 0)`, which sum to the mass, and the other entries by 0."""
+    """Replaces the largest entries `v` along the last axis with `max(v - tau, 0)`, whose sum is `mass`, and the other entries with 0."""
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)
     excess = (xp.cumsum(descending, -1) - mass) / rank
-    # tau is the threshold of the last rank whose entry exceeds its threshold; rank 1 always qualifies.
+    # tau is the threshold of the last rank at which the entry exceeds the threshold. Rank 1 always qualifies.
     last = xp.max(xp.where(descending > excess, rank, 1.0), -1, keepdims=True)
     tau = xp.sum(xp.where(rank == last, excess, 0.0), -1, keepdims=True)
     return place(lambda entries: xp.maximum(entries - tau, 0.0))

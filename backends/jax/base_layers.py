@@ -1,14 +1,14 @@
-"""BASE layers: the balanced assignment, solved on the device, the greedy assignment, and their routing.
+"""BASE layers: the balanced assignment, which is solved on the device.
 
 Shape comments: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* works on integers, so rounding can neither unbalance the assignment nor make the solver cycle. Sinkhorn
-steps at falling temperatures give prices for the experts. Then, in a fixed number of steps, the price of an expert
-rises if more tokens want it than it has slots, and falls if fewer do. Each token takes its best expert at these prices.
-This assignment is the best one with the same number of tokens per expert. A repair removes the remaining imbalance: in
-each step, tokens with the same loss move along the cheapest path of moves from a full expert to one with room
-(successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays optimal for its numbers of
-tokens per expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
+The solver works on integers, so rounding can neither unbalance the assignment nor make the solver cycle. Sinkhorn steps
+at falling temperatures compute initial prices of the experts. Then, in a fixed number of steps, the price of an expert
+rises if too many tokens prefer this expert, and falls if too few tokens prefer this expert. Each token chooses the best
+expert at the final prices. No other assignment with the same numbers of tokens per expert is better. Repair steps remove
+the remaining imbalance: each step moves tokens with equal losses along the cheapest path from an expert with too many
+tokens to an expert with free slots (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). Each step keeps
+the assignment optimal, so the result is exact for the rounded scores. The gap refers to the original scores.
 """
 
 from functools import partial
@@ -31,9 +31,9 @@ SMOOTH_STEPS, PRICE_STEPS = 16, 32
 def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 1) -> Assignment:
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
-    The assignment is balanced for all scores. The gap is 0, up to rounding, if the scores of a token differ by multiples of about
-    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise rounding can widen the gap by up to one
-    such multiple per token.
+    The assignment is balanced for all scores. Let r be the largest range of a token's scores in the group, and u about `E 2^-26 r` in
+    float32 or `2^-52 r` in float64. The gap is 0 up to rounding if the scores of each token differ by multiples of u. For other
+    scores, rounding can widen the gap by at most u per token.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), wide(scores)
@@ -64,8 +64,8 @@ def _assigned(scores: Array, slots: int) -> Assignment:
 
 
 def _smooth_prices(scores: Array, slots: int) -> Array:
-    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal. The temperature falls from
-    2^-2 to 2^-10 of the range of scores (G, T, E)."""
+    """Prices (G, E) at which the softmax of scores minus prices gives all experts nearly equal sums over tokens.
+    The temperature falls from 2^-2 to 2^-10 of the range of the scores (G, T, E)."""
     below = scores - jnp.max(scores, axis=2, keepdims=True)
     reach = -jnp.min(below, axis=(1, 2), keepdims=True)
     reach = jnp.where(reach > 0, reach, 1)
@@ -81,11 +81,11 @@ def _smooth_prices(scores: Array, slots: int) -> Array:
     return price[:, 0]
 
 
-# The solver: one group, integers.
+# The solver for one group, on integers.
 
 
 def _levels(scores: Array) -> tuple[Array, Array]:
-    """Scores minus the best score of the token, as integers from `-2^bits` to 0, and the exponents (G,) of their unit.
+    """Returns the scores minus the best score of the token, as integers from `-2^bits` to 0, and the exponents (G,) of the integer unit.
 
     `bits` is small enough that no sum along a path overflows.
     """
@@ -99,26 +99,26 @@ def _levels(scores: Array) -> tuple[Array, Array]:
 
 
 def _word(integer: Any) -> int:
-    """Returns the exponent of a number that is larger than any path length and can be doubled without overflow."""
+    """Returns the exponent of a power of 2 that exceeds the length of any path and can be doubled without overflow."""
     return 61 if integer == jnp.int64 else 29
 
 
 class _State(NamedTuple):
-    """expert (T,), the number of tokens of each expert (E,), and cost (E, E): the least loss of a token of expert e that moves to f."""
+    """The expert of each token (T,), the number of tokens per expert (E,), and the least loss of a move between two experts (E, E)."""
 
     expert: Array
     counts: Array
     cost: Array
 
 
-@partial(jax.jit, static_argnames="slots")  # outside jit, every call would compile its loops again
+@partial(jax.jit, static_argnames="slots")  # outside of `jit`, every call would compile the loops again
 def _balanced(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
-    """The experts (G, T) int32 of the best balanced assignments of `levels` (G, T, E), and prices (G, E). Starts from `start` (G, E)."""
+    """Applies `_solve` to each group: levels (G, T, E), start (G, E) -> experts (G, T) int32, prices (G, E)."""
     return jax.vmap(partial(_solve, slots=slots))(levels, start)
 
 
 def _solve(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
-    """The experts (T,) int32 of the best balanced assignment of `levels` (T, E), and prices (E,) that prove it."""
+    """Returns the experts (T,) int32 of the best balanced assignment for `levels` (T, E), and prices (E,) that prove the optimality."""
     experts = levels.shape[1]
     expert = jnp.argmax(levels - _moved(levels, start, slots), axis=1).astype(jnp.int32)
     everyone = jnp.arange(experts, dtype=jnp.int32)
@@ -139,9 +139,9 @@ def _solve(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
 
 
 def _moved(levels: Array, start: Array, slots: int) -> Array:
-    """Prices (E,) near `start` at which the number of tokens that want each expert is close to its number of slots.
+    """Moves prices (E,) from `start` to prices at which the number of tokens that prefer each expert is close to `slots`.
 
-    A step that overshoots is halved (resilient propagation, Riedmiller and Braun 1993).
+    If a price overshoots, the next step of this price is halved (resilient propagation, Riedmiller and Braun 1993).
     """
     experts = jnp.arange(levels.shape[1], dtype=jnp.int32)
 
@@ -162,7 +162,7 @@ def _moved(levels: Array, start: Array, slots: int) -> Array:
 
 
 def _losses(levels: Array, expert: Array, source: Array) -> Array:
-    """The loss of each token of the expert `source` when it moves to another expert, (T, E); `far` for all other tokens."""
+    """The loss (T, E) of moving each token from the expert `source` to each expert, or `far` for tokens of other experts."""
     here = jnp.arange(levels.shape[1]) == source
     own = jnp.sum(jnp.where(here, levels, 0), axis=1, keepdims=True, dtype=levels.dtype)
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
@@ -170,9 +170,9 @@ def _losses(levels: Array, expert: Array, source: Array) -> Array:
 
 
 def _repair(levels: Array, state: _State, slots: int) -> _State:
-    """Moves tokens along the cheapest path of moves, from a full expert to one with room.
+    """Moves tokens along the cheapest path from an expert with too many tokens to an expert with free slots.
 
-    Each move takes the same number of tokens, those with the least loss, and the path stays the cheapest.
+    Each edge of the path moves the same number of tokens with the least loss, so the path remains the cheapest path.
     """
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
     experts = jnp.arange(levels.shape[1])
@@ -183,7 +183,7 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
         return before[walk[0]] != walk[0]
 
     def movers(target: Array) -> Array:
-        """Returns the tokens (T,) that lose least when they move to `target` from its predecessor on the path."""
+        """Returns booleans (T,) that mark the tokens with the least loss for a move to `target` from its predecessor on the path."""
         source = before[target]
         loss = jnp.min(jnp.where(experts == target, _losses(levels, state.expert, source), far), axis=1)
         return (loss == state.cost[source, target]) & (state.expert == source)
@@ -213,9 +213,9 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
 
 
 def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array]:
-    """Distances (E,) from the nearest start, and predecessors (E,); a start is its own predecessor (Bellman and Ford).
+    """Returns the distances (E,) from the nearest start, and the predecessors (E,), by the algorithm of Bellman and Ford.
 
-    Costs are integers without a negative cycle, so a distance that stops falling is the shortest, and predecessors form trees.
+    A start is its own predecessor. The integer costs have no negative cycle, so the loop ends with the shortest distances.
     """
     experts = jnp.arange(len(cost), dtype=jnp.int32)
 

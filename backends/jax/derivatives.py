@@ -1,6 +1,6 @@
 """Linear and bilinear functions with explicit transposes, for fast forward-mode, reverse-mode and higher-order derivatives.
 
-`jax.custom_vjp` supports neither forward mode nor derivatives of the gradient, and `custom_derivatives.linear_call` no `vmap`.
+`jax.custom_vjp` supports neither forward mode nor derivatives of gradients. `custom_derivatives.linear_call` does not support `vmap`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ untyped: Any = jax
 
 
 def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) -> Sequence[jax.Array]:
-    """Computes `function(fixed, *arrays)`, a tuple that is linear in `arrays`; its transpose is `transpose(fixed, *cotangents)`.
+    """Computes `function(fixed, *arrays)`, a tuple that is linear in `arrays` and has the transpose `transpose(fixed, *cotangents)`.
 
-    fixed: a pytree. JAX differentiates `function` and `transpose` with respect to `fixed`. Any of `arrays` may be a `SymbolicZero`.
+    fixed: a pytree. JAX differentiates `function` and `transpose` with respect to `fixed`. Each of `arrays` may be a `SymbolicZero`.
     """
     leaves, tree = jax.tree.flatten(fixed)
     count, live = len(leaves), [n for n, array in enumerate(arrays) if not isinstance(array, SymbolicZero)]
@@ -40,9 +40,9 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Sequence[jax.Array]:
-    """Computes the tuple `function(fixed, left, right)`. Its first entry is linear in `left` and in `right`, the others only in `right`.
+    """Computes a tuple `function(fixed, left, right)`. `transpose(fixed, left, right, *cotangents)` returns both cotangents.
 
-    `transpose(fixed, left, right, *cotangents)` returns the cotangents of `left` and `right`.
+    All entries are linear in `right`. The first entry is also linear in `left`, and the other entries do not depend on `left`.
     """
     return tuple(function(fixed, left, right))
 
@@ -67,7 +67,7 @@ _linear.multiple_results = True
 
 
 def _call(function: Function, transpose: Function, count: int, *flat: Any) -> Arrays:
-    """The primitive. The function is linear in the arrays after the first `count`."""
+    """Binds the primitive to a function that is linear in all arrays after the first `count` arrays."""
     result: Arrays = _linear.bind(*flat, jaxpr=jax.make_jaxpr(function)(*flat), transpose=transpose, count=count)
     return result
 

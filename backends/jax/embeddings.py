@@ -1,4 +1,4 @@
-"""Embedding of tokens. Ids are not checked: the result for an id outside the table is undefined."""
+"""Embedding of tokens. The function does not check ids. The result for an id outside the table is undefined."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def _rows(ids: Array, table: Array) -> tuple[Array]:
 
 
 def _transposed(count: int, ids: Array, cotangent: Array) -> tuple[Array]:
-    """Sums the rows of tokens with the same id, in float32 or better and in a fixed order. Uses a scatter, except on GPUs."""
+    """Sums the rows of tokens with the same id, in float32 or better and in a fixed order. On GPUs, uses a scan instead of a scatter."""
     rows = wide(cotangent.reshape(-1, cotangent.shape[-1]))
     by_scan, by_scatter = (partial(each, count) for each in (_sums_by_scan, _sums_by_scatter))
     flat = ids.reshape(-1)
@@ -39,7 +39,7 @@ def _sums_by_scatter(count: int, rows: Array, ids: Array) -> Array:
 
 
 def _sums_by_scan(count: int, rows: Array, ids: Array) -> Array:
-    """A stable sort groups the rows of each id, and a scan adds them. A GPU's scatter would add in the order of its threads."""
+    """Groups the rows of each id by a stable sort, and adds each group by a scan. A scatter on a GPU has no fixed order of additions."""
     order = jnp.argsort(ids, stable=True)
     ordered = ids[order]
     begins = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])

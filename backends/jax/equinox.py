@@ -3,7 +3,7 @@
     moe = MoE(384, 1536, experts=16, tokens=196, router="softmax_token_choice")
     y, losses, metrics, _ = moe(x, key=key)
 
-If the router keeps a state, such as the bias of `sigmoid_token_choice`, pass the state in and update it once per step:
+If the router keeps a state, such as the bias of `sigmoid_token_choice`, pass the state to the layer and update the state once per step:
 
     state = moe.initial_state()
     y, losses, metrics, statistics = moe(x, state=state)
@@ -31,9 +31,9 @@ __all__ = ["MoE", "Routed"]
 
 @documented
 class MoE(eqx.Module):  # type: ignore[misc]
-    """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
+    """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to an array of the same shape and dtype.
 
-    inference: True disables gating noise and the training capacity; `eqx.nn.inference_mode` sets it.
+    inference: if true, the layer uses neither gating noise nor the training capacity. `eqx.nn.inference_mode` sets this field.
 
     Router logits, weights and losses are computed in float32 or better. The tables of a hash layer are integers, which
     `eqx.is_inexact_array` does not select.
@@ -82,24 +82,24 @@ class MoE(eqx.Module):  # type: ignore[misc]
         key: Array | None = None,
         inference: bool | None = None,
     ) -> Routed:
-        """x (images, ..., width) to (y, losses, metrics, statistics). Losses are weighted; add them to the model's loss.
+        """Maps x (images, ..., width) to (y, losses, metrics, statistics). Add the losses, which are weighted, to the model's loss.
 
-        ids: (images, ...), for a router that needs token ids; default: the token positions. state: the state of a
-            router that keeps one. key: the source of gating noise, if the router has it. inference: overrides the
-            layer's setting. The layer handles the batch axis, so do not wrap it in `jax.vmap`.
+        ids: the token ids (images, ...) for a router that needs ids (default: the token positions). state: the router state, for a router
+            that keeps a state. key: the random key of the gating noise, for a router with noise. inference: replaces the layer's setting
+            in this call. The layer handles the batch axis, so do not wrap the layer in `jax.vmap`.
 
-        Raises ShapeError for x of a different width or a batch that does not split into groups, ConfigError for a missing key.
+        Raises ShapeError if x has a different width or if the batch does not split into groups, and ConfigError if a key is missing.
         """
         train = not (self.inference if inference is None else inference)
         params = {"router": self.router, "experts": self.experts, "shared": self.shared}
         return routed(self.layer, params, x, ids, key, train=train, state=state)
 
     def initial_state(self) -> State:
-        """The router's state before the first step; an empty dict for most routers."""
+        """The router's state before the first step, which is an empty dict for most routers."""
         state: State = jax.tree.map(jnp.asarray, B.ROUTERS[self.layer.router].initial_state(self.layer.options))
         return state
 
     def update(self, state: State, statistics: State) -> State:
-        """The router's state after a step, from the summed statistics of its calls. Raises ConfigError if the router keeps no state."""
+        """The router's state after a step, for the sum of the statistics of all calls. Raises ConfigError if the router keeps no state."""
         new: State = B.ROUTERS[self.layer.router].update(self.layer.options, state, statistics)
         return new

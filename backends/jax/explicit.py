@@ -1,7 +1,7 @@
-"""Runs functions of groups on arrays whose types record a split over explicit axes of the user's mesh.
+"""Runs functions on arrays whose groups or experts are split over explicit axes of the user's mesh.
 
-Where groups are split, `jax.shard_map` runs the single-device program on each device. Devices exchange only the means
-and sums over all groups, and the slots of experts on other devices. For any other split, JAX runs the function itself or raises an error.
+If groups are split, `jax.shard_map` runs the single-device program on each device. Devices exchange only the means and
+sums over all groups, and the slots of experts on other devices. For all other splits, JAX partitions the function or raises an error.
 """
 
 import functools
@@ -20,13 +20,13 @@ from moespec.spec.errors import ShapeError
 Function = TypeVar("Function", bound=Callable[..., Any])
 Axes = tuple[str, ...]
 
-# JAX declares no types for these functions.
+# JAX does not declare the types of its sharding functions and collective operations.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
 
 
 class Split(NamedTuple):
-    """The split of a call's arrays: the mesh, the axes that split the groups, and the axes that split the experts."""
+    """The split of arrays: the mesh, the mesh axes that split the groups, and the mesh axes that split the experts."""
 
     mesh: Any
     groups: Axes
@@ -34,16 +34,16 @@ class Split(NamedTuple):
 
     @property
     def axes(self) -> Axes:
-        """The axes that split the groups during the computation. These axes include the axes that split the experts."""
+        """The mesh axes that split the groups during the computation, including the axes that split the experts."""
         return self.groups + tuple(axis for axis in self.experts if axis not in self.groups)
 
 
 def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Function], Function]:
-    """Maps a function over the devices if the types of its arrays record a split of groups or experts.
+    """Maps a function over the devices if the groups or the experts of an array argument are split.
 
-    kinds: "group" for an argument whose first axis is groups, "experts" for the parameters of experts; all groups share
-        every other array. The function returns arrays whose first axis is groups, and means over groups, or sums if
-        `summed` is set. If any argument has kind "experts", the other argument and the result are slots, (G, E, C, D).
+    kinds: the kinds of arguments by name, "group" for an array with a leading groups axis, and "experts" for parameters of experts. All
+        groups share arrays without a kind. The function may return arrays with a leading groups axis, and means over groups, or sums if
+        `summed` is true. If an argument has the kind "experts", the other argument and the result are slots (G, E, C, D).
     """
 
     def mapped(function: Function) -> Function:
@@ -69,7 +69,7 @@ def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Fu
 
 
 def is_split(tree: Any) -> bool:
-    """True if the type of any array in a tree records a split over a mesh."""
+    """True if explicit mesh axes split any array in a tree."""
     return any(_axes(leaf) for leaf in jax.tree.leaves(tree))
 
 
@@ -88,7 +88,7 @@ def _is_of_arrays(value: Any) -> bool:
 
 
 def _axes(leaf: Any) -> dict[int, Axes]:
-    """Returns, for each split axis of an array, the explicit mesh axes that split it."""
+    """Maps each split axis of an array to the explicit mesh axes that split this axis."""
     if not isinstance(leaf, jax.Array):
         return {}
     spec = untyped.typeof(leaf).sharding.spec
@@ -104,7 +104,7 @@ def _check_whole_groups(tokens: Any) -> None:
 
 
 def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | None:
-    """The split of groups and experts, or None if anything else is split."""
+    """The split of groups and experts, or None if arrays are split along other axes."""
     splits: dict[str, set[Axes]] = {"group": set(), "experts": set()}
     mesh = None
     for name, tree in arrays.items():
@@ -112,7 +112,7 @@ def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | No
             kind, axes = kinds.get(name, ""), _axes(leaf)
             if not axes:
                 continue
-            # Other split axes of expert parameters are gathered before the experts compute.
+            # JAX gathers all other split axes of expert parameters before the experts compute.
             if kind not in splits or (kind == "group" and set(axes) != {0}):
                 return None
             mesh = untyped.typeof(leaf).sharding.mesh
@@ -164,7 +164,7 @@ def _mapped(
         },
         check_vma=False,
     )(_resharded(arrays, specs))
-    # Restore the split that the groups had before.
+    # Restore the original split of the groups.
     return result if split.axes == split.groups else _resharded(result, PartitionSpec(split.groups))
 
 
@@ -173,7 +173,7 @@ def _resharded(tree: Any, specs: Any) -> Any:
 
 
 def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
-    """Returns, for each result of `function`, whether its first axis is groups: that axis doubles if the groups double."""
+    """Returns True for each result of `function` with a leading groups axis, which doubles if the number of groups doubles."""
 
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:

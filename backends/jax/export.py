@@ -14,10 +14,10 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def stablehlo_bytes(function: Callable[[Array], Array], image: tuple[int, ...], *, multiple: int = 1) -> bytes:
-    """Exports `function`, from images (N, *image) float32 to (N, ...), for the `PLATFORMS`; `jax.export.deserialize` reads the bytes.
+    """Exports a function of images (N, *image) float32 -> (N, ...) for all `PLATFORMS`. `jax.export.deserialize` reads the bytes.
 
-    N is any multiple of `multiple`. The program maps `function` over the batch, `multiple` images at a time, so
-    `multiple` is fixed in the program, but the batch size is not.
+    N is any multiple of `multiple`. The program applies `function` to `multiple` images at a time. The
+    program therefore fixes `multiple`, but not the batch size.
     """
 
     def mapped(images: Array) -> Array:

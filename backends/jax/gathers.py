@@ -1,12 +1,12 @@
-"""Moves rows between tokens and slots by gathers in both directions; each gather is the gradient of the other.
+"""Moves rows between tokens and slots by gathers. The gradient of a gather in one direction is a gather in the other direction.
 
-Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S = E * C slots in one row, where slot
-`e * C + c` is slot `c` of expert `e`. The slot index S and the token index T mean "none".
+Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, S = E * C slots. Slot `c` of expert `e` has the
+index `e * C + c`. The slot index S means no slot, and the token index T means no token.
 
-A sparse routing is a partial map between tokens and slots, stored in both directions: `token` (G, S) and `slot` (G, T,
-K). A gather by one array moves rows; a gather by the other moves the gradients of the rows. In Expert Choice a token may occupy any
-number of slots. In that case `slot` is None, and each token's slots are added in ascending order, by as many gathers as the most chosen
-token has slots. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, also on a GPU.
+A sparse routing is a partial map between tokens and slots. The array `token` (G, S) maps slots to tokens, and `slot` (G, T, K) maps tokens
+to slots. A gather by one array moves rows, and a gather by the other array moves gradients. In Expert Choice, a token may occupy any number
+of slots, and `slot` is None. For such a routing, each gather adds one slot of each token, in ascending order, until all slots are added.
+No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, also on a GPU.
 """
 
 import math
@@ -25,9 +25,9 @@ Ends = tuple[Array, Array | None]
 
 @program
 def take_rows(rows: Array, index: Array) -> Array:
-    """`rows[g, index[g, ...]]`, 0 where the index is one past the end. rows: (G, N, ...), index: (G, ...).
+    """Returns `rows[g, index[g, ...]]`, or 0 where the index is N, for rows (G, N, ...) and index (G, ...).
 
-    The index of a group is flattened to one axis, because a TPU pads a last axis of 2 choices to 128.
+    The index of each group is flattened to one axis, because a TPU pads a last axis of length 2 to length 128.
     """
     flat = index.reshape(len(index), math.prod(index.shape[1:]))
     taken: Array = jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=0))(rows, flat)
@@ -36,14 +36,14 @@ def take_rows(rows: Array, index: Array) -> Array:
 
 @program
 def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | None) -> Array:
-    """The value of each token's slot at each expert, 0 for none: (G, E, C) to (G, T, E)."""
+    """The value of each token's slot at each expert, or 0 without a slot, (G, E, C) -> (G, T, E)."""
     groups, experts, capacity = values.shape
     if slot is not None:
-        # Spreads one value per choice over the experts by a mask.
+        # A mask puts the value of each choice at the chosen expert.
         chosen = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
         taken = take_rows(values.reshape(groups, experts * capacity), slot)
         return jnp.sum(jnp.where(chosen, taken[..., None], 0), axis=2)
-    # An expert takes each token at most once. Empty slots write past the end of the array, each to a different place.
+    # An expert chooses each token at most once. Each empty slot writes to a different index past the end of the array.
     own = jnp.arange(experts * capacity, dtype=token.dtype).reshape(experts, capacity)
     row = jnp.where(token < tokens, token, tokens + own)
     expert = jnp.arange(experts, dtype=token.dtype)[:, None]
@@ -52,13 +52,13 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
 
 
 def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -> Array:
-    """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) to (G, E, C)."""
+    """The score of each slot's token for the slot's expert, or 0 for an empty slot, (G, T, E) -> (G, E, C)."""
     return linear(_slot_weights, partial(_slot_weights_transposed, tokens), (token, slot), (scores,))[0]
 
 
 def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
     groups, tokens, experts = scores.shape
-    # One gather from a row of all scores of a group: with a separate experts axis, a TPU would read a whole tile for each score.
+    # Flattens the scores of a group, because a TPU would read a whole tile for each score of an array with an experts axis.
     own = ends[0] * experts + jnp.arange(experts, dtype=ends[0].dtype)[:, None]
     return (take_rows(scores.reshape(groups, tokens * experts), own),)
 
@@ -68,7 +68,7 @@ def _slot_weights_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple
 
 
 def dispatch_rows(tokens: int, rows: Array, token: Array, slot: Array | None) -> Array:
-    """The row of each slot's token, 0 for an empty slot: (G, T, D) to (G, S, D)."""
+    """The row of each slot's token, or 0 for an empty slot, (G, T, D) -> (G, S, D)."""
     return linear(_dispatch, partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
 
 
@@ -81,7 +81,7 @@ def _dispatch_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple[Arr
 
 
 def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
-    """Each token's weighted sum of the rows of its slots: (G, S, D) and (G, S) to (G, T, D)."""
+    """The weighted sum of the rows of each token's slots, (G, S, D) and (G, S) -> (G, T, D)."""
     return bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
 
 
@@ -97,7 +97,7 @@ def _combine_transposed(ends: Ends, rows: Array, weight: Array, cotangent: Array
 
 @program
 def sum_by_token(tokens: int, rows: Array, weight: Array | None, token: Array, slot: Array | None) -> Array:
-    """The (weighted) sum of the rows of each token's slots, in float32 or better: (G, S, D) to (G, T, D)."""
+    """The sum of the rows of each token's slots, weighted unless `weight` is None, in float32 or better, (G, S, D) -> (G, T, D)."""
 
     def take(index: Array) -> Array:
         taken = wide(take_rows(rows, index))

@@ -1,9 +1,9 @@
-"""Computes the layer whose experts are perceptrons, on the rows of all groups, sorted by expert.
+"""Computes the MoE layer of perceptrons on the rows of all groups, which are sorted by expert.
 
-If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
-are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are multiplied in blocks of at
-most BLOCK, and the number of blocks is a value on the device. On a TPU, the kernels of `megablox` compute these products, and `one_hot`
-computes the rows of small groups.
+If a routing has far more slots than choices, only the rows of filled slots are multiplied, so that the cost grows with the number of
+tokens and not with the number of slots. The rows of an expert are multiplied in blocks of at most BLOCK rows, and the device computes the
+number of blocks. On a TPU, the kernels of `megablox` compute these products, and `one_hot` dispatches and combines the rows of small
+groups.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H hidden; N = G T K choices.
 """
@@ -47,7 +47,7 @@ def moe_mlp(
 ) -> Array:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    If most slots are empty, only the filled slots are computed. If experts are split over a mesh, all slots are computed.
+    Computes only the filled slots if most slots are empty and experts are not split over a mesh, and otherwise all slots.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -64,14 +64,14 @@ def moe_mlp(
 
 
 def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:
-    """The layer whose experts are `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
+    """Computes the layer with experts `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
     return layer_of_rows(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
 
 
 def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear[Array]], Array]) -> Array:
-    """The layer whose experts compute `run(rows, linear)`; `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
+    """Computes the layer with experts `run(rows, linear)`, where `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
-    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (R, D) to (R, D'), for all groups together.
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`. One call of `run` maps the rows (R, D) of all groups to (R, D').
     """
     groups, count, width = tokens.shape
     check_size("tokens", tokens, 0, len(routing.token), "the groups of routing")
@@ -92,8 +92,8 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
 class Rows(NamedTuple):
     """The rows of all groups that the experts process, sorted by expert.
 
-    token: (1, R) int32, the token `g T + t` of each row, `G T` for none. weight: (1, R), its combine weight.
-    row: (1, G T, K) int32, the rows of each token, R for none; None if a token may have any number of rows.
+    `token` (1, R) int32 is the token `g T + t` of each row, or `G T` for no token. `weight` (1, R) is the combine weight of each row.
+    `row` (1, G T, K) int32 lists the rows of each token, or R for no row. `row` is None if a token may have any number of rows.
     """
 
     token: Array
@@ -102,7 +102,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_slots(routing: SlotRouting) -> Rows:
-    """Makes a row for each slot, empty or not: row `(e G + g) C + c`."""
+    """Makes the row `(e G + g) C + c` for slot c of expert e in group g, even if the slot is empty."""
     groups, experts, capacity = routing.token.shape
     group = jnp.arange(groups, dtype=jnp.int32)[:, None, None]
     token = jnp.where(routing.token < routing.tokens, routing.token + group * routing.tokens, groups * routing.tokens)
@@ -115,7 +115,7 @@ def rows_of_slots(routing: SlotRouting) -> Rows:
 
 
 def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
-    """Returns only the rows of filled slots, padded from N to whole blocks, and the end of each expert's rows, (E,)."""
+    """Returns the rows of filled slots, padded from N rows to whole blocks, and the end (E,) of each expert's rows."""
     of_choice = present("slots.row", slots.row)
     size = -(-of_choice.size // BLOCK) * BLOCK
     filled = slots.token < tokens
@@ -124,7 +124,7 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     slot = xp.invert_index(row, size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
-    # The index is flat, because a TPU gather reads entire tiles if the last axis of its index is small.
+    # The index is flat, because a TPU gather reads entire tiles if the last axis of the index is small.
     places = jnp.append(row[0], size)[of_choice.reshape(-1)].reshape(of_choice.shape)
     return Rows(token, weight, places), ends
 
@@ -137,9 +137,9 @@ def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
 
 
 def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
-    """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
+    """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]`.
 
-    R is a multiple of BLOCK. The results for rows without an expert are meaningless.
+    The rows of expert e end at `ends[e]`. R is a multiple of BLOCK. The results for rows without an expert are undefined.
     """
     return _products_of(False, rows, kernel, bias, ends)
 
@@ -184,16 +184,16 @@ def _sums_transposed(ends: Array, rows: Array, gradient: Array, kernel: Array, b
 
 
 def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array, *others: Array) -> Any:
-    """Runs `loop` on the arrays or, on a TPU, `kernel`, which computes the same without loops."""
+    """Runs `kernel` on a TPU if the kernels support these rows, else `loop`. Both functions compute the same result."""
     if not megablox.takes(rows):
         return loop(rows, *others)
     return lax.platform_dependent(rows, *others, tpu=kernel, default=loop)
 
 
 def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False) -> Array:
-    """`rows @ kernel[e] + bias[e]`, or `rows @ kernel[e]^T` if `turned`, in the order of the experts.
+    """Computes `rows @ kernel[e] + bias[e]`, or `rows @ kernel[e]^T` if `turned`, in the order of the experts.
 
-    A product may reach into the rows of the next expert, whose product then overwrites them.
+    A product may write into the rows of the next expert, which the product of the next expert overwrites.
     """
     axis = 1 if turned else 0
 
@@ -217,7 +217,7 @@ def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None
 
 
 def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array, Array]:
-    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), in float32 or better."""
+    """Computes `rows^T gradient` (E, D, H) and the sum of `gradient` (E, H) over each expert's rows, in float32 or better."""
     exact = wide(gradient).dtype
     rows, gradient = _and_block(rows), _and_block(gradient)
 
@@ -237,7 +237,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
             kernel, bias = of_block(m)
             return sums[0] + kernel, sums[1] + bias
 
-        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # zeros if there are no rows
+        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # an expert without rows has sums of 0
         return kernel.astype(gradient.dtype), bias.astype(gradient.dtype)
 
     kernels, biases = lax.map(of_expert, (jnp.append(0, ends[:-1]), ends))
@@ -245,7 +245,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
 
 
 def _and_block(rows: Array) -> Array:
-    """Appends one block to the rows, because the last product of an expert reaches past its rows."""
+    """Appends one block of zeros to the rows, because the last block of an expert may extend past the end of the array."""
     return jnp.pad(rows, ((0, BLOCK), (0, 0)))
 
 
@@ -254,7 +254,7 @@ def _blocks(rows: Array) -> Array:
 
 
 def _branch(rows: Array) -> Array:
-    """The index in `_by_size` for this many rows, at most the index of a full block."""
+    """The index in `_by_size` of the smallest product for this number of rows, at most the index of a full block."""
     return (jnp.clip(rows, 1, BLOCK) - 1) // STEP
 
 

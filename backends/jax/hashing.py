@@ -1,7 +1,7 @@
 """Hash layers: routing by a table of expert numbers, and MultiHash.
 
-Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. Ids and tables are not checked: results
-are undefined for an id outside the table or an expert that does not exist.
+Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. The functions do not
+check ids and tables. Results are undefined for an id outside the table and for an invalid expert number in a table.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ __all__ = ["hash_routing", "multi_hash_mlp"]
 def hash_routing(
     ids: Array, table: Array, *, experts: int, capacity: int | None = None, like: Array | None = None
 ) -> SlotRouting:
-    """ids (G, T), table (V,) -> SlotRouting, its weights in the dtype of `like` or in float32, whichever is wider."""
+    """ids (G, T), table (V,) -> SlotRouting, with weights in the wider of float32 and the dtype of `like`."""
     experts = check_at_least("experts", experts, 1)
     check_integers("ids", ids, "groups tokens")
     check_integers("table", table, "ids")
@@ -49,8 +49,8 @@ def multi_hash_mlp(
 ) -> Array:
     """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-    For each hash, the tokens are dispatched to the segments of their experts. Raises ConfigError if experts are split
-    over a mesh, because this layer mixes all of them.
+    Each hash dispatches the tokens to segments of the experts. Raises ConfigError if experts are split over a mesh,
+    because this layer mixes all experts.
     """
     if is_split(params):
         raise ConfigError("params: the experts are split over a mesh; MultiHash needs all experts on each device")

@@ -1,7 +1,7 @@
-"""Multiplies rows that are sorted by expert, on a TPU, by the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
+"""Multiplies rows, which are sorted by expert, on a TPU with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
-The kernels read each row once per tile of the width, and each expert's matrix once per tile of its rows, without padding rows. The kernels
-are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs the kernels on a CPU, for tests.
+The kernels read each row once per tile of the width, and the matrix of an expert once per tile of this expert's rows, and need no padding.
+The kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs a kernel on a CPU.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """
@@ -29,7 +29,7 @@ _LEFT_OUT: ContextVar[bool] = ContextVar("_LEFT_OUT", default=False)
 
 @contextmanager
 def left_out() -> Iterator[None]:
-    """Code traced in this context uses no kernels, because JAX cannot export them in a program for several platforms."""
+    """In this context, traced code uses no kernels, because JAX cannot export kernels in a program for several platforms."""
     token = _LEFT_OUT.set(True)
     try:
         yield
@@ -38,16 +38,16 @@ def left_out() -> Iterator[None]:
 
 
 def takes(rows: Array) -> bool:
-    """True if the kernels support the dtype of these rows."""
+    """True if the kernels are enabled and support the dtype of these rows."""
     return not _LEFT_OUT.get() and rows.dtype in (jnp.bfloat16, jnp.float32) and not untyped.config.jax_enable_x64
 
 
 def products(
     rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False, interpret: bool = False
 ) -> Array:
-    """`rows @ kernel[e] + bias[e]`, or turned `rows @ kernel[e]^T`: rows (R, D), kernel (E, D, H), ends (E,), bias (E, H) -> (R, H).
+    """Computes `rows @ kernel[e] + bias[e]`, or `rows @ kernel[e]^T` if `turned`: rows (R, D), kernel (E, D, H), bias (E, H) -> (R, H).
 
-    The rows of expert e end at `ends[e]`; R is a multiple of TILE. The results for rows without an expert are 0.
+    The rows of expert e end at `ends[e]`, for ends (E,). R is a multiple of TILE. The results for rows without an expert are 0.
     """
     width = kernel.shape[1 if turned else 2]
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(width, rows.dtype))
@@ -63,7 +63,7 @@ def products(
 
 
 def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bool = False) -> tuple[Array, Array]:
-    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), in float32 or better."""
+    """Computes `rows^T gradient` (E, D, H) and the sum of `gradient` (E, H) over each expert's rows, in float32 or better."""
     dtype, exact = gradient.dtype, wide(gradient).dtype
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(gradient.shape[1], dtype))
     summed = partial(_kernels().tgmm, preferred_element_type=dtype, tiling=tiling, interpret=interpret)
@@ -76,8 +76,8 @@ def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bo
 
 
 def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
-    """Runs the function unsplit on each device when a compiler partitions the program, because kernels cannot be split.
-    `vmap` runs it once per item."""
+    """Runs the function unsplit on each device if a compiler partitions the program, because kernels cannot be split.
+    `vmap` runs the function once per item."""
 
     def of_arrays(left: Array, right: Array, sizes: Array) -> Array:
         return function(left, right, sizes)
@@ -94,12 +94,12 @@ def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
 
 
 def _kernels() -> Any:
-    """Imports the kernels when one is traced, because few layers need them."""
+    """Imports the kernels only while a kernel is traced, because few layers need the kernels."""
     return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
 
 def _expert(row: Array, ends: Array) -> Array:
-    """Booleans (R, E), true where a row belongs to an expert."""
+    """Returns booleans (R, E) that are true where a row belongs to an expert."""
     return (row < ends) & (row >= jnp.append(0, ends[:-1]))
 
 
@@ -108,7 +108,7 @@ def _sizes(ends: Array) -> Array:
 
 
 def _tile(width: int, dtype: Any) -> int:
-    """The columns of a tile for this width: at most 2 KiB of a row and, if possible, a multiple of 128 that divides the width."""
+    """The number of columns of a tile, at most 2 KiB per row and, if possible, a multiple of 128 that divides this width."""
     most = 2048 // jnp.dtype(dtype).itemsize
     whole = [size for size in range(128, min(width, most) + 1, 128) if width % size == 0]
     return max(whole) if whole else min(width, most)

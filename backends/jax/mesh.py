@@ -1,7 +1,7 @@
-"""Training on a mesh of devices. Each device runs the single-device program on its images, with the exchanges that `OnMesh` adds.
+"""Training on a mesh of devices. Each device runs the single-device program on its images, and `OnMesh` adds the exchanges.
 
-`jax.shard_map` maps the program over the devices. The update of the optimiser runs outside the program, on whole arrays, where XLA's
-partitioner finds that only norms need communication.
+`jax.shard_map` maps the program over the devices. The update of the optimiser runs outside this program on whole arrays. XLA
+partitions the update, in which only norms need communication.
 """
 
 import math
@@ -45,7 +45,7 @@ from moespec.spec.errors import ConfigError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
-# JAX declares no types for these functions.
+# JAX does not declare the types of its sharding functions and collective operations.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
@@ -55,20 +55,20 @@ ROWS, SAME = PartitionSpec(AXES), PartitionSpec()
 
 @partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("axis",))
 class _Part:
-    """A device's part of a parameter whose `axis` is split over `fsdp`."""
+    """A device's shard of a parameter whose axis `axis` is split over the mesh axis `fsdp`."""
 
     def __init__(self, array: Array, axis: int) -> None:
         self.array, self.axis = array, axis
 
 
 def join(process: Process, address: str | None = None, timeout: float = 10.0) -> None:
-    """Joins the other processes, so that `jax.devices()` includes their devices. Call this function before using JAX.
+    """Connects all processes, so that `jax.devices()` includes the devices of all processes. Call this function before using JAX.
 
-    address: the IP address at which others reach this machine. By default gloo uses the address of the machine's name,
+    address: the IP address at which other processes reach this machine. By default, gloo uses the address of the host name,
         which may be 127.0.1.1.
-    timeout: seconds without a heartbeat after which a process counts as lost. JAX's own timeout is set to ten times as long.
+    timeout: seconds without a heartbeat after which a process counts as lost. The heartbeat timeout of JAX is ten times as long.
 
-    Raises JAX's RuntimeError if the others do not join in time.
+    Raises JAX's RuntimeError if another process does not connect in time.
     """
     if untyped.config.jax_platforms == "cpu":
         untyped.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -82,22 +82,22 @@ def devices() -> int:
     """Returns the number of devices of all processes. Raises ConfigError if JAX cannot use the platforms in JAX_PLATFORMS."""
     try:
         return int(jax.device_count())
-    except (RuntimeError, AssertionError) as error:  # AssertionError: raised if a platform has no device
+    except (RuntimeError, AssertionError) as error:  # JAX raises AssertionError if a platform has no device
         said = str(error).partition(". (set JAX_PLATFORMS")[0] or "this platform has no device or no plugin"
         asked = untyped.config.jax_platforms
         raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; set it to cpu, or unset it to use any device") from error
 
 
 def leave() -> None:
-    """Waits for the other processes, then disconnects."""
+    """Waits for the other processes, and then disconnects."""
     untyped.distributed.shutdown()
 
 
 class OnMesh(SplitExperts):
     """The JAX backend for models on a mesh of all devices of all processes.
 
-    A state consists of whole arrays, sharded over the devices. A step takes a state and a batch that `put` has sharded; a function from
-    `compile` takes the parameters of the state instead.
+    A state consists of whole arrays that are sharded over the devices. The arguments of a step are a state and a batch from `put`. The
+    arguments of a function from `compile` are the parameters of a state and an array from `put`.
     """
 
     single = single
@@ -105,13 +105,13 @@ class OnMesh(SplitExperts):
     def __init__(
         self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None, *, transport: Transport = "model"
     ) -> None:
-        """devices: the devices of the mesh, for example of a topology without hardware; default: all devices.
+        """devices: the devices of the mesh (default: all devices), possibly from a topology without hardware.
         transport: see `SplitExperts`."""
         there = jax.device_count() if devices is None else len(devices)
         if sizes.devices != there:
             raise ConfigError(f"the mesh ({sizes}) needs {sizes.devices} devices, but JAX has {there}")
         self.sizes, self.transport = sizes, transport
-        # Allows a mesh axis to cover only a part of an axis of the torus of chips.
+        # A mesh axis may cover only a part of an axis of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.bind_routers()
@@ -119,7 +119,7 @@ class OnMesh(SplitExperts):
     # The exchange.
 
     def _there(self, slots: Array) -> Array:
-        """Sends the slots (G, E, C, D) of the groups of this device to the devices of their experts. Returns (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of this device's groups to the devices of the experts. Returns (n G, E / n, C, D)."""
         return there(slots, "expert")
 
     def _back(self, slots: Array) -> Array:
@@ -130,7 +130,7 @@ class OnMesh(SplitExperts):
         return total
 
     def whole(self, params: Any) -> Any:
-        """Returns complete parameters: gathers those that are split over `fsdp`."""
+        """Gathers parameters that are split over `fsdp`, and returns complete parameters."""
         return jax.tree.map(
             lambda leaf: (
                 lax.all_gather(leaf.array, "fsdp", axis=leaf.axis, tiled=True) if isinstance(leaf, _Part) else leaf
@@ -156,7 +156,7 @@ class OnMesh(SplitExperts):
         return int(jax.process_count())
 
     def exchanged(self, value: str) -> list[str]:
-        """Waits for all processes, and returns their texts in process order."""
+        """Sends `value` to all processes, and returns the values of all processes in process order."""
         if self.processes == 1:
             return [value]
         own = np.frombuffer(value.encode(), np.uint8)
@@ -169,14 +169,14 @@ class OnMesh(SplitExperts):
     # Arrays.
 
     def rows(self, batch: int) -> range:
-        """The rows of a batch that this process puts on its devices."""
+        """The indices of the batch rows that this process passes to `put`."""
         self.rows_of_device(batch)
         where = NamedSharding(self.mesh, ROWS).addressable_devices_indices_map((batch,)).values()
         bounds = [index[0].indices(batch) for index in where if index]
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
     def put(self, tree: Any) -> Any:
-        """Converts the NumPy rows of this process to arrays of the whole batch. Scalars must be equal on all processes."""
+        """Converts the NumPy rows of this process to arrays of the whole batch. A scalar must be equal on all processes."""
 
         def spread(leaf: Any) -> Array:
             where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)
@@ -215,8 +215,8 @@ class OnMesh(SplitExperts):
         )
 
     def state_shapes(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """Returns a state with shapes, dtypes and shardings instead of arrays. Leaves of `params` must have a shape; a missing
-        dtype means float32."""
+        """Returns a state with shapes, dtypes and shardings instead of arrays. Each leaf of `params` must have a
+        shape. A leaf without a dtype counts as float32."""
         shapes = {path: tuple(leaf.shape) for path, leaf in leaves(params)}
         how = {path: split_axes(path, shape, self.sizes) for path, shape in shapes.items()}
 
@@ -239,7 +239,7 @@ class OnMesh(SplitExperts):
         return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
-        """Exports the state with `Shards` instead of arrays: the parts that this process must save."""
+        """Exports the shards of the state that this process must save, as `Shards` instead of arrays."""
         return export_leaves(state, _pieces)
 
     def make_step(
@@ -253,7 +253,7 @@ class OnMesh(SplitExperts):
     ) -> Step:
         """Returns the training step for a batch that `put` has sharded. The loss and the metrics are means over groups and images.
 
-        A single reduction sums the gradients of parameters that all devices have, the loss and the metrics.
+        A single reduction sums the loss, the metrics and the gradients of parameters that are not split.
         """
 
         def loss(params: Params, batch: Batch, *average: Params) -> Any:
@@ -289,9 +289,9 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, update=update_states)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
-        """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same part."""
-        # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # for the metrics, even if no gradient joins them
+        """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same shard."""
+        # A gradient through a gather or an all-to-all is already a sum over the devices along the mesh axis of this operation.
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # Metrics always need the key `AXES`.
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
@@ -305,9 +305,9 @@ class OnMesh(SplitExperts):
         return gradients, ({name: value / count for name, value in metrics.items()}, sums)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles `function(params, rows)` for the parameters of a state and an array with one row per image that `put` has sharded.
+        """Compiles `function(params, rows)` for the parameters of a state and an array from `put` with one row per image.
 
-        The result of `function` must be the same on all devices, like a result of `over_devices`.
+        The result of `function` must be equal on all devices, as are the results of `over_devices`.
         """
 
         def run(params: Params, rows: Array) -> Any:
@@ -326,12 +326,12 @@ class OnMesh(SplitExperts):
 
 
 def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
-    """Returns the leaves, with each leaf that is split over `fsdp` wrapped in `_Part`."""
+    """Wraps each leaf that is split over `fsdp` in `_Part`, and returns all leaves."""
     return {path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in flat.items()}
 
 
 def _like(source: Any, like: Any) -> Array:
-    """An array of `source[slices]`, with the dtype and sharding of `like`."""
+    """Creates an array from slices of `source`, with the dtype and sharding of `like`. Returns a copy if `source` is a JAX array."""
     if isinstance(source, jax.Array):
         return jnp.copy(source)
 
@@ -342,6 +342,6 @@ def _like(source: Any, like: Any) -> Array:
 
 
 def _pieces(leaf: Array) -> Shards:
-    """Returns the parts of an array that this process saves: the first device that has a part saves it."""
+    """Returns the shards of an array that this process saves. Of all replicas of a shard, only the first replica is saved."""
     shards = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
     return Shards(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))

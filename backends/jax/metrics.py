@@ -1,4 +1,4 @@
-"""The routing metrics of every step, without gradient. Shape comments: G groups, T tokens, E experts."""
+"""The routing metrics that every step computes, without gradient. Shape comments: G groups, T tokens, E experts."""
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,9 @@ def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
 
 
 def _entropy(mass: Array) -> Array:
-    """The mean entropy of the rows of `mass` (G, T, E), each normalised to a sum of 1; 0 for a row without mass.
+    """The mean entropy of the rows of `mass` (G, T, E), after each row is divided by its sum. A row without mass has entropy 0.
 
-    The mean comes before the sum, because XLA would merge two sums into a long one, whose rounding errors add up.
+    The mean over rows comes before the sum over experts, because XLA would merge two sums into one long sum with larger rounding errors.
     """
     total = jnp.sum(mass, axis=-1, keepdims=True)
     share = mass / jnp.where(total > 0, total, 1)

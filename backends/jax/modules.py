@@ -1,4 +1,4 @@
-"""The computation shared by the layers for Flax and Equinox."""
+"""The computation that the layers for Flax and Equinox share."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from moespec.spec.routing import Noise, Params, State
 
 
 class Routed(NamedTuple):
-    """The result of a layer for x: y, with x's shape and dtype, the weighted auxiliary losses by name, metrics for
-    logging, and the statistics that update a router's state."""
+    """The result of a layer: `y` with the shape and dtype of the input, the weighted auxiliary losses by name,
+    metrics for logging, and statistics that update the state of a router."""
 
     y: Array
     losses: dict[str, Array]
@@ -33,11 +33,11 @@ def routed(
     train: bool,
     state: State | None = None,
 ) -> Routed:
-    """Applies the layer to x (images, ..., width), with ids (images, ...; default: the token positions) if the router needs them.
+    """Applies the layer to x (images, ..., width). A router that needs ids uses `ids` (images, ...) or, by default, token positions.
 
-    params: `router`, `experts`, and `shared`, empty without a shared expert. state: for a router that keeps one. key:
-        for gating noise, which only training has. Raises ConfigError if the key is missing, DtypeError for a state in
-        16 bits, and ShapeError for x of a different width or images that do not split into groups.
+    params: dicts `router`, `experts` and `shared`, which is empty without a shared expert. state: the state of a router that keeps a
+        state. key: the random key of the gating noise in training. Raises ConfigError if a key is missing, DtypeError if the state has
+        a 16-bit dtype, and ShapeError if x has a different width or if the images do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
     router = B.ROUTERS[layer.router]

@@ -1,4 +1,4 @@
-"""The array namespace of JAX, see `moespec.backends.common.namespace`."""
+"""The array namespace of JAX, as `moespec.backends.common.namespace` specifies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,18 +32,18 @@ softmax, softplus = nn.softmax, nn.softplus
 
 
 def shift_right_logical(words: Array, bits: int) -> Array:
-    """The words shifted right, with zeros filled in. `bits` gets their dtype, even where integers default to 64 bits."""
+    """Shifts words right and fills in zeros. `bits` is converted to the dtype of the words, because integers may default to 64 bits."""
     return lax.shift_right_logical(words, words.dtype.type(bits))
 
 
 def promote_all(*values: Any) -> list[Array]:
-    """All arrays in float64 if one of them is float64, else in float32."""
+    """Converts all arrays to float64 if any array is float64, else to float32."""
     dtype = jnp.result_type(jnp.float32, *(promote(value).dtype for value in values))
     return [jnp.asarray(value).astype(dtype) for value in values]
 
 
 def full(shape: tuple[int, ...], value: float, like: Array) -> Array:
-    """An array filled with the value, in the dtype of `like`."""
+    """An array of this shape that contains only `value`, in the dtype of `like`."""
     return jnp.full(shape, value, like.dtype)
 
 
@@ -63,49 +63,49 @@ def indices(count: int, like: Array) -> Array:
 
 
 def argmax(x: Array) -> Array:
-    """The index of the largest entry: (..., n) -> (..., 1)."""
+    """The int32 index of the largest entry, (..., n) -> (..., 1)."""
     return jnp.argmax(x, axis=-1, keepdims=True).astype(jnp.int32)
 
 
 def argsort(x: Array) -> Array:
-    """The indices that sort ascending: (..., n) -> (..., n) int32."""
+    """The int32 indices that sort the entries in ascending order, (..., n) -> (..., n)."""
     return jnp.argsort(x, axis=-1, stable=True).astype(jnp.int32)
 
 
 def take(x: Array, index: Array) -> Array:
-    """The entries at indices: (..., n) and (..., k) -> (..., k)."""
+    """The entries of `x` at the indices, (..., n) and (..., k) -> (..., k)."""
     return jnp.take_along_axis(x, index, axis=-1)
 
 
 def pick(x: Array, index: Array) -> Array:
-    """The entry at an index: (..., 1). Uses a mask, so the gradient is a mask too, not a scatter."""
+    """The entry of `x` at an index, (..., n) and (..., 1) -> (..., 1). Uses a mask, so that the gradient does not need a scatter."""
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     return jnp.sum(jnp.where(position == index, x, 0), axis=-1, keepdims=True)
 
 
 def is_chosen(indices: Array, like: Array) -> Array:
-    """Booleans, true at the given indices: (..., k) -> (..., n). Uses comparisons instead of a scatter."""
+    """Returns booleans that are true at the indices, (..., k) -> (..., n). Uses comparisons instead of a scatter."""
     return jnp.any(indices[..., None] == jnp.arange(like.shape[-1], dtype=indices.dtype), axis=-2)
 
 
 def count(index: Array, size: int, like: Array) -> Array:
-    """The number of times that each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
+    """Counts how often each of the numbers 0, ..., size - 1 occurs, as an array (size,) in the dtype of `like`."""
     return jnp.zeros(size, like.dtype).at[index.reshape(-1)].add(1)
 
 
 def put_true(indices: Array, like: Array, axis: int) -> Array:
-    """Booleans in the shape of `like`, true at `indices` along an axis."""
+    """Returns booleans with the shape of `like` that are true at `indices` along an axis."""
     return jnp.put_along_axis(jnp.zeros(like.shape, bool), indices, True, axis=axis, inplace=False)
 
 
 def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-    """The `count` largest entries, descending, and `place`, which applies a function to these entries of `x`, by a mask."""
+    """Returns the `count` largest entries in descending order, and `place`, which applies a function to these entries by a mask."""
     if count == x.shape[-1]:
         return -jnp.sort(-x, axis=-1), lambda function: function(x)
     index = top_indices(x, count)
     descending = jnp.take_along_axis(x, index, axis=-1)
-    # Entries equal to the last kept entry are kept up to its index. The last entry itself is identified by its index, because XLA
-    # may compute `x` again for the comparison, with different rounding.
+    # Of the entries that equal the last kept entry, the mask keeps entries up to the last kept index. The mask finds the last entry by
+    # index, because XLA may recompute `x` for the comparison with different rounding.
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     smallest, last = descending[..., -1:], index[..., -1:]
     mask = (x > smallest) | ((x == smallest) & (position <= last)) | (position == last)
@@ -123,7 +123,7 @@ def _product(x: Array, matrix: Array) -> Array:
 
 
 def _flat_product(x: Array, matrix: Array) -> Array:
-    """Computes one product of matrices, so that XLA for CPUs and GPUs also computes the gradient by such products; see `network.linear`."""
+    """Computes a single matrix product, so that XLA on CPUs and GPUs also computes gradients as matrix products (see `network.linear`)."""
     groups, count, width = x.shape
     flat = jnp.matmul(x.reshape(-1, width), matrix, precision=lax.Precision.HIGHEST)
     return flat.reshape(groups, count, -1)
@@ -132,7 +132,7 @@ def _flat_product(x: Array, matrix: Array) -> Array:
 def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, columns: Array | None) -> Array:
     """`(rows * x) (columns * slots)`: (G, T, D), (D, E, C), (G, T, 1), (1, E, C) -> (G, T, E, C).
 
-    bfloat16 tokens are multiplied in bfloat16, with half as many passes on a TPU as for float32.
+    For bfloat16 tokens, a TPU computes half as many bfloat16 products as for float32 tokens.
     """
     slots = slots if columns is None else slots * columns
     rows = jnp.ones((*x.shape[:2], 1), x.dtype) if rows is None else rows
@@ -142,23 +142,23 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
 
 
 def invert_index(index: Array, count: int) -> Array:
-    """The position of each of 0, ..., count - 1 in `index`, n if absent: (G, n) -> (G, count)."""
+    """The position of each number below `count` in `index`, or n if the number is absent, (G, n) -> (G, count)."""
     number = lax.broadcasted_iota(jnp.int32, index.shape, 1)
     return positions_in_expert.invert(index, number, count, fill=index.shape[1])
 
 
 def slot_weights(scores: Array, token: Array, slot: Array | None) -> Array:
-    """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+    """The score of each slot's token for the slot's expert, or 0 for an empty slot, (G, T, E) -> (G, E, C)."""
     return gathers.slot_weights(scores.shape[1], scores, token, slot)
 
 
 def by_expert(routing: slots.SlotRouting, values: Array) -> Array:
-    """The value of each slot, placed at the slot's token and expert: (G, E, C) -> (G, T, E)."""
+    """Puts the value of each slot at the slot's token and expert, and 0 elsewhere, (G, E, C) -> (G, T, E)."""
     return gathers.values_by_expert(routing.tokens, values, routing.token, routing.slot)
 
 
 def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-    """`state = body(step, state)` for the steps 0, ..., count - 1, as a loop of the program."""
+    """Repeats `state = body(step, state)` for the steps 0, ..., count - 1, in a loop of the compiled program."""
     return lax.fori_loop(0, count, body, state)
 
 
@@ -168,7 +168,7 @@ def whole(function: Function) -> Function:
 
 
 def threefry(key: Array, first: Array, second: Array) -> Array:
-    """JAX's Threefry-2x32-20, compiled differently for each device. Words are int32."""
+    """Threefry-2x32-20 by the primitive of JAX, which compiles differently for each device. Words are int32."""
     (low, high), *counter = (
         lax.bitcast_convert_type(word, jnp.uint32) for word in (key, *jnp.broadcast_arrays(first, second))
     )

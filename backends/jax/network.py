@@ -1,4 +1,4 @@
-"""The network operations that models need around the routers.
+"""The network operations that models need in addition to routers.
 
 Shape comments: N rows or images, S sequence, G groups, E experts, C capacity, D width, H hidden.
 """
@@ -49,7 +49,7 @@ def gelu(x: Array, *, form: str = "tanh") -> Array:
 
 
 def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:
-    """x (..., D), scale and bias (D,) -> (..., D), in float32 or better, returned in the dtype of `x`."""
+    """x (..., D), scale and bias (D,) -> (..., D), computed in float32 or better and returned in the dtype of `x`."""
     check_scores("x", x, "... width")
     check_scores("scale", scale, "width")
     check_size("scale", scale, 0, x.shape[-1], "the last axis of x")
@@ -66,10 +66,10 @@ def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: fl
 
 
 def linear(x: Array, kernel: Array, bias: Array | None = None, *, axes: int = 1) -> Array:
-    """`x kernel + bias`: x (..., *A), kernel (*A, *B) with `axes` axes A, bias (*B) -> (..., *B).
+    """Computes `x kernel + bias`, where `axes` is the number of axes *A: x (..., *A), kernel (*A, *B), bias (*B) -> (..., *B).
 
-    On a TPU the axes stay as they are: joining them requires a copy if the sequence is not a multiple of 8 or a head
-    not a multiple of 128. Elsewhere a single matrix product is faster.
+    On a TPU, the axes are not joined, because joined axes require a copy if the sequence length is not a multiple of 8 or the head
+    width is not a multiple of 128. On other devices, a single matrix product over joined axes is faster.
     """
     operands = (x, kernel) if bias is None else (x, kernel, bias)
     tpu, default = partial(_product, axes=axes), partial(_flat_product, axes=axes)
@@ -93,7 +93,7 @@ def _flat_product(x: Array, kernel: Array, *bias: Array, axes: int) -> Array:
 def attention(query: Array, key: Array, value: Array, *, causal: bool = False) -> Array:
     """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`."""
     check_attention(query, key, value, causal=causal)
-    # With the heads before the sequence both products are batched matrix products, and XLA need not transpose the logits.
+    # With the heads before the sequence, both products are batched matrix products, and XLA does not transpose the logits.
     query, key, value = (jnp.swapaxes(array, 1, 2) for array in (query, key, value))
     exact = jnp.promote_types(query.dtype, jnp.float32)
     logits = jnp.einsum("nhqd,nhkd->nhqk", query, key, preferred_element_type=exact) / query.shape[3] ** 0.5
@@ -120,7 +120,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     check_activation(gelu, activation)
     groups, experts, capacity, width = inputs.shape
     weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)  # type: ignore[misc]
-    # Joins the rows of all groups for each expert. Otherwise XLA transposes the hidden layer, which is wider.
+    # Joins the rows of all groups for each expert, because XLA would otherwise transpose the hidden layer, which is wider than the inputs.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
     outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
     return jnp.swapaxes(outputs.reshape(experts, groups, capacity, outputs.shape[2]), 0, 1)
@@ -132,7 +132,7 @@ def _linear_of_experts(rows: Array, kernel: Array, bias: Array | None) -> Array:
 
 
 def activate(form: str, activation: str) -> Callable[[Array], Array]:
-    """The activation of experts, with the given form of GELU."""
+    """The activation function of experts, where `form` is the form of GELU."""
     return {"silu": jax.nn.silu, "quick_gelu": quick_gelu}.get(activation, partial(gelu, form=form))
 
 
@@ -156,8 +156,8 @@ def rescale(x: Array, params: Mapping[str, Array]) -> Array:
 def convolution(images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
     """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
 
-    Computes one product over squares of pixels. Creating the squares takes size^2 / stride^2 times the memory of the
-    images, but is faster than XLA's convolution on a CPU.
+    Computes one matrix product over squares of pixels. The squares need size^2 / stride^2 times the memory of the
+    images, but this product is faster than XLA's convolution on a CPU.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "size size channels features")

@@ -49,35 +49,35 @@ AXES = {
 
 
 class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
-    """The weighted auxiliary losses of a layer by name, `losses`, for each call. Add them to the loss of the model."""
+    """The weighted auxiliary losses of each call of a layer, by name (`losses`). Add these losses to the loss of the model."""
 
 
 class RoutingMetric(nnx.Variable):  # type: ignore[misc]
-    """`metrics` of a layer by name, for each call: load, coverage, dropped, entropy, ..., for logging."""
+    """The metrics of each call of a layer, by name (`metrics`), for logging: load, coverage, dropped, entropy, ..."""
 
 
 class RouterState(nnx.Variable):  # type: ignore[misc]
-    """The state that a router keeps from step to step. Optimisers do not change it."""
+    """The state that a router keeps between steps and that optimisers do not change."""
 
 
 class RoutingStatistic(nnx.Variable):  # type: ignore[misc]
-    """`statistics` of a layer by name, for each training call: sums from which `update_states` computes the next state."""
+    """The sums from each training call of a layer, by name (`statistics`), from which `update_states` computes the next state."""
 
 
 class Constant(nnx.Variable):  # type: ignore[misc]
-    """Arrays that are saved with the parameters but not trained: the tables of a hash layer."""
+    """Arrays that are saved with the parameters but not trained, such as the tables of a hash layer."""
 
 
 @documented
 class MoE(nnx.Module):  # type: ignore[misc]
-    """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
+    """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to an array of the same shape and dtype.
 
-    deterministic: True disables gating noise and the training capacity; `model.eval()` sets it.
-    rngs: the source of gating noise (stream `gating`); it does not affect the initial values.
+    deterministic: if true, the layer uses neither gating noise nor the training capacity. `model.eval()` sets this attribute.
+    rngs: the source of gating noise (stream `gating`). The source does not affect the initial values.
 
     Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and
     `RoutingMetric` returns the losses and the metrics. Expert parameters have the logical axes "expert", "embed" and
-    "mlp". With a mesh and logical axis rules set, Flax shards them at creation.
+    "mlp". If a mesh and logical axis rules are set, Flax shards these parameters at creation.
     """
 
     def __init__(
@@ -121,20 +121,20 @@ class MoE(nnx.Module):  # type: ignore[misc]
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
     ) -> Array:
-        """x (images, ..., width) to the same shape and dtype.
+        """Maps x (images, ..., width) to an array of the same shape and dtype.
 
-        ids: (images, ...), for a router that needs token ids; default: the token positions. deterministic, rngs:
-            override the layer's settings; rngs may also be a key.
+        ids: the token ids (images, ...) for a router that needs ids (default: the token positions). deterministic, rngs: replace the
+            layer's settings in this call. `rngs` may also be a random key.
 
-        Raises ShapeError for x of a different width or a batch that does not split into groups, ConfigError for missing rngs.
+        Raises ShapeError if x has a different width or if the batch does not split into groups, and ConfigError if random keys are missing.
         """
         train = not (self.deterministic if deterministic is None else deterministic)
         noisy = train and B.ROUTERS[self.layer.router].noise(self.layer.options) is not None
         key = _key(self.rngs if rngs is None else rngs) if noisy else None
         params = {part: _arrays(getattr(self, part)) for part in PARTS}
         y, losses, metrics, statistics = routed(self.layer, params, x, ids, key, train=train, state=_arrays(self.state))
-        if hasattr(self, "__captures__"):  # inside `nnx.capture`; elsewhere nothing is stored
-            # Each kind has a different name, because `nnx.capture` loses one of two kinds that have the same name.
+        if hasattr(self, "__captures__"):  # The layer stores results only inside `nnx.capture`.
+            # Each kind of result has a different name, because `nnx.capture` loses one of two kinds with the same name.
             self.sow(AuxiliaryLoss, "losses", losses)
             self.sow(RoutingMetric, "metrics", metrics)
             if train and statistics:
@@ -143,14 +143,14 @@ class MoE(nnx.Module):  # type: ignore[misc]
 
 
 def auxiliary_loss(captured: Any) -> Array:
-    """The sum of all losses from `nnx.capture(model, AuxiliaryLoss)`: a scalar, 0 if there are none."""
+    """The sum of all losses from `nnx.capture(model, AuxiliaryLoss)`, a scalar that is 0 if there are no losses."""
     return sum(jax.tree.leaves(captured), start=jnp.zeros(()))
 
 
 def update_states(model: nnx.Module, captured: Any) -> None:
-    """Updates a model's router states from a step's statistics, `nnx.capture(model, RoutingStatistic)`. Call it once per step.
+    """Updates a model's router states, once per step, from the statistics of the step, `nnx.capture(model, RoutingStatistic)`.
 
-    Add the statistics of several parts of a batch, or of several devices: `jax.tree.map(jnp.add, first, second)`.
+    Add the statistics of several batch parts or several devices by `jax.tree.map(jnp.add, first, second)`.
     """
     for path, module in nnx.iter_modules(model):
         found = captured

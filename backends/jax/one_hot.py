@@ -1,10 +1,10 @@
-"""Computes the rows of small groups on a TPU by products with one-hot rows instead of gathers.
+"""Dispatches and combines the rows of small groups on a TPU by products with one-hot rows instead of gathers.
 
 A TPU reads a tile of eight rows for each gathered row. A product with the one-hot rows of the slots reads each row
-once, at the cost of 2 S T D more operations for S slots and T tokens. The product is exact in bfloat16, because its terms are added in
-float32. On other devices, and in larger groups, rows are gathered.
+once, at the cost of 2 S T D additional operations for S slots and T tokens. The product is exact in bfloat16, because a TPU adds the
+terms in float32. On other devices, and in larger groups, rows are gathered.
 
-Shape comments: G groups, T tokens, E experts, C capacity, D width; R = E G C rows, in this order.
+Shape comments: G groups, T tokens, E experts, C capacity, D width; R = E G C rows in the order (E, G, C).
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ def pays(tokens: Array, token: Array) -> bool:
 
 
 def dispatch(tokens: Array, token: Array, slots: Any) -> Array:
-    """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C) -> (R, D). slots: the same map, as `Rows`."""
+    """The row of each slot's token, or 0 for an empty slot: tokens (G, T, D), token (G, E, C), slots (`token` as `Rows`) -> (R, D)."""
     return linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
 
 
@@ -59,7 +59,7 @@ def _sums(cotangent: Array, token: Array, slots: Any, *, shape: tuple[int, ...])
 
 
 def _one_hot(token: Array, count: int) -> Array:
-    """(G, E, C) -> (G, E, C, T); zeros for an empty slot."""
+    """The one-hot rows of slots, (G, E, C) -> (G, E, C, T), with zeros for an empty slot."""
     return jax.nn.one_hot(token, count, dtype=jnp.bfloat16)
 
 
@@ -76,7 +76,7 @@ def _tokens(rows: Array, token: Array, slots: Any, *, count: int) -> Array:
 
 
 def combine(count: int, rows: Array, weight: Array, token: Array, slots: Any) -> Array:
-    """Each token's weighted sum of the rows of its slots: rows (R, D), weight (1, R), token (G, E, C) -> (G, T, D). count: T."""
+    """The weighted sum of the rows of each token's slots: rows (R, D), weight (1, R), token (G, E, C) -> (G, T, D), with T = `count`."""
     return bilinear(partial(_combine, count), _combine_transposed, (token, slots), rows, weight)[0]
 
 

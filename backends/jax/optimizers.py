@@ -1,6 +1,6 @@
-"""The optimisers through optax, on the trained parameters as a flat dict: path -> array.
+"""The optimisers as optax transformations of the trained parameters, a flat dict from path to array.
 
-`moespec.backends.numpy.optimizers` defines their updates.
+`moespec.backends.numpy.optimizers` defines the updates of these optimisers.
 """
 
 import functools
@@ -25,7 +25,7 @@ FIELDS = {"mu": "mu", "nu": "nu", "trace": "trace", "ema": "mu", "v_row": "row",
 
 
 def transformation(optimizer: OptimizerConfig) -> Any:
-    """Maps gradients to updates, before the learning rate."""
+    """The optax transformation from gradients to updates, without the factor of the learning rate."""
     own: Any = optimizer.own
     decayed = optax.stateless(functools.partial(_decayed, optimizer))
     if optimizer.name == "sgd":
@@ -66,9 +66,9 @@ def imported(
     step: int,
     array: Callable[[Any, jax.Array], jax.Array] = lambda value, like: jnp.array(value, like.dtype, copy=True),
 ) -> Any:
-    """Returns `state` after `step` steps, with the given slots restored. Missing arrays stay as in `state`.
+    """Returns `state` with the step number `step` and the arrays of `slots`. Arrays that are not in `slots` do not change.
 
-    array: makes an array from a value, with the dtype and sharding of another array.
+    array: a function that converts a value to the dtype and sharding of another array.
     """
 
     def filled(part: Any) -> Any:
@@ -94,7 +94,7 @@ def _kept(part: Any) -> list[str]:
 
 
 def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any]) -> Any:
-    """Applies `function(slot, path, leaf)` to each array of a state. slot and path are None for arrays that belong to no parameter."""
+    """Applies `function(slot, path, leaf)` to each array of a state. `slot` and `path` are None for arrays that belong to no parameter."""
 
     def of_part(part: Any) -> Any:
         if not hasattr(part, "_fields"):
@@ -112,7 +112,7 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
 
 
 def _own(own: Optimizer) -> Any:
-    """The transformation of a user-defined optimiser. It uses the state of optax's Adam, with unused slots empty."""
+    """The transformation of a user-defined optimiser, which uses the state of optax's Adam with empty dicts for unused slots."""
     adam, none = optax.scale_by_adam(), {slot: dict[Path, Any]() for slot in OWN_SLOTS if slot not in own.slots}
 
     def update(updates: Leaves, state: Any, params: Leaves) -> tuple[Leaves, Any]:
@@ -128,7 +128,7 @@ def _own(own: Optimizer) -> Any:
 
 
 def _kept_in(dtype: str, field: str, inner: Any) -> Any:
-    """`inner`, with `field` stored in `dtype` and computed in the dtype of the gradient."""
+    """Wraps `inner` to store `field` in `dtype` and to compute in the dtype of the gradient."""
     if dtype != "bfloat16":
         return inner
 

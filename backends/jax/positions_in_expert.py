@@ -1,4 +1,4 @@
-"""Requests for experts: their places in line, and the inverse map from slots to requests.
+"""Requests for experts: the position of each request among all requests for the same expert, and the map from slots to requests.
 
 Shape comments: G groups, N requests, E experts.
 """
@@ -14,12 +14,12 @@ ONE_HOT_EXPERTS = 32
 
 
 def positions(requests: Array, experts: int) -> Array:
-    """Counts, for each request, the earlier requests of its group for the same expert. requests: (G, N) int32; returns the same shape."""
+    """Counts, for each request, the earlier requests in the same group for the same expert, (G, N) int32 -> (G, N) int32."""
     return (position_by_sum if experts <= ONE_HOT_EXPERTS else position_by_sort)(requests, experts)
 
 
 def position_by_sum(requests: Array, experts: int) -> Array:
-    """Computes `positions` by a cumulative sum of one-hot rows: (G, N, E) integers."""
+    """Computes `positions` by a cumulative sum of one-hot rows (G, N, E)."""
     one_hot = (requests[..., None] == jnp.arange(experts, dtype=requests.dtype)).astype(jnp.int32)
     return jnp.sum((jnp.cumsum(one_hot, axis=1) - 1) * one_hot, axis=2)
 
@@ -36,8 +36,8 @@ def position_by_sort(requests: Array, experts: int) -> Array:
 
 
 def invert(index: Array, value: Array, size: int, *, fill: int) -> Array:
-    """`out[g, index[g, n]] = value[g, n]`, `fill` elsewhere: (G, N) to (G, size). An index of `size` writes nothing."""
-    # Each unused write goes to a separate place past the end, so that all indices are unique.
+    """Sets `out[g, index[g, n]] = value[g, n]`, and `fill` elsewhere, (G, N) -> (G, size). An index equal to `size` writes nothing."""
+    # Replaces each index `size` with a different index past the end, so that all indices are unique.
     index = jnp.where(index < size, index, size + lax.broadcasted_iota(jnp.int32, index.shape, 1))
     empty = jnp.full((size,), fill, value.dtype)
     return jax.vmap(lambda i, v: empty.at[i].set(v, mode="drop", unique_indices=True))(index, value)

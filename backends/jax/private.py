@@ -1,4 +1,4 @@
-"""The private names of JAX that moespec uses, tested with JAX 0.10.1 and 0.12.0.1. No other module uses private names."""
+"""The private names of JAX that moespec uses, tested with JAX 0.10.1 and 0.12.0.1. No other module uses private names of JAX."""
 
 from importlib import import_module
 from typing import Any
@@ -9,7 +9,7 @@ from moespec.spec.errors import ConfigError
 
 
 def reach_at(address: str) -> None:
-    """Makes gloo announce this IP address to the other processes, on CPUs. Call this function before using JAX."""
+    """On CPUs, makes gloo announce this IP address to the other processes. Call this function before using JAX."""
     try:
         bridge: Any = import_module("jax._src.xla_bridge")
         register, make = bridge.register_backend_factory, bridge.make_cpu_client

@@ -1,7 +1,7 @@
 """Computes products of bfloat16 rows and a float32 matrix to float32 accuracy, on devices where only bfloat16 is fast.
 
-A TPU computes a float32 product (`Precision.HIGHEST`) as six bfloat16 products of the three parts of each side. Rows in
-bfloat16 have one part, so three products suffice if the factor of the rows is applied to the result.
+A TPU computes a float32 product (`Precision.HIGHEST`) as six bfloat16 products of three bfloat16 parts per operand. Rows in
+bfloat16 have only one part, so three products suffice if the result is multiplied by the factor of the rows.
 """
 
 import jax
@@ -17,11 +17,11 @@ Three = tuple[Array, Array, Array]
 def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
     """`(factor * tokens) @ slots`: tokens (G, T, D) that are exact in bfloat16, factor (G, T, 1), slots (D, E, C).
 
-    Arguments and result, (G, T, E, C), are float32. The gradients are products at `Precision.HIGH`: three passes on a
-    TPU with an error of 2^-16, TF32 on a GPU. A layer of bfloat16 tokens rounds the incoming gradients and the gradient
-    of the tokens to bfloat16 anyway, an error of 2^-8.
+    The arguments and the result (G, T, E, C) are float32. Gradients use `Precision.HIGH`, which means three passes with an error of 2^-16
+    on a TPU and TF32 on a GPU. A layer with bfloat16 tokens has an error of 2^-8 anyway, because the layer rounds the incoming gradients
+    and the gradient of the tokens to bfloat16.
     """
-    # The parts are summed inside one product. Three separate sums would be written to memory and read again.
+    # A single product sums the parts. Three separate products would be written to memory and read again.
     rows = tokens.astype(jnp.bfloat16)
     product = jnp.einsum(
         "pgtd,pdec->gtec",
@@ -33,8 +33,8 @@ def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
 
 
 def in_three_parts(x: Array) -> Array:
-    """Three bfloat16 arrays, stacked, whose sum is `x`: each has 8 of its 24 bits, the smallest first."""
-    # Uses `reduce_precision`, because XLA may drop a cast to bfloat16 and back.
+    """Splits `x` into three stacked bfloat16 arrays with 8 of the 24 bits each, lowest bits first. The sum of the arrays is `x`."""
+    # Uses `reduce_precision`, because XLA may remove a cast to bfloat16 and back.
     high = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     middle = lax.reduce_precision(x - high, exponent_bits=8, mantissa_bits=7)
     return jnp.stack([x - high - middle, middle, high]).astype(jnp.bfloat16)

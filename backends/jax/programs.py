@@ -1,8 +1,8 @@
-"""Public functions as programs: one per set of shapes, dtypes and options, shared by all callers.
+"""Compiles public functions to programs. All callers share one program per set of shapes, dtypes and options.
 
-Outside `jax.jit`, JAX compiles every operation separately for each shape, and a function has a hundred operations. As a
-program, a function compiles once, several times as fast, and a call does not run each operation through Python. Inside
-`jit` nothing changes: the operations become part of the traced program.
+Outside `jax.jit`, JAX compiles every operation of a function separately for each shape, and a function has about a hundred operations. A
+program compiles once, which is several times as fast, and a call of a program does not dispatch each operation from Python. Inside
+`jax.jit`, the operations of a function become part of the traced program.
 """
 
 import functools
@@ -21,12 +21,12 @@ NO_KINDS: Mapping[str, str] = {}
 
 
 def program(function: Function, kinds: Mapping[str, str] = NO_KINDS, summed: bool = False) -> Function:
-    """`function`, compiled for calls with JAX arrays and with options that `==` can compare.
+    """Compiles `function` for calls with JAX arrays and with options that `==` can compare.
 
-    kinds: the arguments that have groups, from `array_arguments`. summed: whether the result is summed over groups (see `by_groups`).
+    kinds: the kind of each array argument (see `array_arguments`). summed: if true, results are summed over groups (see `by_groups`).
 
-    Calls with NumPy arrays or functions among the arguments run uncompiled. Calls that do not match the signature also run uncompiled and
-    raise the function's own errors.
+    Calls with NumPy arrays or functions as arguments run uncompiled. Calls that do not match the signature also run uncompiled, so that
+    `function` raises the error.
     """
     signature = inspect.signature(function)
     function = by_groups(kinds, summed=summed)(function)
@@ -53,11 +53,11 @@ def program(function: Function, kinds: Mapping[str, str] = NO_KINDS, summed: boo
 
 
 def _is_of_arrays(value: Any) -> bool:
-    """True for a JAX array or a tree of JAX arrays only."""
+    """True for a JAX array, and for a tree that contains only JAX arrays."""
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 def _is_option(value: Any) -> bool:
-    """True if `==` distinguishes the value from others. NaN is not equal to itself, and a subclass may redefine `==`."""
+    """True if `==` compares the value reliably. NaN does not equal NaN, and a subclass may redefine `==`."""
     return value is None or (type(value) in (bool, int, float, str) and value == value)

@@ -1,4 +1,4 @@
-"""Makes a function public in the JAX backend: as a program, with the docstring of the specification."""
+"""Makes functions public in the JAX backend, as programs with the docstrings of the specification."""
 
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def public(function: Function) -> Function:
-    """Publishes a function that the specification also has. If the function works on groups, it becomes a program (see `programs`)."""
+    """Publishes a function of the specification in this backend. A function with a groups axis becomes a program (see `programs`)."""
     original = getattr(spec, function.__name__)
     kinds = array_arguments(original)
     if set(kinds.values()) - {"shared"}:
@@ -28,5 +28,5 @@ def public(function: Function) -> Function:
 def formula(
     function: Callable[Concatenate[RoutingNamespace[Array, SlotRouting, SoftRouting], Parameters], Result],
 ) -> Callable[Parameters, Result]:
-    """A formula of `moespec.backends.common`, on JAX arrays."""
+    """Publishes a formula of `moespec.backends.common` for JAX arrays."""
     return public(bound(function, namespace))

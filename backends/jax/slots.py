@@ -24,13 +24,13 @@ __all__ = ["SlotRouting", "SoftRouting", "moe_layer"]
 @partial(jax.tree_util.register_dataclass, data_fields=("token", "weight", "slot"), meta_fields=("tokens",))
 @dataclass(frozen=True)
 class SlotRouting:
-    """A sparse routing, stored by slot. It is a JAX pytree.
+    """A sparse routing that is stored by slot, as a JAX pytree.
 
-    token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
-    weight: (G, E, C) float32 or better, its combine weight; 0 for an empty slot.
-    slot: (G, T, K) int32, the slot `e * C + c` of each choice of a token, or `E * C` when it was dropped; None when a
-        token may sit in any number of slots (Expert Choice).
-    tokens: T.
+    `token` (G, E, C) int32 is the token in each slot, or T for an empty slot.
+    `weight` (G, E, C) in float32 or better is the combine weight of each slot, or 0 for an empty slot.
+    `slot` (G, T, K) int32 is the slot `e * C + c` of each choice, or `E * C` for a dropped choice.
+    `slot` is None if a token may occupy any number of slots (Expert Choice).
+    `tokens` is the number of tokens T in a group.
     """
 
     token: Array
@@ -39,7 +39,7 @@ class SlotRouting:
     tokens: int
 
     def dense(self) -> Routing:
-        """The tensors of the papers, each (G, T, E, C)."""
+        """The dispatch and combine tensors of the papers, each (G, T, E, C)."""
         return _dense(self)
 
 
@@ -52,18 +52,18 @@ def _dense(routing: SlotRouting) -> Routing:
 
 
 class SoftRouting(NamedTuple):
-    """An inherently dense routing: `dispatch` and `combine`, each (G, T, E, C) in float32 or better."""
+    """An inherently dense routing with the tensors `dispatch` and `combine`, each (G, T, E, C) in float32 or better."""
 
     dispatch: Array
     combine: Array
 
     def dense(self) -> Routing:
-        """The same tensors, as the specification's record."""
+        """Returns both tensors in the routing record of the specification."""
         return Routing(self.dispatch, self.combine)  # type: ignore[arg-type]
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:
-    """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`."""
+    """tokens (G, T, D), function `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`."""
     check_scores("tokens", tokens, "groups tokens width")
     tokens = jnp.asarray(tokens)
     _check_tokens(tokens, routing)
@@ -75,7 +75,7 @@ def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callab
 def _dispatched(tokens: Array, routing: SlotRouting | SoftRouting) -> Array:
     """(G, T, D) to (G, E, C, D)."""
     if not isinstance(routing, SlotRouting):
-        # Uses the dtype of the tokens, so that a bfloat16 model multiplies in bfloat16; XLA adds in a wider dtype.
+        # Uses the dtype of the tokens, so that a bfloat16 model multiplies in bfloat16. XLA adds the products in a wider dtype.
         return jnp.einsum("gtec,gtd->gecd", routing.dispatch.astype(tokens.dtype), tokens)
     groups, experts, capacity = routing.token.shape
     rows = dispatch_rows(routing.tokens, tokens, routing.token.reshape(groups, -1), routing.slot)

@@ -1,4 +1,4 @@
-"""Gradients, compilation and the training step: optimisers through optax, with donated state."""
+"""Gradients, compilation and the training step, which uses optax and donates the state."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -48,12 +48,12 @@ def compile(function: Callable[..., Any]) -> Any:
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """XLA options that shorten compilation for a CPU."""
-if jax.__version_info__ < (0, 11):  # later versions lack this option
+if jax.__version_info__ < (0, 11):  # later versions of JAX lack this option
     QUICK["xla_cpu_use_fusion_emitters"] = False
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `compile`, but without XLA's optimisations, for a program that runs once. Inside another program, returns `function` itself."""
+    """Compiles without XLA's optimisations, for a program that runs once. Inside another program, calls `function` directly."""
     compiled = jax.jit(function, compiler_options=QUICK)
 
     def call(*args: Any) -> Any:
@@ -66,7 +66,7 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 class TrainState(NamedTuple):
     """The training state: parameters, the optimiser's state and configuration, and moving averages of parameters.
 
-    A step donates its state to JAX, so do not use a state after passing it to a step.
+    A step donates the input state to JAX, so do not use the input state after the step.
     """
 
     params: Params
@@ -91,28 +91,28 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Static:
-    """The configuration of the optimiser, which is not an array."""
+    """The configuration of the optimiser, as a static part of the state."""
 
     optimizer: OptimizerConfig
 
 
 def init_state(params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-    """The state before the first step. `params`: nested dict of arrays, copied."""
+    """Returns the state before the first step, with copies of `params`, a nested dict of arrays."""
     owned = _copied(dict(params))
     trained, _ = split_params(owned, optimizer)
     average = _copied(trained) if optimizer.ema is not None else {}
-    # Jitted, so that a single program creates the zeros of all shapes.
+    # With `jax.jit`, a single program creates the zeros of all shapes.
     slots = jax.jit(transformation(optimizer).init)(trained)
     return TrainState(owned, slots, average, jnp.zeros((), jnp.int32), Static(optimizer))
 
 
 def state_params(state: TrainState) -> Params:
-    """Returns the parameters for a forward pass. They are valid until a step takes the state."""
+    """Returns the parameters for a forward pass. The parameters are valid until the next step consumes the state."""
     return state.params
 
 
 def state_average(state: TrainState) -> Params:
-    """Returns the moving averages of the parameters, and unaveraged parameters unchanged. Valid until a step takes the state."""
+    """Returns all parameters, with moving averages in place of averaged parameters. The result is valid until the next step."""
     return unflatten({**flatten(state.params), **state.average})
 
 
@@ -124,17 +124,17 @@ def make_step(
     averaged: bool = False,
     update_states: StateUpdate | None = None,
 ) -> Step:
-    """A compiled `step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
+    """Returns a compiled `step(state, batch, learning_rate) -> (state, metrics)` (see `moespec.backends.contract.Backend`).
 
-    A new learning rate causes no compilation.
+    A new learning rate does not cause a compilation.
     """
     return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged, update=update_states)
 
 
 def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
-    """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, (metrics and "loss", sums))`; see `make_step`.
+    """Returns `gradients(trained, frozen, batch) -> (gradients of the trained parameters, (metrics and "loss", sums))`.
 
-    If the loss takes averaged parameters, their leaves come after the batch.
+    If the loss function uses averaged parameters, the last argument of `gradients` contains the averaged leaves (see `make_step`).
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
 
@@ -165,7 +165,7 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
 def compiled_step(
     gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False, update: StateUpdate | None = None
 ) -> Step:
-    """The step of `make_step`, with the gradients and metrics that `gradients_of` computes."""
+    """Compiles the step of `make_step` with the gradients and metrics that `gradients_of` computes."""
     chain = transformation(optimizer)
 
     def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:
@@ -192,22 +192,22 @@ def compiled_step(
 
     @functools.wraps(compiled)
     def call(state: TrainState, batch: Batch, learning_rate: float) -> tuple[TrainState, Metrics]:
-        # Always a plain number, because JAX compiles a new program for each type of number.
+        # Converts to a Python float, because JAX compiles a new program for each type of number.
         return compiled(state, batch, float(learning_rate))
 
     return call
 
 
 def export_state(state: TrainState) -> dict[str, Any]:
-    """The state as nested dicts of NumPy arrays, bit for bit: `params`, the slots in use, and the int `step`.
+    """Exports the state bit for bit as nested dicts of NumPy arrays. The keys are `params`, the slots in use, and `step` (an int).
 
-    bfloat16 arrays are exported in float32, which represents them exactly.
+    bfloat16 arrays are exported in float32, which represents all bfloat16 numbers exactly.
     """
     return export_leaves(state, np.array)
 
 
 def finite_state(state: TrainState) -> bool:
-    """True if all numbers of `export_state` are finite, on all devices."""
+    """True if all numbers that `export_state` exports are finite on all devices."""
     leaves = export_leaves(state, lambda leaf: leaf)
     return bool(_finite([leaf for leaf in jax.tree.leaves(leaves) if isinstance(leaf, jax.Array)]))
 
@@ -218,7 +218,7 @@ def _finite(leaves: list[jax.Array]) -> jax.Array:
 
 
 def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[str, Any]:
-    """Like `export_state`, but with `array(leaf)` instead of each array."""
+    """Exports the state like `export_state`, but with `array(leaf)` in place of each leaf."""
     optimizer = state.config.optimizer
     slots = exported(state.optimizer, optimizer, flatten(state.params))
     trees = {"params": flatten(state.params), **slots, **({"ema": state.average} if state.average else {})}
@@ -243,13 +243,13 @@ def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> Tra
 
 
 def _copied(tree: Any) -> Any:
-    # `may_alias` applies only to JAX arrays; NumPy arrays are copied first.
+    # `may_alias` applies only to JAX arrays, so NumPy arrays are copied first.
     owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf, copy=True), tree)
     return jax.device_put(owned, may_alias=False)
 
 
 def split_params(params: Params, optimizer: OptimizerConfig) -> tuple[Leaves, Leaves]:
-    """The trained parameters and the frozen parameters."""
+    """Returns the trained parameters and the frozen parameters, by path."""
     leaves = flatten(params)
     trained = {path: leaf for path, leaf in leaves.items() if optimizer.rate_of(path)}
     return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}
