@@ -59,7 +59,7 @@ def _load() -> Iterator[Definition]:
     def noisy(name: str, kind: str, purpose: str, *flags: str, shape: tuple[int, int, int] = (G, T, E),
               **options: Any) -> Definition:  # fmt: skip
         clean = logits(f"load/{name}", shape, reach=1.0)
-        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64    # prevents ties
+        noise = logits(f"load/{name}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # prevents ties
         return case(name, kind, purpose, clean, clean.array + noise, *flags, **options)
 
     own = "threshold_includes_self"

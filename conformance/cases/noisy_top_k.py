@@ -85,7 +85,7 @@ def _gates() -> Iterator[Definition]:
 def _load_loss() -> Iterator[Definition]:
     def inputs(key: str, shape: tuple[int, ...] = (G, T, E), reach: float = 2.0) -> dict[str, Tensor]:
         clean = logits(f"{LOAD}/{key}", shape, reach=1.0)
-        noise = logits(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64    # prevents ties
+        noise = logits(f"{LOAD}/{key}/noise", shape, 0.5, 0.0625).array + np.arange(shape[2]) / 64  # prevents ties
         scale = logits(f"{LOAD}/{key}/scale", shape, reach=reach, step=0.25)
         return {"logits": clean, "noise_logits": scale, "noisy_logits": groups_tokens(clean.array + noise)}
 

@@ -30,7 +30,7 @@ class FileError(Exception):
     """Raised if a file cannot be compared. The message names the file."""
 
 
-def read(path: Path) -> dict[str, Found]:
+def read(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a safetensors file. Raises FileError, which names the file, if the file is not readable or not valid."""
     try:
         return decoded(read_file(path, LIMIT))

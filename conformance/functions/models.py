@@ -134,7 +134,7 @@ def _trained(
     # `compile` compiles the loss for all targets, so `make_step` need not compile the loss again.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
-    options |= renewal(B, model.moe_layers(config, batch // accumulate))
+    options |= state_update(B, model.moe_layers(config, batch // accumulate))
     loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # micro-batches would average metrics
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)

@@ -73,9 +73,7 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
     figure = Figure(figsize=(3.0 * len(COLUMNS), 2.3 * rows + 1.0), layout="constrained")
     axes = figure.subplots(rows, len(COLUMNS), squeeze=False)
     tokens = max(each.dispatch.shape[1] for each in statistics)
-    histograms: dict[
-        int, tuple[list[NDArray[Any]], float, float]
-    ] = {  # column: values, and the limits of the axis
+    histograms: dict[int, tuple[list[NDArray[Any]], float, float]] = {  # column: values, and the limits of the axis
         0: ([each.dispatch for each in statistics], 0, 2 * max(float(each.dispatch.mean()) for each in statistics)),
         1: ([each.combine for each in statistics], 1, 2),
         4: ([each.tokens_needed for each in statistics], 0, tokens),
