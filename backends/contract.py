@@ -222,8 +222,8 @@ class Backend(Blocks, Protocol):
     ) -> Step:
         """Compiles one update of the optimiser (see `moespec.backends.optimizer`).
 
-        averaged: if true, the third argument of the loss function is the constant `state_average`. update_states: a function of the parameters
-        before the update and of the sums that the loss function returns. The step adds these sums over all batch parts and devices.
+        averaged: if true, the third argument of the loss function is the constant `state_average`. update_states: a function of the
+        parameters before the update and of the sums that the loss function returns, added over all batch parts and devices.
 
         The step splits the batch into `accumulate` equal parts along the leading axis, and averages the gradients and metrics of the
         parts. The step adds "loss" and "grad_norm", the global norm of the gradient before clipping, to the metrics. Raises
