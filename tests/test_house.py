@@ -1,9 +1,11 @@
 """The house keeps its arrows: who may import whom, without circles, and each backend runs with the other framework absent.
 
-The test tree mirrors the source tree, and no room has more lines than it may."""
+The test tree mirrors the source tree, no room has more lines than it may, and examples in docstrings hold."""
 
 import ast
+import doctest
 import fnmatch
+import importlib
 import re
 import subprocess
 from collections import Counter
@@ -312,6 +314,12 @@ def test_private_names_of_others_are_in_one_module_each():
 def test_the_check_of_private_names_can_fail(line):
     assert private_names(line)
     assert not private_names(line.replace("_", ""))
+
+
+@pytest.mark.parametrize("module", [name for name, path in MODULES.items() if ">>> " in path.read_text()])
+def test_examples_in_docstrings(module):
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted > 0 == outcome.failed
 
 
 def test_no_assert_in_production():

@@ -1,23 +1,13 @@
 """The description of a mesh, and which of several processes a process is."""
 
-import doctest
-
 import pytest
 
-from moespec.backends import mesh, processes
 from moespec.backends.mesh import MeshSizes, axes_of_slot, mesh_sizes, split_axes
 from moespec.backends.processes import Process, process_of
 from moespec.spec.errors import ConfigError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node", "MASTER_PORT": "1234"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-09,12],other"}
-
-
-@pytest.mark.parametrize("module", [mesh, processes])
-def test_examples(module):
-    outcome = doctest.testmod(module)
-    assert outcome.attempted
-    assert not outcome.failed
 
 
 @pytest.mark.parametrize(

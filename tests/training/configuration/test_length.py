@@ -1,12 +1,10 @@
 """How long a run is: steps, epochs and examples, short warm-ups, runs that go on for longer; and the learning rate of each step."""
 
-import doctest
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.errors import ConfigError
 from moespec.training.commands.study import entries
-from moespec.training.configuration import configfile, length, schedules
+from moespec.training.configuration import configfile, length
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.configuration.length import in_steps, settled, shrunk
 from moespec.training.configuration.schedules import SCHEDULES, cosine, linear, rsqrt
@@ -171,11 +169,6 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
 
 
 DROPPED = ("--training.steps", "--schedule.warmup")
-
-
-@pytest.mark.parametrize("module", [configfile, schedules])
-def test_docstrings(module: ModuleType) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize(

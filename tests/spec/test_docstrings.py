@@ -1,25 +1,16 @@
-"""Every example in a docstring of the specification holds, and every public function is documented alike."""
+"""Every public function of the specification is documented alike."""
 
-import doctest
 import importlib
 import inspect
-import pkgutil
 
 import pytest
 
 from moespec import spec
 
-MODULES = sorted(module.name for module in pkgutil.walk_packages(spec.__path__, "moespec.spec."))
 FUNCTIONS = sorted(name for name in spec.__all__ if inspect.isfunction(getattr(spec, name)))
 WITHOUT_SOURCE = {  # ours, or no mathematics
     *("mean", "routing_metrics", "slot_tokens", "stop_gradient"),
 }
-
-
-def test_examples():
-    outcomes = {name: doctest.testmod(importlib.import_module(name)) for name in MODULES}
-    assert not [name for name, outcome in outcomes.items() if outcome.failed]
-    assert sum(outcome.attempted for outcome in outcomes.values()) >= 90
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
