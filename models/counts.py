@@ -4,9 +4,8 @@ A multiply-add in a matrix product counts as 2 operations, any other arithmetic 
 moves and sorts as 0. This is the convention of XLA's cost analysis, and apparently of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1):
 with normalised queries and keys, our counts match their numbers to the last printed digit. Counts of MoE layers are for evaluation and
 include every slot of every expert, filled or empty. If every expert has room for every token, or if there are more than twice as many
-slots as choices, only the chosen slots count (for DSelect-k, the slots that sharp selectors choose). Counts of routers include the
-logits, the combination and the iterations of Sinkhorn. They exclude the search for an assignment (`base`, `s_base`,
-`sparsity_constrained_expert_choice`) and the positions of tokens in their experts.
+slots as choices, only the chosen slots count (for DSelect-k, the slots that sharp selectors choose). Counts of routers include logits,
+combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
 """
 
 import math
