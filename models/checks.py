@@ -39,7 +39,7 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """Replaces user-defined objects with their names. Raises ConfigError for a value outside its `Range`. section: its name or ""."""
+    """Replaces user-defined objects with names. Raises ConfigError for values outside their `Range`. section: the section name, or ""."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):

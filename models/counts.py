@@ -56,14 +56,14 @@ def flops(
 def training_flops(
     config: Tower, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
 ) -> float:
-    """Returns the operations of training on `images` images in batches of `batch` images. Repeated images count repeatedly.
+    """Returns the operations of training on `images` images in batches of `batch` images. An image counts once for each use.
 
         passes * operations per image of a forward pass in training * images
 
     `passes` is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` computes the value for each objective.
 
-    A backward pass has two matrix products for each matrix product of the forward pass. The optimiser and augmentation do not count.
-    The eight exaFLOP values in Table 1 of Puigcerver et al. 2024 (arXiv 2308.00951) are half of ours, to 0.4 %: they count a multiply-add
+    A backward pass has two matrix products for each matrix product of the forward pass. The optimiser and augmentation do not count. The
+    eight exaFLOP values of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of ours, within 0.4 %: they count a multiply-add
     as 1 operation, although the GFLOP per image in the same table count a multiply-add as 2.
     """
     forward = sum(flops(config, batch, train=True, every_slot=every_slot).values())

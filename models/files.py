@@ -61,7 +61,7 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def read_file(path: Path, most: float = math.inf) -> bytes:
-    """Returns the content of a regular file. Raises OSError, naming the file, if its size exceeds `most` bytes or the machine's memory."""
+    """Returns the content of a regular file. Raises OSError, naming the file, if the file exceeds `most` bytes or the machine's memory."""
     with open(path, "rb", opener=regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
             raise OSError(errno.EFBIG, f"{size:,} bytes exceed the limit", str(path))

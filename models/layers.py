@@ -122,7 +122,7 @@ class Family(Generic[Config]):
     def named(self, name: str, **overrides: Any) -> Config:
         """Returns the configuration of the model `name`: a size from the table, with `overrides` applied.
 
-        If the table has no patch size, the name ends with the patch size, as in vit_s16. Raises ConfigError for an
+        If the table sets no patch size, the name ends with the patch size, as in vit_s16. Raises ConfigError for an
         unknown name, and for an override that is not a field of the configuration.
         """
         size = name.rstrip(DIGITS)
@@ -296,7 +296,7 @@ class Output(NamedTuple):
 
 
 class Forward:
-    """The forward pass of all families: it checks inputs, draws random numbers, and applies the blocks in order and the head.
+    """The forward pass of all families: it checks inputs, draws random numbers, and applies the blocks and the head in order.
 
     compute: casts arrays to the dtype of the blocks. drop: applies dropout or stochastic depth to an array.
 

@@ -24,7 +24,7 @@ def check_memory(arguments: str, numbers: int) -> None:
 
 
 def check_unpacked(members: Iterable[ZipInfo]) -> None:
-    """Raises ValueError if the members of an archive, with the sizes in the archive's directory, exceed the memory of the machine."""
+    """Raises ValueError if these archive members exceed the memory of the machine, according to the directory of the archive."""
     size, memory = sum(member.file_size for member in members), of_machine()
     if size > memory:
         raise ValueError(f"its arrays need {size:,} bytes, but this machine has {memory:,} bytes of memory")

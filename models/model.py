@@ -1,4 +1,4 @@
-"""Defines `Model`, which binds a model to a backend, and returns the selected backend."""
+"""Defines `Model`, which binds a model to a backend."""
 
 import importlib
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ __all__ = ["Model", "chosen_backend"]
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A model bound to a backend: `init` returns its NumPy parameters, `forward` runs on arrays of the backend.
+    """A model bound to a backend: `init` returns NumPy parameters, and `forward` runs on arrays of the backend.
 
     name: the name of the model or its file. config: the configuration. backend: the module of the backend. classes: the class names in the
     order of the logits, if known. images: how to preprocess an image (`mean`, `std`, `resize`, `background`), if known.

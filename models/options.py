@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """A condition of an option: another option must equal `value`, must differ from `unless` (or from its items) or, by default, be set."""
+    """A condition of an option: another option equals `value`, differs from `unless` (or from each of its items) or, by default, is set."""
 
     name: str
     """another option of the same section, or of any section by its full name, such as training.loss"""

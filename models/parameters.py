@@ -157,8 +157,8 @@ def head(width: int, classes: int, bias: float) -> Params:
 def mlp(
     width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw, *, gated: bool = False, biased: bool = True
 ) -> Params:
-    """Returns the layout of an MLP `width -> hidden -> width`. A gated MLP also has `w3`, with the shape of `w1`. kernel: returns the
-    initialiser of a kernel with the given numbers of inputs and outputs."""
+    """Returns the layout of an MLP `width -> hidden -> width`. A gated MLP also has `w3`, with the shape of `w1`. kernel: maps
+    the numbers of inputs and outputs to the initialiser of a kernel."""
     sizes = {"1": (width, hidden), "2": (hidden, width), **({"3": (width, hidden)} if gated else {})}
     layout: Params = {}
     for number, shape in sizes.items():

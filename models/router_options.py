@@ -55,7 +55,7 @@ def options_of(router: str) -> dict[str, Any]:
 
 
 def check_options(router: str, options: Mapping[str, Any], decided: Collection[str]) -> None:
-    """Raises ConfigError for an unknown router, for an option that the router lacks or that is `decided`, and for an invalid value."""
+    """Raises ConfigError for an unknown router, for an option that the router lacks or that is in `decided`, and for an invalid value."""
     router_name(router)
     types = {name: hint for name, hint in options_of(router).items() if name not in decided}
     check_names(PREFIX, options, router, types)

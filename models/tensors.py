@@ -78,7 +78,7 @@ def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | Non
 
 
 def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], dict[str, str]]:
-    """Returns the tensors and metadata in the content of a safetensors file. Raises ValueError as `decoded`, and for a wrong checksum."""
+    """Returns the tensors and metadata in a safetensors file. Raises ValueError as `decoded` does, and for a wrong checksum."""
     tensors = decoded(content, half=half)
     header, rest = _parts(content)
     metadata: dict[str, str] = header.get(METADATA, {})

@@ -6,7 +6,7 @@
 
 The text tower has no head; a contrastive loss normalises z. An MoE block routes groups of `group_texts` texts: `(N, S, D)` is reshaped to
 `(G, T, D)` with T = group_texts * S. Routers that use token ids receive the ids of the text. Every text has S tokens: short texts are
-padded with end tokens. The model attends to this padding, pools the padding and routes the padding.
+padded with end tokens. The model attends to the padding, pools the padding and routes it.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
@@ -133,7 +133,7 @@ def _layout(config: TextConfig) -> Params:
 
 
 def _features(run: layers.Forward, params: Params, ids: Array) -> Array:
-    """Returns the text features `(N, projection)`, or `(N, D)` without a projection, in float32 and not normalised."""
+    """Returns the text features `(N, projection)`, or `(N, D)` without a projection, in float32, without normalisation."""
     B, config = run.B, run.config
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = B.embedding(ids, params["embedding"]["table"]) + params["positions"]  # (N, S, D)

@@ -48,7 +48,7 @@ class Run:
         return f"<Run {str(self.path)!r}: {', '.join(facts)}>"
 
     def log(self, kind: str = "train") -> list[dict[str, Any]]:
-        """Returns the lines of metrics.jsonl of one kind: "train", "evaluation" or "evaluation/NAME". Each line contains the key "step"."""
+        """Returns the lines of one kind ("train", "evaluation" or "evaluation/NAME") in metrics.jsonl. Each line contains its "step"."""
         return read_log(self.path, kind)
 
     def evaluate(self, **options: Any) -> dict[str, Any]:

@@ -20,8 +20,8 @@ class Interruption:
     """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process. A second signal ends the process; in a
     notebook, the second signal ends only the call, so that the user keeps all variables.
 
-    Python calls signal handlers only between bytecode instructions, and one instruction may compile for minutes. A thread therefore reads
-    signal numbers from a wake-up descriptor, to which the interpreter writes them immediately.
+    Python calls signal handlers only between bytecode instructions, and a compiler may spend minutes in one instruction. A thread
+    therefore reads signal numbers from a wake-up descriptor, to which the interpreter writes them immediately.
 
     If the process ignores a signal, as under nohup, the signal stays ignored. Outside the main thread, where Python cannot set handlers,
     the context does nothing.
@@ -58,7 +58,7 @@ class Interruption:
             os.close(self._reader)
 
     def agreed(self, B: Backend, here: bool) -> signal.Signals | None:
-        """Returns the signal that stops all processes after this step, or None. Several processes exchange signals only if `here`."""
+        """Returns the signal that stops all processes after this step, or None. Processes exchange signals only if `here` is true."""
         if B.processes == 1:
             return self.signal
         if not here:

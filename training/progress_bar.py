@@ -30,7 +30,7 @@ class Bar(tqdm):  # type: ignore[misc]
     Shows nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
     """
 
-    line: ClassVar[tuple[int, Any]] = (-1, None)  # the number of the current notebook cell, and its output
+    line: ClassVar[tuple[int, Any]] = (-1, None)  # the number and the output of the current notebook cell
 
     def __init__(self, items: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> None:
         self._notebook, self._stays = in_notebook(), options.get("leave", True)

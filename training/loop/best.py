@@ -34,7 +34,7 @@ def check_measure(config: Config, others: Sequence[str]) -> None:
 def updated(B: Backend, config: Config, best: Best | None, step: int, results: Mapping[str, Any]) -> Best | None:
     """The best evaluation up to `step`. results: the results of this step, by kind of log line. All processes use the value of process 0.
 
-    The best loss is the smallest; the best value of any other measure is the largest. The earliest of equal values wins; NaN never does.
+    The best loss is the smallest; the best value of any other measure is the largest. The earliest of equal values wins; NaN never wins.
     """
     measure = config.training.keep_best
     name, _, path = measure.partition("/")

@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and returns its path. Removes all checkpoints except the newest `keep`, `spare` and the recorded best steps."""
+    """Writes a checkpoint and returns its path. Keeps only the newest `keep` checkpoints, step `spare` and the recorded best steps."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -89,7 +89,7 @@ def _encoded(state: dict[str, Any]) -> bytes:
 
 
 def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
-    """Writes the record of a checkpoint after its arrays, gives the checkpoint its final name, and removes older ones, see `write`."""
+    """Writes the record of a checkpoint after its arrays, renames the checkpoint, and removes older checkpoints; see `write`."""
     final, temporary = folder / f"{record['step']:08d}", _unfinished(folder, record["step"])
     write_synced(temporary / STATE, signed(record))
     sync_directory(temporary)
@@ -210,12 +210,12 @@ def _advice(path: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint, and first renames it, so that a crash never leaves a partial checkpoint."""
+    """Renames a checkpoint before deleting its files, so that a crash never leaves a partial checkpoint."""
     if path.exists():
         aside = path.with_name(f".{path.name}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        shutil.rmtree(str(aside))  # in errors, a Path would appear as PosixPath(...)
+        shutil.rmtree(str(aside))  # a str, since errors show a Path as PosixPath(...)
 
 
 class Saver:

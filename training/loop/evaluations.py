@@ -69,7 +69,7 @@ def load_sets(
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
         numbers: list[str] = []
-        if is_own(settings.kind):  # checked before training begins
+        if is_own(settings.kind):  # a wrong metric fails before training
             width = model.classes or getattr(model, "representation", 0) or model.width
             rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
             numbers = list(_measured(f"{where}.kind", settings.kind, rows, own.validation.labels))

@@ -51,7 +51,7 @@ def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
-    """The initial parameters of a run; hash layers have a codebook and tables built from the data.
+    """Returns the initial parameters of a run. Hash layers have a codebook and tables from the data.
 
     lazily: whether to draw values only when they are read, see `Drawn`.
     """
@@ -83,7 +83,7 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
 
 
 def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
-    """The codebook and tables of a model, from the training images and the seed. Raises ConfigError for invalid options."""
+    """Builds the codebook and tables of a model from the training images and the seed. Raises ConfigError for invalid options."""
     random = generator(config.training.seed, TABLES, 0)
     count = min(config.hash.images, len(dataset.train))
     images = np.sort(random.choice(len(dataset.train), count, replace=False))

@@ -10,8 +10,8 @@
 - Hooks see a step before it is saved. A run that resumes after a kill calls the hooks again for repeated steps.
 - A signal can leave evaluations pending (`after.pending`). The resumed run does these evaluations, then calls the hooks once more for the
   last step, without metrics (`after.logs` is false).
-- An error in a hook ends the run, unless it is a `--log` hook.
-- On several devices each process calls all hooks, but only process 0 calls `--log` hooks.
+- An error in a hook ends the run, unless the hook is a `--log` hook.
+- On several devices, each process calls all hooks, but only process 0 calls `--log` hooks.
 
 A hook must not change anything that a step depends on. `signal.raise_signal(signal.SIGTERM)` in a hook ends the run after the next
 step (with several processes, the next logged step), which is saved.
@@ -81,7 +81,7 @@ class AfterStep:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The metrics of the step as nested dicts of numbers and lists; waits until the step has finished."""
+        """The metrics of the step as nested dicts of numbers and lists. Waits until the step has finished."""
         return unflatten(self.B.to_numpy(self.measured))
 
     @cached_property
@@ -100,7 +100,7 @@ class AfterStep:
 
     @property
     def saves(self) -> bool:
-        """Whether this step is checkpointed."""
+        """Whether the state is saved after this step."""
         scheduled = self.every(self.config.training.checkpoint_every) or self.done == before_cooldown(self.config)
         best = self.best is not None and (self.best.step == self.done or ended(self.config, self.best))
         return scheduled or best or self.stopped_by is not None or self.unread
@@ -119,7 +119,7 @@ class Stop:
         after.stopped_by = self._interruption.agreed(after.B, after.logs)
 
     def end(self, after: AfterStep) -> None:
-        """Raises Interrupted, after the step is saved, if there was a signal."""
+        """Raises Interrupted, once the step is saved, if a signal has arrived."""
         if after.stopped_by is None:
             return
         self._saver.wait()
@@ -137,7 +137,7 @@ class Stop:
 class Finite:
     """Ends a run that diverges. Values are checked only at steps that are logged, evaluated or saved.
 
-    If a value is not finite, a single device repeats the steps since the last checkpoint, bit for bit, and checks all values each time.
+    If a value is not finite, a run on one device repeats the steps since the last checkpoint, and checks all values after each step.
     """
 
     explain: Callable[[int], RunError]
@@ -193,7 +193,7 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """Returns the error for a step. It advises a smaller learning rate only if one of the previous `updates` had a rate above 0."""
+    """Returns the error for a step, which advises a smaller learning rate if one of the previous `updates` had a rate above 0."""
     advice = "; try a smaller schedule.peak" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 

@@ -77,9 +77,9 @@ def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
 
 
 def without_data(config: Config) -> ModelConfig:
-    """Returns the section `model` without reading the data. The name of the data set determines sizes; the objective determines the head.
+    """Returns the section `model` without reading the data. The name of the data set determines the sizes; the objective, the head.
 
-    Raises ConfigError if neither the name nor the model gives the image size.
+    Raises ConfigError if neither the name nor the model determines the image size.
     """
     sizes = {**datasets.SIZES.get(config.data.name, {}), **({} if objective_of(config).head else {"classes": 0})}
     model = config.model.but(**{**sizes, **config.model.set()})
@@ -89,7 +89,7 @@ def without_data(config: Config) -> ModelConfig:
 
 
 def _own_size(model: ModelConfig) -> int:
-    """The default image size of a named model. Raises ConfigError for a model that is designed for the digits."""
+    """Returns the default image size of a named model. Raises ConfigError for a model that is designed for the digits."""
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
         made_for = f"model.name={model.name!r} is designed for digits of {size} x {size} pixels"

@@ -80,7 +80,7 @@ def begin(
             told = f"the checkpoint has {key} {saved.record[key]}, but this run has {value} ({why})"
             raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
     read = saved.state
-    if alone and B.name != "numpy":  # NumPy computes and saves in float64
+    if alone and B.name != "numpy":  # the NumPy backend keeps float64
         read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
         state = B.import_state(read, config.optimizer)
@@ -120,7 +120,7 @@ def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, A
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | str | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """Returns the parameters (NumPy) of the model and the objective, and the step, from the newest checkpoint, from `step` or from "best".
+    """Returns the parameters (NumPy) of the model and the objective, and the step, from a checkpoint: the newest, `step` or "best".
 
     average: whether to use the averages of the parameters where available. Raises CheckpointError if there is no checkpoint, if the
     checkpoint is damaged, or if `config` describes another model or other data.

@@ -46,7 +46,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
 
     def config(self) -> Config | None:
-        """The configuration saved in this folder, or None if no run was started in it."""
+        """The configuration saved in this folder, or None if the folder has no config.toml."""
         file = self.path / CONFIG
         if not exists(file):
             return None
@@ -183,7 +183,7 @@ class RunDirectory:
     def compared(
         self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
     ) -> tuple[config_compatibility.Changes, list[int]]:
-        """Compares `config` and the classes with the run in this folder; returns the differences and the steps to move aside.
+        """Compares `config` and the classes with the run in this folder; returns differences and steps of checkpoints to move aside.
 
         Raises RunError as `claim` does; writes nothing.
         """

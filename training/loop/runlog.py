@@ -27,7 +27,7 @@ KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "ima
 def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
     """Reads the lines of one kind in metrics.jsonl of a run, in order.
 
-    Raises RunError for a damaged line, naming the line, and, if `some` is true, for a log without such lines. Warns if lines from before
+    Raises RunError for a damaged line, naming the line, and, if `some` is true, for a log without this kind. Warns if lines from before
     the newest checkpoint are missing.
     """
     path, newest = run / NAME, checkpoint.latest(run / "checkpoints")

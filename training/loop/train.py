@@ -134,7 +134,7 @@ def train(
             try:
                 step, batch = next(batches_ahead)
             except SpecError as error:
-                if after.measured and not after.saves and B.processes == 1:  # several processes would have to save together
+                if after.measured and not after.saves and B.processes == 1:  # several processes can only save together
                     after.unread = True
                     finite(after)
                     save(after)

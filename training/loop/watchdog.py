@@ -55,7 +55,7 @@ class _Contact:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the messages received. Raises OSError at the end of the connection, and for invalid messages."""
+        """Returns the received messages. Raises OSError at the end of the connection, and for invalid messages."""
         if not (received := self.connection.recv(MOST)):
             raise ConnectionError("its connection was closed")
         *lines, self._rest = (self._rest + received).split(b"\n")
@@ -105,7 +105,7 @@ class Watchdog:
                 if server in ready:
                     strangers.append(_Contact(server.accept()[0], self._timeout))
                 for gone in [each for each in self._contacts if each.connection in ready]:
-                    self._contacts.remove(gone)  # any data or event here means a lost connection
+                    self._contacts.remove(gone)  # until all are connected, a readable connection is a lost one
                     missing.add(gone.index)
                 for new in [each for each in strangers if each.connection in ready]:
                     strangers.remove(new)
@@ -239,7 +239,7 @@ class Watchdog:
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the other processes that this process ends, with its error, if any. After an error, the others end within seconds.
+        """Tells the other processes that this process ends, with its error, if any. After an error, they end within seconds.
 
         well: whether the framework has disconnected this process. If not, `ended` ends the process.
         """

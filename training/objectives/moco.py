@@ -108,7 +108,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """Returns a function that computes the nearest-neighbour "accuracy", with some training images, and the "spread" of the features."""
+    """Returns a function that computes "accuracy" by nearest neighbours among evenly spaced training images, and "spread" of features."""
     most = config.training.evaluation_batch
     extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)

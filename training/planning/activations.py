@@ -40,7 +40,7 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
 
 
 def bytes_of_dtype(config: Tower) -> int:
-    """Bytes per number in the compute dtype."""
+    """The size of a number in the compute dtype, in bytes."""
     return 2 if config.dtype == "bfloat16" else 4
 
 
@@ -53,7 +53,7 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
     tokens, size = images * config.sequence * config.width, bytes_of_dtype(config)
     around: float = images * math.prod(config.input_shape) * size + 3 * 4 * tokens
     if isinstance(config, vit.VitConfig):
-        features = vit.stem_features(config)[1:]  # a convolution keeps its output, the norm and the activation
+        features = vit.stem_features(config)[1:]  # a convolution keeps three arrays: output, norm, activation
         sides = [config.image_size >> (i // config.stem_depth + 1) for i in range(len(features))]
         around += 3 * sum(side**2 * of for side, of in zip(sides, features, strict=True)) * images * size
     if recompute:
@@ -86,7 +86,7 @@ def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
     """Returns the bytes that an MoE layer keeps instead of the hidden units of an MLP."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    experts, kernels = layer.experts, 1 + layer.experts.gated  # each input kernel keeps its result
+    experts, kernels = layer.experts, 1 + layer.experts.gated  # one stored result per input kernel
     numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * settings.width)
     numbers += size * settings.tokens * kernels * experts.shared
     columns = filled if layer.router == "soft_moe" else settings.experts

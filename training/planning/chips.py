@@ -11,14 +11,14 @@ L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces i
 Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090, the rate of 512 tensor cores at 2.52 GHz that accumulate in float32. The
 L40S and the RTX 4090 have no NVLink. PCIe 4.0 x16 has 16 lanes of 16 GT/s, and 128 of 130 bits are data, which gives 31.5 GB/s each way.
 
-NVIDIA, SXM5 modules. H100: the table on its product page, as HPC Tech reproduces it
-(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); its tensor cores are "shown with sparsity, 1/2 lower without". H200, which
+NVIDIA, SXM5 modules. H100: the table on the product page, as HPC Tech reproduces it
+(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); the tensor cores are "shown with sparsity, 1/2 lower without". H200, which
 has the same die: operations from glennklockwood.com/garden/processors/h100, memory and links from NVIDIA's description of its system
 (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json), memory bandwidth from
 aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 GPUs; links to more GPUs are slower.
 
-All rates are for dense operations. GPUs compute float32 as TF32, by default only in JAX; TPUs compute it as bfloat16, by default. A GB of
-memory counts as 10**9 bytes, slightly less than the cards have.
+All rates are for dense operations. GPUs compute float32 as TF32, by default only in JAX; TPUs compute float32 as bfloat16 by default. A
+GB of memory counts as 10**9 bytes, slightly less than the cards have.
 """
 
 import math

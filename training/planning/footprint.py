@@ -1,4 +1,4 @@
-"""Computes the bytes of a training step on a device: the device's parameters, gradients and optimiser state, and its traffic.
+"""Computes the bytes of a training step on a device: for parameters, gradients, optimiser state and traffic.
 
 Over the links, a device receives the following, and sends the same amount:
 
@@ -45,7 +45,7 @@ class Owned(NamedTuple):
 
 
 def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
-    """Returns the bytes of all parameters with the given nested shapes. Raises ConfigError if the experts cannot be divided evenly."""
+    """Returns the bytes of all parameters on a device. shapes: nested shapes. Raises ConfigError if experts cannot be divided evenly."""
     total = Owned()
     for path, shape in leaves(shapes):
         split = split_axes(path, tuple(shape), sizes)
@@ -106,7 +106,7 @@ def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
 
 
 class Row(NamedTuple):
-    """A row for parameters with the same shape and split whose names differ only in the block. names: a pattern, such as
+    """A row for parameters with the same shape and split whose names differ only in the block number. names: a pattern, such as
     `blocks/{1,3-5}/mlp/w1`; parameters: the number of parameters. bytes: the float32 size of one parameter on a device."""
 
     names: str
@@ -117,7 +117,7 @@ class Row(NamedTuple):
 
 
 def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
-    """Groups the parameters with the given nested shapes into rows, in order."""
+    """Groups parameters into rows, in order. shapes: the nested dict of parameter shapes."""
     numbers: dict[tuple[str, tuple[int, ...], Split], list[int]] = {}
     for path, shape in leaves(shapes):
         split, name, number = split_axes(path, shape, sizes), "/".join(path), -1

@@ -53,7 +53,7 @@ LEAST = 1e-30
 
 class Prediction(NamedTuple):
     """The prediction for an image: the number and the name of the image, the most probable classes, the shares of the experts by layer, and
-    the best class (`read`). label, true_class: the true class; -1 and "" if unknown. picture: a small JPEG. link: address of the file.
+    the predicted class (`read`). label, true_class: the true class; -1 and "" if unknown. picture: a JPEG. link: the address of the file.
     """
 
     number: int
@@ -114,7 +114,7 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """Returns `forward(params, images)`, which computes the logits and, for each MoE layer, the shares of the experts, `(N, E)`."""
+    """Returns `forward(params, images)`, which computes the logits and, for each MoE layer, each expert's share of each image, `(N, E)`."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:
@@ -138,7 +138,7 @@ def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
 
 
 def link(name: str, page: Path) -> str:
-    """Returns the address of the file `name` relative to `page`; "" for a member of a shard or a file on another drive."""
+    """Returns the address of `name` relative to `page`; "" if `name` is not a file (such as a member of a shard) or is on another drive."""
     with suppress(ValueError):
         address = os.path.relpath(name, page.parent) if os.path.isfile(name) else ""
         return quote(os.fsencode(address).replace(os.sep.encode(), b"/"))
@@ -152,7 +152,7 @@ def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
-    """Formats the mistakes for a terminal. Without labels, formats all predictions or, of more than `ROWS`, the least certain."""
+    """Formats the mistakes for a terminal. Without labels, formats all predictions or, if more than `ROWS`, the least certain ones."""
     labelled, those = predictions[0].label >= 0, shown(predictions)
     title = [f"the {ROWS} least certain images:"] if len(those) > ROWS else []
     if labelled:

@@ -111,7 +111,7 @@ def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, floa
         arrow = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
         how: Any = {"arrowprops": arrow, "color": colour, "va": "center"}
         texts[name] = axis.annotate(name, point, (1.06, 0.5), "data", "axes fraction", **how)
-    figure.draw_without_rendering()  # computes the layout, and with it the height of the axes
+    figure.draw_without_rendering()  # computes the layout, which fixes the height of the axes
     figure.set_layout_engine(None)
     line = LINE * figure.dpi / axis.get_window_extent().height
     ordered = sorted(points, key=lambda name: points[name][1])

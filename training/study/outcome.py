@@ -42,12 +42,12 @@ OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "m
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     """Measures a finished run and writes its outcome to `path` as JSON.
 
-    "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a head,
-    from the run's own evaluation and the last training step. "training_milliseconds": per image, from the median of the images per second
-    in the log, without compilation and evaluation. "training_operations": operations of the complete run
-    (`objectives.table.training_flops`). "milliseconds": per image in a forward pass. "quartiles": the first and third quartile of both
-    times. "evaluations": the last results of the scheduled evaluations. "dropped", "imbalance": the fraction of validation
-    tokens without an expert, and the busiest expert's load over the mean, as means over the MoE layers.
+    "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a
+    head, from the run's own evaluation and the last training step. "training_milliseconds": the time per image, from the median speed in
+    the log, without compilation and evaluation. "training_operations": operations of the complete run
+    (`objectives.table.training_flops`). "milliseconds": the time of a forward pass per image. "quartiles": the first and third quartile
+    of both times. "evaluations": the last results of the scheduled evaluations. "dropped", "imbalance": the fraction of validation tokens
+    without an expert, and the busiest expert's load divided by the mean load, averaged over MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch

@@ -104,7 +104,7 @@ def _percent(value: dict[str, float | None] | None) -> str:
 
 
 def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
-    """Writes a study's files except its runs and outcomes. commands: each entry as the user wrote it, and its configuration."""
+    """Writes the files of a study except its runs and outcomes. commands: maps each entry, as the user wrote it, to its configuration."""
     by_step = _by_step(folder, results)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files = draw(results, by_step)
@@ -183,7 +183,7 @@ def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
 
 
 def latex(results: dict[str, Any]) -> str:
-    """The table as a LaTeX tabular with the rules of booktabs; the spread follows the measure."""
+    """The table as a LaTeX tabular with the rules of booktabs. The spread appears after the measure."""
     table = [(name, f"{value} ± {of}" if of else value, *cells) for name, value, of, *cells in rows(results)]
     head, *body = [" & ".join(cell.translate(LATEX) for cell in cells) + r" \\" for cells in table]
     begin = rf"\begin{{tabular}}{{l{'r' * len(HEAD)}}}"

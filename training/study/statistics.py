@@ -82,7 +82,7 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
 
 
 def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.float64]:
-    """Accuracies of the entries in each replicate, `(replicates, entries)`, from `right` `(entries, seeds, images)`."""
+    """Returns the accuracies of the entries in each replicate, `(replicates, entries)`. right: `(entries, seeds, images)`."""
     entries, seeds, images = right.shape
     cells = right.reshape(entries * seeds, images).astype(np.float64)
     drawn = seeds - 1
@@ -96,12 +96,12 @@ def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArra
 
 
 def spread(values: list[float]) -> float | None:
-    """The standard deviation over seeds (divisor S - 1), None for one seed."""
+    """The standard deviation over seeds (divisor S - 1), or None for a single seed."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of the points (cost, accuracy) on the Pareto front, cheapest first. No other point is at least as good in both."""
+    """The names of the points (cost, accuracy) on the Pareto front, cheapest first. No other point is as good in both."""
     front: list[str] = []
     best = -np.inf
     for name, (_, accuracy) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):

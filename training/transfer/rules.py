@@ -1,4 +1,4 @@
-"""Initialises a model from the parameters of a source, by these rules.
+"""Initialises a model from the parameters of a source, according to these rules.
 
 | parameter | result |
 |---|---|

@@ -1,4 +1,4 @@
-"""Determines the initial parameters of a run with `init`, and the model that fine-tuning takes from its source."""
+"""Determines the initial parameters of a run with `init`, and the model that fine-tuning takes from the source."""
 
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -47,7 +47,7 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
 
 
 def model_of(weights: Weights) -> ModelConfig:
-    """The section `model` of `weights`, without the fields that the data determine: channels, classes, size.
+    """Returns the section `model` for `weights`, without the fields that the data determine: channels, classes and image size.
 
     Soft MoE keeps its number of slots at any image size.
     """
@@ -86,7 +86,7 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
     model, run = model_of(read(Path(path), Given())), RunDirectory(Path(path)).config()
     if run is None:
         return replace(config, model=model, init=path)
-    with suppress(ConfigError):  # if the run's backend is not installed
+    with suppress(ConfigError):  # the run's backend may not be installed
         choose_backend(run.backend)
         config = replace(config, backend=run.backend)
     if other_data:

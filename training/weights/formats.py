@@ -198,7 +198,7 @@ def _read_huggingface(path: Path, given: Given) -> Weights:
 
 
 def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """The class names in transformers' config.json; none if they are placeholders or do not match the number of classes."""
+    """The class names in transformers' config.json; empty if the names are placeholders or do not match the number of classes."""
     labels = description.get("id2label")
     if not isinstance(labels, Mapping):
         return ()
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters by name. A larger file holds the parameters under `params` or, in old files, under `opt/target`."""
+    """Returns the parameters by name. In files with more content, they are under `params` or, in old files, under `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]

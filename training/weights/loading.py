@@ -56,7 +56,7 @@ def load(
     format: a key of `moespec.training.weights.formats.FORMATS`, if the files do not determine it.
     model, arguments, fields: the description of another project's model, if the files lack it (`moespec convert --help`).
 
-    `load(path, backend="torch").module()` is the model as a torch module.
+    `load(path, backend="torch").module()` returns the model as a torch module.
 
     Raises RunError or CheckpointError for missing or damaged files, and ConfigError for weights that fit no model.
     """

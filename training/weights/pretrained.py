@@ -33,7 +33,7 @@ class PretrainedModel(nn.Model, HubMixin):
         self.about, self.classes, self.images = weights.about, weights.classes, weights.images
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
-        """Writes the folder, see `huggingface_hub.ModelHubMixin`. Raises RunError if the folder contains other files."""
+        """Writes a hub folder, see `huggingface_hub.ModelHubMixin`. Raises RunError if the folder contains other files."""
         hub.check_folder(Path(save_directory))  # checked before the mixin removes an existing config.json
         return super().save_pretrained(save_directory, **options)
 
