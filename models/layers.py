@@ -255,8 +255,8 @@ class MoeLayer(NamedTuple):
 
     name: the number of the block ("3"), followed by the mixed items if the block has two MoE layers ("3_tokens"). router: the name of the
     router. settings: the options of the router, where `tokens` is the number T of items in a group. groups: the number G of groups.
-    items: the kind of the routed items: "patches" (in a grid, optionally after a class token), or "channels" or "tokens" without a position
-    in the image. experts: the form of the experts. path: the path of the layer's parameters, such as "blocks/3/moe".
+    items: the kind of the routed items, which is "patches" (in a grid, optionally after a class token), or "channels" or "tokens"
+    (without a position in the image). experts: the form of the experts. path: the path of the layer's parameters, such as "blocks/3/moe".
     """
 
     name: str
@@ -282,9 +282,9 @@ Block = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
 class Output(NamedTuple):
     """The result of a model.
 
-    logits: `(N, classes)`, or None without a head. features: `(N, D)`, the input of the head. losses: weighted
-    auxiliary losses by name, summed over MoE layers. routings, metrics: one entry per MoE layer, in order. A MultiHash layer has the
-    routing of its first hash. If blocks are recomputed, all routings are None. statistics: inputs of router state updates, by layer path.
+    logits: an array `(N, classes)`, or None without a head. features: the input `(N, D)` of the head. losses: weighted auxiliary losses
+    by name, summed over MoE layers. routings, metrics: one entry per MoE layer, in order. A MultiHash layer has the routing of its first
+    hash. If blocks are recomputed, all routings are None. statistics: inputs of router state updates, by layer path.
     """
 
     logits: Array

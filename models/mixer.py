@@ -77,7 +77,7 @@ def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
 
 
 def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) -> Params:
-    """Returns the layout of a model. of_block: returns the layout of block n; default: `block_layout` for every block."""
+    """Returns the layout of a model. of_block: returns the layout of block n, by default `block_layout`."""
     head = parameters.head(config.width, config.classes, config.head_bias)
     return {
         "embedding": parameters.embedding(config.patch_size, config.channels, config.width),

@@ -38,7 +38,7 @@ def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
 
 
 def gating_noise(B: Backend, wanted: list[Noise], random: Array, images: Array) -> list[Array] | None:
-    """Returns the noise of each MoE layer for images with the integers `random` `(N, 4)`; None if no router uses noise.
+    """Returns the noise of each MoE layer for images with the integers `random` `(N, 4)`, or None if no router uses noise.
 
     wanted: the result of the model's `moe_noise`, with shapes `(G, T)` or `(G, T, entries)`.
     """
@@ -69,7 +69,7 @@ def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, col
 class Draws:
     """Applies dropout and stochastic depth in one forward pass of a model with two residual branches per block.
 
-    random: `(N, 4)` integers from `of_step`; None disables dropout. branches: random numbers for stochastic depth, `(N, 2 depth)`, or
+    random: integers `(N, 4)` from `of_step`, or None without dropout. branches: random numbers for stochastic depth, `(N, 2 depth)`, or
     None. dropout, stochastic_depth: the rates of dropout and stochastic depth. depth: the number of blocks.
     """
 
@@ -103,7 +103,7 @@ def draws_of(
     """Returns the `Draws` of a model whose configuration has the fields `depth`, `stochastic_depth` and optionally `dropout`.
     In evaluation, the `Draws` drop nothing.
 
-    like: an array with the dtype of the parameters; default: `images`. Text ids, which are integers, require `like`.
+    like: an array with the dtype of the parameters, by default `images`. Text ids, which are integers, require `like`.
 
     Raises ConfigError if training with dropout has no `random`, and ShapeError or DtypeError unless `random` is `(N, 4)` integers.
     """

@@ -103,7 +103,7 @@ class SparseMlpConfig(layers.CommonConfig):
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r} exceeds experts={self.experts!r}")
         moe_blocks(self)
-        # Creating the router options, for the smallest groups, checks them; a compiled model skips these checks.
+        # Creating the router options checks them for the smallest groups; a compiled model skips these checks.
         object.__setattr__(self, "_options", _settings(self))
 
     @property
@@ -234,7 +234,7 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
 
 
 def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) -> Params:
-    """Returns the layout of the maps between the numbers of tokens and of channels. Omits a map between equal numbers."""
+    """Returns the layout of the maps that change the numbers of tokens and channels. Omits a map between equal numbers."""
     layout = {}
     for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
         if inputs != outputs:

@@ -191,7 +191,7 @@ def takes_ids(config: TransformerConfig) -> bool:
 def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_scale: float = 0.0) -> Params:
     """Returns the layout of all blocks.
 
-    The attention kernels have shape `(D, heads, D/heads)`, and `out` has shape `(heads, D/heads, D)`; `moespec.models.parameters` defines
+    The attention kernels have shape `(D, heads, D/heads)`, and `out` has shape `(heads, D/heads, D)`. `moespec.models.parameters` defines
     the other parameters. The initial kernels of attention and MLP are Glorot uniform, slots are LeCun normal (truncated at two standard
     deviations), and MLP biases are normal(1e-6). layer_scale: the initial factor on the outputs of attention and MLP; 0 for no factor.
     """

@@ -23,7 +23,7 @@ def chosen(settings: RouterOptions) -> TypeGuard[Options]:
 def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> None:
     """Raises ConfigError for options that MultiHash does not support, and for experts that are not plain MLPs.
 
-    The number of hashes must divide the hidden width and the output width. No option may limit the capacity: MultiHash drops no token.
+    The number of hashes must divide the hidden width and the output width. MultiHash drops no token, so no option may limit the capacity.
     """
     if not chosen(settings):
         return

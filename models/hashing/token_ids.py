@@ -71,7 +71,7 @@ def of_images(B: Backend, config: IdConfig, params: Params, images: Array) -> Ar
 
 
 def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None) -> Array:
-    """Returns the ids `(N, S)` int32 of all tokens of the images. codebook: `(V, P)`, or None if the ids need no codebook."""
+    """Returns the ids `(N, S)` int32 of all tokens of the images. codebook: an array `(V, P)`, or None if the ids need no codebook."""
     patches = patches_of(B, images, config.patch_size)
     if codebook is None:
         ids, codes = B.position_ids(patches), 0

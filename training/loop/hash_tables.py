@@ -39,7 +39,7 @@ CHUNK = 256
 
 
 class HashTables(NamedTuple):
-    """`codebook` (codes, pixels) float32, or None; `tables` (hashes, ids) int32."""
+    """The codebook `(codes, pixels)` float32, or None, and the tables `(hashes, ids)` int32."""
 
     codebook: NDArray[np.float32] | None
     tables: NDArray[np.int32]
@@ -51,7 +51,7 @@ def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
-    """Returns the initial parameters of a run. Hash layers have a codebook and tables from the data.
+    """Returns the initial parameters of a run. The codebook and the tables of hash layers come from the data.
 
     lazily: whether to draw values only when they are read, see `Drawn`.
     """

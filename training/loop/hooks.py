@@ -86,7 +86,7 @@ class AfterStep:
 
     @cached_property
     def exported(self) -> dict[str, Any]:
-        """The state in its saved form: NumPy arrays on one device, the shards of this process on several devices."""
+        """The state as it is saved, with NumPy arrays on one device and with the shards of this process on several devices."""
         return self.B.export_state(self.state)
 
     def every(self, steps: int) -> bool:
@@ -199,7 +199,7 @@ def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
 
 
 def _not_finite(exported: dict[str, Any]) -> str | None:
-    """Describes the first parameter or moment with NaN or infinity; None if all are finite."""
+    """Describes the first parameter or moment with NaN or infinity, or returns None if all are finite."""
     for tree, kind in TREES.items():
         for name, value in flatten(exported.get(tree, {})).items():
             for part in [piece for _, piece in value.shards] if isinstance(value, Shards) else [value]:

@@ -77,7 +77,7 @@ def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
 
 
 def without_data(config: Config) -> ModelConfig:
-    """Returns the section `model` without reading the data. The name of the data set determines the sizes; the objective, the head.
+    """Returns the section `model` without reading the data: the data set's name determines sizes, and the objective determines the head.
 
     Raises ConfigError if neither the name nor the model determines the image size.
     """

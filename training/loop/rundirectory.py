@@ -97,7 +97,7 @@ class RunDirectory:
         return not checkpoint.read_record(newest).get("owed")
 
     def best(self, measure: str | None = None) -> Best | None:
-        """The best evaluation in the newest checkpoint; None if there is none, or if the checkpoint records another measure."""
+        """The best evaluation in the newest checkpoint, or None if the checkpoint has none or records another measure."""
         newest = checkpoint.latest(self.checkpoints)
         entry = checkpoint.read_record(newest).get("best") if newest else None
         return Best(**entry) if entry and measure in (None, entry["measure"]) else None
@@ -129,7 +129,7 @@ class RunDirectory:
         Raises RunError for a folder that is neither empty nor a run, for an unfinished run without `resume`, and for a run whose newest
         checkpoint has a different configuration (except for the fields in `config_compatibility.FREE`), different data or different
         classes. With `override`, the run resumes with `config`, and its checkpoints record the step of the change. If the run has no
-        checkpoint, `config` replaces its configuration; `resume` raises RunError if config.toml is incomplete.
+        checkpoint, `config` replaces its configuration, but `resume` raises RunError if config.toml is incomplete.
 
         With another number of steps, the run resumes from the newest checkpoint up to which all learning rates stay the same. Later
         checkpoints, from the cooldown, are moved aside. Returns the new paths of the moved checkpoints.

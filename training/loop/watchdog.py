@@ -70,7 +70,7 @@ class _Contact:
 
 
 class Watchdog:
-    """Connects this process to the others. `address`: the address of this process for the others; `step`: the finished steps, or None."""
+    """Connects this process to the others. address: the address of this process for the others. step: the number of finished steps."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
@@ -247,7 +247,7 @@ class Watchdog:
         Watchdog.abandoned = not well
         for each in self._contacts:
             each.send(left=error and error[:1000])
-        # Waits until the other processes have read the message: JAX aborts them if process 0, its coordinator, ends first.
+        # Waits until the other processes have read the message, since JAX aborts them if process 0, its coordinator, ends first.
         self._thread.join(GRACE + 2 if self._index == 0 else 1)
 
 

@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """How many images or texts a tower processes per image of the batch: `trained` with a backward pass, and `forward` without."""
+    """How many images or texts a tower processes per image of the batch, with a backward pass (`trained`) and without (`forward`)."""
 
     tower: Tower
     trained: int

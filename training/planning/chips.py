@@ -34,7 +34,7 @@ __all__ = ["CHIPS", "Chip", "chip_of"]
 class Chip(NamedTuple):
     """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory.
     link: maximum bytes per second received from other chips, over all links. torus: the number of torus dimensions; 0 for a switch.
-    float32: operations per second of a float32 model; default: `flops`."""
+    float32: operations per second of a float32 model, by default `flops`."""
 
     flops: float
     memory: float

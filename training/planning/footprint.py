@@ -45,7 +45,7 @@ class Owned(NamedTuple):
 
 
 def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
-    """Returns the bytes of all parameters on a device. shapes: nested shapes. Raises ConfigError if experts cannot be divided evenly."""
+    """Returns the bytes of all parameters on a device, from their nested shapes. Raises ConfigError if experts cannot be divided evenly."""
     total = Owned()
     for path, shape in leaves(shapes):
         split = split_axes(path, tuple(shape), sizes)

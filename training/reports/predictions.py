@@ -95,7 +95,7 @@ def predicted(
 ) -> Iterator[Prediction]:
     """Yields predictions for validation images, in order. `forward` is a compiled `make_shares` function; `params` are arrays of `B`.
 
-    how: `batch`, the images per batch; `kind`, the kind of loss; `top`, the number of classes; `rows`, the image numbers (default: all).
+    how: the images per `batch`, the `kind` of loss, the number `top` of listed classes, and the image numbers `rows` (by default all).
     """
     split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
     rows = how.get("rows", np.arange(len(split)))
@@ -138,7 +138,7 @@ def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
 
 
 def link(name: str, page: Path) -> str:
-    """Returns the address of `name` relative to `page`; "" if `name` is not a file (such as a member of a shard) or is on another drive."""
+    """Returns the address of `name` relative to `page`, or "" if `name` is not a file (but in a shard, for example) or on another drive."""
     with suppress(ValueError):
         address = os.path.relpath(name, page.parent) if os.path.isfile(name) else ""
         return quote(os.fsencode(address).replace(os.sep.encode(), b"/"))

@@ -69,7 +69,7 @@ def write_report(
 ) -> Path:
     """Writes report.html into the folder `run` and returns its path. `params` are NumPy arrays.
 
-    devices: the number of devices of the run, from which the report computes device-days (with evaluations); None if unknown.
+    devices: the number of devices of the run, from which the report computes device-days (with evaluations), or None if unknown.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))

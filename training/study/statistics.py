@@ -82,7 +82,7 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
 
 
 def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.float64]:
-    """Returns the accuracies of the entries in each replicate, `(replicates, entries)`. right: `(entries, seeds, images)`."""
+    """Returns the accuracies `(replicates, entries)` of the entries in each replicate. right: an array `(entries, seeds, images)`."""
     entries, seeds, images = right.shape
     cells = right.reshape(entries * seeds, images).astype(np.float64)
     drawn = seeds - 1

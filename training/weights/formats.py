@@ -49,7 +49,7 @@ class Given:
 
 
 class Format(NamedTuple):
-    """The functions that read and write a format. write: None for a read-only format."""
+    """The functions that read and write a format. A read-only format has no `write`."""
 
     read: Callable[[Path, Given], Weights]
     write: Callable[[Path, Weights], None] | None
@@ -122,7 +122,7 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
 
 
 def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
-    """Returns the configuration of another project's ViT: `given.model` with sizes from the shapes and the fields that the user set."""
+    """Returns the configuration of another project's ViT: sizes come from the shapes, all other fields from the user's description."""
     sizes = vit_sizes(project, _shapes(arrays))
     if given.model is not None:
         named = _of_model(project is interop.TIMM, given.model)
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters by name. In files with more content, they are under `params` or, in old files, under `opt/target`."""
+    """Returns the parameters by name. Larger files hold the parameters under `params` or, in old files, under `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]

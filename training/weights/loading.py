@@ -51,7 +51,7 @@ def load(
     """Loads the model at `path` with its weights: `model, params = load("runs/x"); model.forward(params, images).logits`.
 
     path: the folder of a run, a file from `moespec convert`, a hub folder, or another project's weights.
-    backend: "jax", "torch" or "numpy"; by default, the backend chosen at import.
+    backend: one of "jax", "torch" and "numpy"; by default, the backend chosen at import.
     step: for a run, the step of a checkpoint, or "best" (training.keep_best); by default, the newest checkpoint.
     format: a key of `moespec.training.weights.formats.FORMATS`, if the files do not determine it.
     model, arguments, fields: the description of another project's model, if the files lack it (`moespec convert --help`).

@@ -1,8 +1,8 @@
 """moespec's own formats of weights: the checkpoints of a run, and a safetensors file that contains the model's configuration.
 
-The file stores the parameters by path, such as `blocks/0/mlp/w1`. The metadata are JSON: `moespec.model` is the configuration,
-`moespec.about` contains facts for the model card, and `moespec.version` is the version. If known, `moespec.classes` contains the class
-names in logit order, and `moespec.images` contains `Weights.images`.
+The file stores the parameters by path, such as `blocks/0/mlp/w1`. The metadata are in JSON. The entry `moespec.model` is the
+configuration, `moespec.about` contains facts for the model card, and `moespec.version` is the version. If known, `moespec.classes`
+contains the class names in logit order, and `moespec.images` contains `Weights.images`.
 """
 
 import json

@@ -20,7 +20,7 @@ class Weights:
     """config: the configuration of the model. params: the parameters (NumPy). about: facts for the model card, by title.
 
     classes: class names in logit order, if known.
-    images: how to convert a picture into an image, if known: `mean` and `std` (lists), `resize`, `background` of `DataConfig`.
+    images: how to convert a picture into an image, if known, by `mean` and `std` (lists), `resize`, `background` of `DataConfig`.
     """
 
     config: Config
@@ -31,7 +31,7 @@ class Weights:
 
 
 def described(config: Config) -> dict[str, Any]:
-    """The configuration as plain values: `family` (vit, mixer or sparse_mlp) and every field."""
+    """Returns the configuration as plain values, with `family` (vit, mixer or sparse_mlp) and every field."""
     names = {kind: name for name, kind in kinds().items()}
     return {"family": names[type(config)], **asdict(config)}
 
