@@ -1,8 +1,8 @@
 """Models, each written once for all backends: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
 
 `create` binds a model to the selected backend (`moespec.backends`). `moespec.training.load("runs/x")` returns a model
-with its trained weights. The module of a model (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions,
-with the backend as an argument.
+with its trained weights. The module of each model family (`moespec.models.vit`, `mixer`, `sparse_mlp`)
+provides `named`, `init` and `forward`, which takes the backend as an argument.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,12 @@ __all__ = ["Model", "create", "list_models"]
 
 
 def create(name: str, *, router: RouterName | Router[Any] | None = None, **overrides: Any) -> "Model":
-    """Returns the model `name` on the selected backend, with fields of its config replaced.
+    """Returns the model `name`, bound to the selected backend. `overrides` replace fields of its configuration.
 
-    `list_models()` lists the names; `vit_<size><patch>` and `mixer_<size><patch>` accept any other patch size. A ViT is
+    `list_models()` lists the names. Names of the form `vit_<size><patch>` and `mixer_<size><patch>` may have any patch size. A ViT is
     dense unless `moe` selects MoE blocks. The field `router` is the name of a router or a custom `Router`.
 
-    Raises ConfigError for an unknown name, an unknown field, or MoE fields without `moe`.
+    Raises ConfigError for an unknown name, for an unknown field, and for a field of MoE blocks if the model has no MoE block.
     """
     from moespec.models import families
     from moespec.models.model import Model, chosen_backend
@@ -46,7 +46,7 @@ def create(name: str, *, router: RouterName | Router[Any] | None = None, **overr
 
 
 def list_models() -> list[str]:
-    """Returns the names that `create` accepts, listing only the usual patch sizes."""
+    """Returns the model names that `create` accepts, with the usual patch sizes only."""
     from moespec.models import families
 
     return families.names()

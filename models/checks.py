@@ -1,4 +1,4 @@
-"""Checks the settings of a user: the sections of a configuration, and the paths of output files."""
+"""Checks user settings: the sections of a configuration, and the paths of output files."""
 
 import difflib
 import importlib.util
@@ -39,7 +39,7 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """Raises ConfigError for a value outside its `Range`. section: "" for a command. Replaces user-defined objects by names."""
+    """Replaces user-defined objects with names. Raises ConfigError for values outside their `Range`. section: the section name, or ""."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):
@@ -58,7 +58,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def check_names(prefix: str, options: Mapping[str, object], owner: str, known: Collection[str]) -> None:
-    """Raises ConfigError for an option that `owner`, a model or router, does not have. prefix: the option's section."""
+    """Raises ConfigError for an option that `owner`, a model or router, does not have. prefix: the text before the name in the error."""
     for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.75)
@@ -67,7 +67,7 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
 
 
 def check_installed(argument: str, package: str, extra: str) -> None:
-    """Raises ConfigError, which names the moespec extra to install, if `argument` needs a package that is not installed."""
+    """Raises ConfigError, naming the moespec extra to install, if the package that `argument` needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{argument}: {package} is not installed. Install it: pip install 'moespec[{extra}]'")
 
@@ -81,7 +81,7 @@ def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def described(hint: Any, none: str | None = None) -> str:
-    """Describes the values that a field of this type accepts. `none` is the description of None; if it is empty, None is omitted.
+    """Describes the values that a field of this type accepts. none: the description of None; if empty, the result omits None.
 
     >>> described(float | None), described(tuple[int, ...]), described(bool | None, "'none'")
     ('a number', 'integers', "True or False or 'none'")
@@ -99,9 +99,9 @@ def described(hint: Any, none: str | None = None) -> str:
 
 
 def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: Iterable[Path] = ()) -> None:
-    """Raises RunError, which names the option `name`, unless a file can be written at `path` without replacing a needed file.
+    """Raises RunError, naming the option `name`, unless a file can be written at `path` without replacing an input or a file of a run.
 
-    endings: the allowed file name endings; default: any. sources: files and folders that are read. Nothing may replace the files of a run.
+    endings: the allowed endings of the file name; default: any ending. sources: the input files and folders.
     """
     if "\0" in str(path) or not path.parent.is_dir():
         raise RunError(f"{name}={str(path)!r}: the folder {str(path.parent)!r} does not exist")
@@ -122,7 +122,7 @@ def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: It
 
 
 def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
-    """Raises RunError if `path` is a source, or an existing file inside one. A file in the folder of a run is allowed."""
+    """Raises RunError if `path` is an input file, or an existing file inside an input folder that is not a run."""
     whole = path.resolve()
     for source in (each.resolve() for each in sources if "\0" not in str(each)):
         within = source in whole.parents and whole.exists() and not (source / "config.toml").is_file()

@@ -1,11 +1,11 @@
-"""The cost of a model, computed from its configuration: floating-point operations of a forward pass for one image, and of training.
+"""Computes the cost of a model from its configuration: the floating-point operations of a forward pass per image, and of training.
 
-A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf, roots, moves and
-sorts count 0. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to count in the same
-way. With normalised queries and keys, our counts match their figures to the last printed digit. Counts of MoE layers are for evaluation and
-include every slot of every expert, filled or empty. If each expert has a slot for every token, only the slots that tokens choose count (for
-DSelect-k, those that sharp selectors choose). Counts of routers include the logits, the combination and the iterations of Sinkhorn, but
-neither the search for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`) nor the positions of tokens in their experts.
+A multiply-add in a matrix product counts as 2 operations, any other arithmetic on an element as 1, and exponentials, tanh, erf, roots,
+moves and sorts as 0. This is the convention of XLA's cost analysis, and apparently of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1):
+with normalised queries and keys, our counts match their numbers to the last printed digit. Counts of MoE layers are for evaluation and
+include every slot of every expert, filled or empty. If every expert has room for every token, or if there are more than twice as many
+slots as choices, only the chosen slots count (for DSelect-k, the slots that sharp selectors choose). Counts of routers include logits,
+combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
 """
 
 import math
@@ -33,11 +33,11 @@ NORM, SOFTMAX = 7, 4
 def flops(
     config: Tower, images: int | None = None, *, train: bool = False, every_slot: bool = False
 ) -> dict[str, float]:
-    """Returns the operations for one image or text, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
+    """Returns the operations for one image or text, by component of the model: "embedding", "attention", "mlps", "experts", "routers", ...
 
-    images: the batch size, for models that route a whole batch as one group; default: the smallest batch that fills a group. train: count
-    the forward pass of training, in which the experts may have another capacity. every_slot: also count empty slots, which experts compute
-    if they are split over devices.
+    images: the batch size, for models that route a whole batch as one group; default: the smallest batch that fills a group. train: whether
+    to count the forward pass of training, in which experts may have a different capacity. every_slot: whether to count empty slots, which
+    are computed if the experts are sharded over devices.
 
     Raises ShapeError if the images do not fill the groups.
     """
@@ -56,22 +56,22 @@ def flops(
 def training_flops(
     config: Tower, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
 ) -> float:
-    """Returns the operations of training on `images` images (an image counts each time that it is used), in batches of `batch`.
+    """Returns the operations of training on `images` images in batches of `batch` images. An image counts once for each use.
 
         passes * operations per image of a forward pass in training * images
 
-    `passes` is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` lists it for each objective.
+    `passes` is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` computes the value for each objective.
 
-    A backward pass has two matrix products for each one in the forward pass. The optimiser and augmentation do not count.
-    The eight exaFLOP figures of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of ours, to 0.4 %: they count a multiply-add
-    once, although the GFLOP per image in the same table count it twice.
+    A backward pass has two matrix products for each matrix product of the forward pass. The optimiser and augmentation do not count. The
+    eight exaFLOP values of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of ours, within 0.4 %: they count a multiply-add
+    as 1 operation, although the GFLOP per image in the same table count a multiply-add as 2.
     """
     forward = sum(flops(config, batch, train=True, every_slot=every_slot).values())
     return passes * images * forward
 
 
 def _embedding(config: Tower) -> float:
-    """Counts the stem (convolutions, each with norm and GELU) and the patch embedding. The look-up of word embeddings counts 0."""
+    """Counts the stem (convolutions, each with norm and GELU) and the patch embedding. The look-up of word embeddings counts as 0."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]
@@ -98,7 +98,7 @@ def slots(layer: MoeLayer, *, train: bool = False) -> int:
 
 
 def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> int:
-    """Returns the number of rows that the experts compute for a routing group."""
+    """Returns the number of rows that the experts of a layer compute for one routing group."""
     settings: Any = layer.settings
     there = slots(layer, train=train)
     if every_slot or settings.experts_choose or layer.router == "soft_moe":
@@ -109,7 +109,7 @@ def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> i
 
 
 def _blocks(config: Tower, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
-    """Counts the operations of all blocks. The part "norms" counts two norms and two residual additions per block."""
+    """Counts the operations of all blocks. The entry "norms" contains two norms and two residual additions per block."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in layers:
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
@@ -173,7 +173,7 @@ def _sparse_block(
 
 
 def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Counts the rescaling of tokens and then of channels; a map that keeps the size is skipped."""
+    """Counts the rescaling of the tokens and then of the channels. A map between equal sizes is skipped."""
     (S, D), (tokens, width) = before, after
     first = tokens * D * (2 * S + 1) if tokens != S else 0
     return first + (tokens * width * (2 * D + 1) if width != D else 0)
@@ -191,7 +191,7 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
     if multi_hash.chosen(settings):
         return {"experts": groups * _mlp(T, D, of.hidden, gelu)}
     experts = _mlp(filled, D, of.hidden, gelu, of) + (_mlp(T, D, of.shared, gelu, of) + T * D if of.shared else 0)
-    if layer.router == "soft_moe":  # logits, softmaxes over tokens and over slots, dispatch, combine
+    if layer.router == "soft_moe":  # logits, two softmaxes (over tokens, over slots), dispatch, combine
         router = float(T * filled * (6 * D + 2 * SOFTMAX))
     else:
         routed = settings.images if layer.router == "image_choice" else T  # type: ignore[attr-defined]
@@ -203,7 +203,7 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
 
 
 def _columns(layer: MoeLayer) -> int:
-    """Returns the number of columns of the kernel that computes the scores of a token."""
+    """Returns the number of columns of the kernel that computes the scores of a token for all experts."""
     settings: Any = layer.settings
     if layer.router == "hash":
         return 0

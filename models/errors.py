@@ -1,6 +1,6 @@
-"""The errors of data, checkpoints and runs. Each error names the file that caused it.
+"""The errors of data, checkpoints and runs. An error about a file names the file.
 
-`Interrupted` is no error: it reports that a signal stopped a run.
+`Interrupted` is not an error: it reports that a signal stopped a run.
 """
 
 import signal
@@ -18,11 +18,11 @@ class DataError(SpecError):
 
 
 class CheckpointError(SpecError):
-    """A checkpoint is missing, damaged, or belongs to a different model than the one that reads it."""
+    """A checkpoint is missing or damaged, or belongs to a different model."""
 
 
 class RunError(SpecError):
-    """The folder cannot be used as requested because it holds another run, or no run."""
+    """A run fails, or a folder, file or option of a run cannot be used as requested."""
 
 
 class BusyError(RunError):
@@ -30,7 +30,7 @@ class BusyError(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The signal `signal` stopped a run, which first saved its last step."""
+    """The signal `signal` stopped a run or an evaluation. A run saves its last step before it raises this exception."""
 
     def __init__(self, message: str, signal: signal.Signals) -> None:
         super().__init__(message)

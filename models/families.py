@@ -1,6 +1,6 @@
-"""Maps the name or the configuration of a model to the module of its family, which has the functions of the model.
+"""Maps the name or the configuration of a model to the module of its family, which defines the functions of the model.
 
-Every family's module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise`, `SIZES`,
+The module of each family has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise`, `SIZES`,
 `NAMES` and `DECIDED`.
 """
 
@@ -38,17 +38,17 @@ def fewest_images(config: Tower) -> int:
 
 
 def draws(config: Tower, inputs: int) -> bool:
-    """Returns True if the model draws random numbers in training on `inputs` images, for gating noise, dropout or stochastic depth."""
+    """Returns True if training on `inputs` images or texts draws random numbers for gating noise, dropout or stochastic depth."""
     return bool(family(config).moe_noise(config, inputs)) or takes_draws(config)
 
 
 def kinds() -> dict[str, type[Config]]:
-    """Returns a map from the name of each family, which is its module's name, to the class of its configurations."""
+    """Returns a map from the name of each model family (the name of its module) to the configuration class of the family."""
     return {module.__name__.rpartition(".")[2]: kind for kind, module in _BY_CONFIG.items()}
 
 
 def of_name(name: str) -> ModuleType:
-    """Returns the module that defines the size in `name`, the name of a model or text tower. Raises ConfigError for an unknown size."""
+    """Returns the module of the family of the model or text tower `name`. Raises ConfigError if the name has an unknown size."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         sizes = f"expected a size ({', '.join(_BY_SIZE)}) and a patch size, as in vit_s16"
@@ -62,5 +62,5 @@ def names() -> list[str]:
 
 
 def patterns() -> dict[str, str]:
-    """Returns the patterns of other valid names, with their meaning."""
+    """Returns the patterns of further valid model names, each with its meaning."""
     return dict.fromkeys(("vit_<size><patch>", "mixer_<size><patch>"), "any other patch size")

@@ -1,6 +1,6 @@
-"""Writes files so that a crash leaves the complete old or the complete new content, and reads third-party files.
+"""Writes files atomically, and reads untrusted files safely.
 
-The messages of system errors, such as a full disk, name the file.
+After a crash, a file has either its complete old content or its complete new content. System errors, such as a full disk, name the file.
 """
 
 import errno
@@ -30,12 +30,12 @@ RECORD = 2**26
 
 
 def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
-    """Returns JSON with a checksum of its content under the key "sha256", on one line if `indent` is None."""
+    """Returns a record as JSON with a checksum under the key "sha256". If `indent` is None, the JSON has a single line."""
     return json.dumps({**record, "sha256": _digest(record)}, indent=indent).encode()
 
 
 def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
-    """Returns the content of JSON from `signed`. Raises ValueError if the checksum is wrong or, with `always`, is missing."""
+    """Returns the record that `signed` encoded. Raises ValueError if the checksum is wrong, or if it is missing and `always` is true."""
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("sha256", None) if isinstance(record, dict) else "of an object"
@@ -52,7 +52,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:
-    """An `opener` for files of unknown kind. Raises OSError, which names the file, for a device or a pipe, since reading it would block."""
+    """Opens a file, as the `opener` of `open`. Raises OSError, naming the file, for a device or a pipe, which could block a reader."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects folders
         return descriptor
@@ -61,7 +61,7 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def read_file(path: Path, most: float = math.inf) -> bytes:
-    """Reads a regular file of at most `most` bytes that fits into the machine's memory. Raises OSError, which names the file."""
+    """Returns the content of a regular file. Raises OSError, naming the file, if the file exceeds `most` bytes or the machine's memory."""
     with open(path, "rb", opener=regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
             raise OSError(errno.EFBIG, f"{size:,} bytes exceed the limit", str(path))
@@ -69,7 +69,7 @@ def read_file(path: Path, most: float = math.inf) -> bytes:
 
 
 def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
-    """Returns the content of a file. Raises the error `kind` if the file cannot be read."""
+    """Returns the content of a file. Raises an error of the class `kind` if the file cannot be read."""
     try:
         return read_file(path)
     except OSError as error:
@@ -77,12 +77,12 @@ def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
 
 
 def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
-    """Returns the JSON value in a file; `expected` is its type, by default an object. Raises the error `kind` for any other content."""
+    """Returns the JSON value in a file. Raises an error of the class `kind` unless the file contains a value of the type `expected`."""
     return parsed(content_of(path, kind), str(path), expected, kind)
 
 
 def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
-    """Returns the value of a JSON text, which must have the type `expected`. Raises a `kind` that begins with `name` for other content."""
+    """Returns the value of a JSON text. Raises `kind`, with a message that begins with `name`, unless the value has the type `expected`."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -93,29 +93,29 @@ def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[Sp
 
 
 def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:
-    """Returns the content of a file from `signed`. Raises ValueError for a damaged file, OSError for an unreadable one."""
+    """Returns the record in a file that `signed` encoded. Raises ValueError for a damaged file and OSError for an unreadable file."""
     return unsigned(read_file(path, RECORD), always=always)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name, flushes it to the disk and renames it to `path`."""
+    """Writes the content under a temporary name, flushes the file to disk, and renames the file to `path`."""
     temporary = unfinished(path)
     try:
         write_synced(temporary, content)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # a partly written file, as after a full disk, is useless
+        temporary.unlink(missing_ok=True)  # an incomplete file, for example after a full disk, is useless
         raise
     sync_directory(path.parent)
 
 
 def unfinished(path: Path) -> Path:
-    """Returns the temporary name of a file during writing. It is random, so no process can use it or place a link there."""
+    """Returns a temporary name for a file that is being written. Since the name is random, no other process can place a link there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def sweep(folder: Path) -> None:
-    """Removes files and folders that a killed process left half-written or half-removed."""
+    """Removes the temporary files and folders that a killed process left behind."""
     for rest in folder.glob(".*.tmp"):
         if rest.is_dir() and not rest.is_symlink():
             shutil.rmtree(rest, ignore_errors=True)
@@ -124,7 +124,7 @@ def sweep(folder: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a new file and waits until it is on the disk. Raises FileExistsError for an existing file or link; never follows links."""
+    """Writes a new file and waits until the file is on disk. Raises FileExistsError if a file or a link exists at `path`."""
     with named_errors(path), path.open("xb") as file:
         file.write(content)
         file.flush()
@@ -132,7 +132,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the entries of a folder are on the disk. Does nothing on systems other than POSIX, which have no such call."""
+    """Waits until the entries of a folder are on disk. Does nothing on systems other than POSIX, which cannot sync folders."""
     if os.name != "posix":
         return
     with named_errors(path):
@@ -145,7 +145,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Adds the file name to an OSError that lacks one, such as an error from writing or flushing."""
+    """Adds the name of the file to an OSError without a file name, such as an error from writing or flushing."""
     try:
         yield
     except OSError as error:

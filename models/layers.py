@@ -1,4 +1,4 @@
-"""Parts that the models share: configuration checks, the placement of MoE blocks, and the layers around a router.
+"""Code that all models share: configuration checks, the placement of MoE blocks, and the layers around a router.
 
 Letters of the shape comments: N images, S tokens of one image, D width, G groups, T tokens (or channels) of one group,
 E experts.
@@ -122,8 +122,8 @@ class Family(Generic[Config]):
     def named(self, name: str, **overrides: Any) -> Config:
         """Returns the configuration of the model `name`: a size from the table, with `overrides` applied.
 
-        If the size has no patch size, the name gives it, as in vit_s16. Raises ConfigError for any other
-        name, and for an override that is not a field.
+        If the table sets no patch size, the name ends with the patch size, as in vit_s16. Raises ConfigError for an
+        unknown name, and for an override that is not a field of the configuration.
         """
         size = name.rstrip(DIGITS)
         fields, patch = self.sizes.get(size), name[len(size) :]
@@ -143,18 +143,18 @@ class Family(Generic[Config]):
         return self.kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
 
     def parameter_shapes(self, config: Config) -> Params:
-        """Returns the nested dict of parameters with shapes instead of arrays. No parameter is allocated."""
+        """Returns the nested dict of parameters with shapes instead of arrays. Allocates no parameter."""
         return parameters.shapes(self.layout(config))
 
     def parameter_count(self, config: Config) -> int:
-        """Returns the number of trained parameters, from their shapes; constants do not count."""
+        """Returns the number of trained parameters, without constants."""
         return parameters.count(self.layout(config))
 
     def init(self, config: Config, seed: int = 0, *, lazily: bool = False) -> Params:
-        """Returns the initial parameters, a nested dict of NumPy float32 arrays with the same bits for every backend.
+        """Returns the initial parameters, a nested dict of NumPy float32 arrays, which are identical for every backend.
 
-        Each parameter has a separate random stream, derived from the seed and its name, so adding a block does not
-        change the others. The head kernel is 0. Raises ConfigError for a negative seed.
+        Each parameter has a separate random stream, derived from the seed and the name of the parameter, so adding a block does
+        not change other parameters. The initial kernel of the head is 0. Raises ConfigError for a negative seed.
         """
         return parameters.initial(self.layout(config), seed, lazily=lazily)
 
@@ -172,10 +172,10 @@ class Family(Generic[Config]):
     ) -> "Output":
         """Runs the model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
 
-        `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is one array
-        per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, determines dropout and
-        stochastic depth, which only training applies. `train` is passed to the routers. With `recompute`, a block keeps only its input for
-        the backward pass, and routings are None.
+        `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is a list of
+        arrays, as `moe_noise` specifies, or None. `random` `(N, 4)` holds the integers from `random_keys.of_step` for dropout and
+        stochastic depth. `train` selects training mode: dropout, stochastic depth and the training mode of routers. `recompute`
+        recomputes blocks in the backward pass; the routings are then None.
 
         Raises ShapeError and ConfigError as `Forward` does.
         """
@@ -184,9 +184,9 @@ class Family(Generic[Config]):
         return run.output(params, self.features(run, params, inputs))
 
     def moe_noise(self, config: Config, images: int) -> list[Noise]:
-        """Returns the noise that each MoE layer needs in training on `images` images, in order, with shapes `(G, ...)`.
+        """Describes the noise, with shape `(G, ...)`, of each MoE layer whose router uses noise in training on `images` images, in order.
 
-        The list is empty if the routers take no noise.
+        The list is empty if no router uses noise.
         """
         each = [
             (layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in self.moe_layers(config, images)
@@ -230,8 +230,8 @@ def _listed(moe: str, depth: int) -> tuple[int, ...]:
 
 
 class Experts(NamedTuple):
-    """The experts of a layer, for any router: their hidden width, their activation, and whether they have biases. shared: hidden width of
-    the expert that serves every token, 0 for none.
+    """The form of a layer's experts: the hidden width, the activation, and whether the experts have biases. shared: the hidden width of
+    the expert that processes every token; 0 for no shared expert.
     """
 
     hidden: int
@@ -241,22 +241,22 @@ class Experts(NamedTuple):
 
     @property
     def gated(self) -> bool:
-        """True if experts have the matrix `w3`."""
+        """True if each expert has a third matrix, `w3`."""
         return self.activation != "gelu"
 
     @property
     def plain(self) -> bool:
-        """True if experts are perceptrons like the MLP of a dense block, and no expert is shared."""
+        """True if the experts have the form of the MLP in a dense block, and no expert is shared."""
         return self == Experts(self.hidden)
 
 
 class MoeLayer(NamedTuple):
     """One MoE layer of a model, for a batch of a given size.
 
-    name: the number of its block ("3"), with the mixed items if a block has two layers ("3_tokens"). router: its name.
-    settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of routed items: "patches"
-    (in a grid, optionally after a class token), or "channels" or "tokens", which have no position in the image. experts: the form of the
-    experts. path: the path of the layer's parameters, such as "blocks/3/moe".
+    name: the number of the block ("3"), followed by the mixed items if the block has two MoE layers ("3_tokens"). router: the name of the
+    router. settings: the options of the router, where `tokens` is the number T of items in a group. groups: the number G of groups.
+    items: the kind of the routed items, which is "patches" (in a grid, optionally after a class token), or "channels" or "tokens"
+    (without a position in the image). experts: the form of the experts. path: the path of the layer's parameters, such as "blocks/3/moe".
     """
 
     name: str
@@ -269,7 +269,7 @@ class MoeLayer(NamedTuple):
 
 
 def split(items: int, group: int, what: str, field: str, *, inputs: str = "images") -> int:
-    """Returns the number of groups of `group` items. Raises ShapeError unless `group` divides `items`."""
+    """Returns the number of groups with `group` items each. Raises ShapeError unless `group` divides `items`."""
     if items % group:
         raise ShapeError(f"{inputs}: {items} {what} cannot be split into groups of {field}={group}")
     return items // group
@@ -282,9 +282,9 @@ Block = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
 class Output(NamedTuple):
     """The result of a model.
 
-    logits: `(N, classes)`, or None without a head. features: `(N, D)`, the input of the head. losses: weighted
-    auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order; for MultiHash, the routing of its
-    first hash. With recomputed blocks, routings are None. statistics: by path of the layer, the input that updates the state of a router.
+    logits: an array `(N, classes)`, or None without a head. features: the input `(N, D)` of the head. losses: weighted auxiliary losses
+    by name, summed over MoE layers. routings, metrics: one entry per MoE layer, in order. A MultiHash layer has the routing of its first
+    hash. If blocks are recomputed, all routings are None. statistics: inputs of router state updates, by layer path.
     """
 
     logits: Array
@@ -296,11 +296,11 @@ class Output(NamedTuple):
 
 
 class Forward:
-    """The forward pass of all families: it checks inputs, draws random numbers, and applies the blocks in order and the head.
+    """The forward pass of all families: it checks inputs, draws random numbers, and applies the blocks and the head in order.
 
     compute: casts arrays to the dtype of the blocks. drop: applies dropout or stochastic depth to an array.
 
-    Raises ShapeError if images, or the ids of texts, have the wrong shape or do not fill the groups of the routers.
+    Raises ShapeError if the images or the text ids have the wrong shape or do not fill the groups of the routers.
     Raises ConfigError if the number of noise arrays differs from the number of MoE layers whose routers take noise, or
     if a model with dropout or stochastic depth has no `random` in training.
     """
@@ -334,9 +334,9 @@ class Forward:
         self._outputs: list[RouterOutput] = []
 
     def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:
-        """Applies the MoE layer `name` to `items` `(..., width)`, routed in groups in row-major order. Keeps the shape.
+        """Applies the MoE layer `name` to `items` `(..., width)`, which form groups in row-major order. Keeps the shape.
 
-        ids: the ids of the items, `(...)`, for a router that needs them.
+        ids: the token ids of the items, `(...)`, for a router that uses token ids.
         """
         B, layer = self.B, self.moe_layers[name]
         grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
@@ -360,7 +360,7 @@ class Forward:
     def blocks(self, block: Block, params: Params, x: Array) -> Array:
         """Returns the tokens after all blocks, in float32 if the blocks compute in bfloat16.
 
-        If blocks are recomputed, their router outputs contain None instead of a routing.
+        If blocks are recomputed, the router outputs contain None instead of routings.
         """
         for number in range(self.config.depth):
             one, p = partial(block, number), params["blocks"][str(number)]
@@ -377,7 +377,7 @@ class Forward:
         return y, [(output.losses, output.metrics, output.statistics) for output in outputs]
 
     def output(self, params: Params, features: Array) -> Output:
-        """Returns the output of the head, if there is one, for `features` `(N, D)`, with the losses and metrics of the routers."""
+        """Returns the result for `features` `(N, D)`: the logits, if the model has a head, and the losses and metrics of the routers."""
         logits = features @ params["head"]["kernel"] + params["head"]["bias"] if self.config.classes else None
         losses: dict[str, Array] = {}
         for output in self._outputs:
@@ -423,14 +423,14 @@ def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) ->
     return (total, metrics, statistics) if statistics else (total, metrics)
 
 
-def state_update(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
-    """Returns the argument `update_states` of `make_step` for a model with these layers; empty if no router keeps a state."""
+def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
+    """Returns the argument `update_states` of `make_step` for a model with these layers, or an empty dict if no router has state."""
     stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
     return {"update_states": partial(updated_states, B, stateful)} if stateful else {}
 
 
-def updated_states(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
-    """Computes the router states of a model after a step, as nested dicts, from the summed statistics of its `Output`."""
+def renewed(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
+    """Computes the router states after a step, as nested dicts, from the summed `Output.statistics`."""
     new: Params = {}
     for layer in layers:
         if layer.path in statistics:

@@ -16,7 +16,7 @@ NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
 def check_memory(arguments: str, numbers: int) -> None:
     """Raises a ConfigError that begins with `arguments` if `numbers` float32 numbers exceed the memory of the machine.
 
-    Such arrays would fail, at the latest when the system kills the process. Smaller arrays may still fail.
+    Arrays above this limit always fail. Smaller arrays may fail as well, since other data also needs memory.
     """
     size, memory = 4 * numbers, of_machine()
     if size > memory:
@@ -24,14 +24,14 @@ def check_memory(arguments: str, numbers: int) -> None:
 
 
 def check_unpacked(members: Iterable[ZipInfo]) -> None:
-    """Raises ValueError if these archive members, with the sizes in its directory, exceed the memory of the machine."""
+    """Raises ValueError if these archive members exceed the memory of the machine, according to the directory of the archive."""
     size, memory = sum(member.file_size for member in members), of_machine()
     if size > memory:
         raise ValueError(f"its arrays need {size:,} bytes, but this machine has {memory:,} bytes of memory")
 
 
 def check_limits(backend: str = "", *, workers: int = 0) -> None:
-    """Raises ConfigError if a limit of this process prevents a backend or the processes that prepare batches from starting."""
+    """Raises ConfigError if a resource limit of this process is too low to start the backend or the worker processes."""
     if os.name != "posix":
         return
     import resource
@@ -53,7 +53,7 @@ def cores() -> int:
 
 
 def of_machine() -> float:
-    """Returns the memory in bytes; infinity if the system does not report it."""
+    """Returns the memory of the machine in bytes, or infinity if the system does not report the memory."""
     if os.name != "posix":
         return math.inf
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

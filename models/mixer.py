@@ -7,7 +7,7 @@
 Letters of the shape comments: N images, S patches of one image, D width (channels of a patch).
 
 Source: Tolstikhin et al. 2021 (arXiv 2105.01601); for the block, also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and
-(9). Initial values follow the public code: kernels LeCun normal, biases 0.
+(9). Initial values follow the public code: kernels are LeCun normal, and biases are 0.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
 
 
 def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) -> Params:
-    """Returns the parameters of a model. of_block: returns the parameters of block n, if blocks differ."""
+    """Returns the layout of a model. of_block: returns the layout of block n, by default `block_layout`."""
     head = parameters.head(config.width, config.classes, config.head_bias)
     return {
         "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
@@ -88,7 +88,7 @@ def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) ->
 
 
 def block_layout(config: Any) -> Params:
-    """Returns the parameters of one block."""
+    """Returns the layout of one dense block."""
     return {
         "norm1": parameters.norm(config.width),
         "token_mlp": dense_mlp(config.sequence, config.token_hidden),
@@ -98,12 +98,12 @@ def block_layout(config: Any) -> Params:
 
 
 def dense_mlp(width: int, hidden: int) -> Params:
-    """Returns an MLP whose kernels are LeCun normal and whose biases are 0."""
+    """Returns the layout of an MLP whose initial kernels are LeCun normal and whose initial biases are 0."""
     return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
 
 
 def features(run: layers.Forward, params: Params, images: Array, of_block: layers.Block | None = None) -> Array:
-    """Computes the mean of the blocks' output over patches, `(N, D)`. of_block: replaces `block`."""
+    """Computes the features `(N, D)`: the mean over patches of the normalised output of the blocks. of_block: replaces `block`."""
     B, embedding = run.B, run.compute(params["embedding"])
     x = B.patch_embed(run.compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
     x = run.blocks(of_block or (lambda number, p, x: (block(run, p, x, number), [])), params, x)
@@ -111,7 +111,7 @@ def features(run: layers.Forward, params: Params, images: Array, of_block: layer
 
 
 def block(run: layers.Forward, p: Params, x: Array, number: int) -> Array:
-    """Mixes tokens, then channels: `(N, S, D)` to the same shape. number: the number of the block."""
+    """Mixes the tokens of `x` `(N, S, D)` and then the channels. Keeps the shape. number: the index of the block."""
     B, drop = run.B, run.drop
 
     def branch(name: str, x: Array, half: int) -> Array:

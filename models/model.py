@@ -1,4 +1,4 @@
-"""A model bound to the backend that computes it, and the selected backend."""
+"""Defines `Model`, which binds a model to a backend."""
 
 import importlib
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ __all__ = ["Model", "chosen_backend"]
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A model bound to a backend: `init` returns its NumPy parameters, `forward` runs on arrays of the backend.
+    """A model bound to a backend: `init` returns NumPy parameters, and `forward` runs on arrays of the backend.
 
-    name: the name passed to `create`. config: its configuration. backend: the module that computes it. If the loaded weights include them,
-    classes: the class names in the order of the logits; images: how to preprocess an image (`mean`, `std`, `resize`, `background`).
+    name: the name of the model or its file. config: the configuration. backend: the module of the backend. classes: the class names in the
+    order of the logits, if known. images: how to preprocess an image (`mean`, `std`, `resize`, `background`), if known.
     """
 
     name: str
@@ -51,6 +51,6 @@ class Model:
 
 def chosen_backend() -> Backend:
     """Returns the backend that `moespec.backends` selects."""
-    from moespec import backends  # reading this attribute selects a backend
+    from moespec import backends  # reading `backends.name` selects a backend
 
     return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))

@@ -1,6 +1,6 @@
-"""An option is a dataclass field. Its type defines the valid values, the text below it is the help, and `option` says when it applies.
+"""Options are dataclass fields: the type defines the valid values, the string below is the help text, and `option` adds conditions.
 
-Configuration, command line, help and errors all read options from here.
+The configuration, the command line, the help and the error messages all use these definitions.
 """
 
 import ast
@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """A condition under which an option has an effect: another option equals `value`, differs from `unless` (or its items), or is set."""
+    """A condition of an option: another option equals `value`, differs from `unless` (or from each of its items) or, by default, is set."""
 
     name: str
     """another option of the same section, or of any section by its full name, such as training.loss"""
@@ -28,7 +28,7 @@ class Only:
     """the reason why there is no effect (default: the value of the other option)"""
 
     def reason(self, section: Any, config: Any, prefix: str) -> str:
-        """Returns why the option's section (with `prefix`), or else its configuration, does not meet the condition; "" if it does."""
+        """Returns the reason why the section (or, if it lacks the other option, `config`) does not meet the condition, or "" if it does."""
         local = hasattr(section, self.name)
         found: Any = section if local else config
         for part in self.name.split("."):
@@ -46,7 +46,7 @@ MOE = Only("moe", unless="none")
 
 
 def _value(section: Any, name: str) -> Any:
-    """Returns the value of a section's field or, if it is None, the default that None stands for."""
+    """Returns the value of a section's field, with None replaced by the section's default for this field."""
     value = getattr(section, name)
     return section.default_of(name) if value is None and hasattr(section, "default_of") else value
 
@@ -64,8 +64,8 @@ def option(
 ) -> Any:
     """Declares a dataclass field as an option, with its default (or a factory) and the conditions under which it has an effect.
 
-    On a command line, `flags` replace the option's name, or the option is `positional`; with `single`, each use of the
-    flag adds one value. Help does not list a `rare` option.
+    On a command line, `flags` replace the name of the option, and a `positional` option has no flag. Each use of the flag of a
+    `single` option adds one value. The help does not list `rare` options.
     """
     about = {
         "only": (only,) if isinstance(only, Only) else tuple(only),
@@ -79,12 +79,12 @@ def option(
 
 
 def marks(kind: Any, name: str) -> Any:
-    """Returns the arguments that `option` got for this field, by name; empty for a field without `option`."""
+    """Returns the arguments of `option` for a field, by name; an empty dict if the field does not use `option`."""
     return next((each.metadata for each in fields(kind) if each.name == name), {})
 
 
 def no_effect(config: Any, name: str) -> str:
-    """Returns why an option (dotted name), or its section, has no effect in a configuration; "" if it has an effect."""
+    """Returns the reason why an option (dotted name) or its section has no effect, or "" if the option has an effect."""
     section, prefix = config, ""
     for part in name.split("."):
         conditions: tuple[Only, ...] = marks(type(section), part).get("only", ())
@@ -99,14 +99,14 @@ def no_effect(config: Any, name: str) -> str:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Returns the classes of a module by name, as AST. `inspect.getsource` of each class would read the module again."""
+    """Returns the AST of each class in a module, by name. Calling `inspect.getsource` for each class would read the module repeatedly."""
     statements = ast.parse(inspect.getsource(sys.modules[module])).body
     return {statement.name: statement for statement in statements if isinstance(statement, ast.ClassDef)}
 
 
 @cache
 def help_texts(kind: type) -> dict[str, str]:
-    """Returns the help text of each option by name: the text below the field, in the class, its bases or the options of routers."""
+    """Returns the help text of each option, by name: the string below the field in the class or a base class, or a router option's text."""
     texts: dict[str, str] = dict(TEXTS) if issubclass(kind, RouterOptions) else {}
     for part in reversed(kind.__mro__[:-1]):
         body = _classes(part.__module__).get(part.__name__)

@@ -1,7 +1,7 @@
-"""The parameters of a model as a layout: a nested dict in which each parameter has its shape and its initial values.
+"""Describes the parameters of a model by a layout: a nested dict whose leaves define the shape and the initial values of a parameter.
 
-Shapes, counts and initial arrays all come from the layout. A Linear has a `kernel`
-(inputs first) and a `bias`; an MLP has `w1, b1, w2, b2`; experts have the parameters of one expert's MLP, stacked on a leading axis E.
+The layout determines all shapes, counts and initial arrays. A linear layer has a `kernel` (inputs first)
+and a `bias`; an MLP has `w1, b1, w2, b2`; experts have the parameters of an MLP, stacked along a leading axis E.
 """
 
 import functools
@@ -31,30 +31,30 @@ class Parameter(NamedTuple):
 
 
 def shapes(layout: Params) -> Params:
-    """Returns the layout with shapes instead of parameters."""
+    """Returns the layout with each parameter replaced by its shape."""
     return _map(layout, lambda path, parameter: parameter.shape)
 
 
 def shaped(shapes: Params) -> Params:
-    """Wraps nested shapes as leaves with the attribute `shape`."""
+    """Wraps each shape in a nested dict as a leaf with the attribute `shape`."""
     return _map(shapes, lambda path, shape: Shaped(tuple(shape)))
 
 
 class Shaped(NamedTuple):
-    """A shape that replaces an array."""
+    """A leaf that stands in for an array and has only a shape."""
 
     shape: Shape
 
 
 def paths(shapes: Params) -> list[tuple[str, ...]]:
-    """Returns, for a nested dict of shapes, the keys from the root to each parameter."""
+    """Returns the path of each parameter in a nested dict of shapes, as a tuple of keys."""
     result: list[tuple[str, ...]] = []
     _map(shapes, lambda path, shape: result.append(path))
     return result
 
 
 def count(layout: Params) -> int:
-    """Returns the number of trained parameters, from their shapes; constants do not count."""
+    """Returns the number of trained parameters, without constants."""
     counts: list[int] = []
     _map(layout, lambda path, p: counts.append(0 if is_fixed(path) else math.prod(p.shape)))
     return sum(counts)
@@ -64,7 +64,7 @@ def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
     """Returns the initial parameters, a nested dict of NumPy float32 arrays.
 
     Each parameter has a separate random stream, derived from the seed and the parameter's name, so adding a block does
-    not change the others. lazily: return `Drawn` instead of arrays. Raises ConfigError for a negative seed.
+    not change other parameters. lazily: whether to return `Drawn` instead of arrays. Raises ConfigError for a negative seed.
     """
     if seed < 0:
         raise ConfigError(f"seed={seed!r}: expected an integer >= 0")
@@ -77,7 +77,7 @@ def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
 
 
 class Drawn:
-    """Initial values of a parameter, drawn when a slice is first requested and cached until another parameter is drawn."""
+    """The initial values of a parameter, drawn when a slice is first read and cached until another parameter is drawn."""
 
     dtype = np.dtype(np.float32)
 
@@ -109,28 +109,28 @@ def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tu
 
 
 def constant(value: float) -> Draw:
-    """Sets every entry to `value`."""
+    """Initialises every entry to `value`."""
     return lambda generator, shape: np.full(shape, value, np.float32)
 
 
 def normal(std: float) -> Draw:
-    """Draws from a normal with mean 0."""
+    """Draws from a normal distribution with mean 0 and standard deviation `std`."""
     return lambda generator, shape: np.float32(std) * generator.standard_normal(shape, np.float32)
 
 
 def glorot_uniform(inputs: int, outputs: int) -> Draw:
-    """Draws from a uniform with variance `2 / (inputs + outputs)`."""
+    """Draws from a uniform distribution with mean 0 and variance `2 / (inputs + outputs)`."""
     limit = np.float32(math.sqrt(6 / (inputs + outputs)))
     return lambda generator, shape: limit * (2 * generator.random(shape, np.float32) - 1)
 
 
 def lecun_normal(inputs: int) -> Draw:
-    """Draws from a normal with variance `1 / inputs`, truncated at two standard deviations."""
+    """Draws from a normal distribution with variance `1 / inputs`, truncated at two standard deviations."""
     return lambda generator, shape: draws.lecun_normal(generator, shape, inputs)
 
 
 def _stacked(draw: Draw, expert_init: str) -> Draw:
-    """Applies `draw` to each of E experts; "shared" draws one expert and copies it."""
+    """Draws the values of all experts. If `expert_init` is "shared", draws the values of one expert and copies them."""
     if expert_init == "independent":
         return draw
     return lambda generator, shape: np.broadcast_to(draw(generator, shape[1:]), shape).copy()
@@ -142,7 +142,7 @@ def norm(dim: int) -> Params:
 
 
 def embedding(patch: int, channels: int, width: int) -> Params:
-    """Returns the linear map of a patch, LeCun normal."""
+    """Returns the layout of the linear patch embedding, whose initial kernel is LeCun normal."""
     return {
         "kernel": Parameter((patch, patch, channels, width), lecun_normal(patch * patch * channels)),
         "bias": Parameter((width,), constant(0.0)),
@@ -150,15 +150,15 @@ def embedding(patch: int, channels: int, width: int) -> Params:
 
 
 def head(width: int, classes: int, bias: float) -> Params:
-    """Returns the head: its kernel is 0, its bias is not."""
+    """Returns the layout of the head, whose initial kernel is 0 and whose initial bias is `bias`."""
     return {"kernel": Parameter((width, classes), constant(0.0)), "bias": Parameter((classes,), constant(bias))}
 
 
 def mlp(
     width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw, *, gated: bool = False, biased: bool = True
 ) -> Params:
-    """Returns two linear maps, `width -> hidden -> width`, and if gated also `w3`, with the shape of `w1`; `kernel(inputs, outputs)` draws
-    a map."""
+    """Returns the layout of an MLP `width -> hidden -> width`. A gated MLP also has `w3`, with the shape of `w1`. kernel: maps
+    the numbers of inputs and outputs to the initialiser of a kernel."""
     sizes = {"1": (width, hidden), "2": (hidden, width), **({"3": (width, hidden)} if gated else {})}
     layout: Params = {}
     for number, shape in sizes.items():
@@ -168,9 +168,9 @@ def mlp(
 
 
 def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:
-    """Returns the router's parameters and state, from the specification, and `settings.experts` copies of the MLP `dense`."""
+    """Returns the layout of an MoE layer: the parameters and state of the router, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
-    # Only the router knows the names of its parameters. Drawing them here is cheap (a kernel of E columns), unlike drawing experts.
+    # Only the router knows the names of its parameters. Drawing router parameters is cheap, unlike drawing experts.
     params = initial_params(route, np.random.default_rng(0), settings)
     names = {name: np.shape(value) for name, value in params.items()}
 

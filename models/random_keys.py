@@ -1,8 +1,8 @@
-"""The random numbers of a training step, drawn where the model runs: router noise, dropout, stochastic depth.
+"""Draws the random numbers of a training step on the device of the model: router noise, dropout and stochastic depth.
 
-Each is a function of the seed, the step, its use in the model (`stream`), the image and token in the batch, and the
-expert or the entry of a token: see `moespec.spec.threefry`. A random number does not depend on how a batch is split or, up to rounding, on
-the backend. For a batch of N images, the functions take an array `(N, 4)` of integers from `of_step`: for each image, the low and high word
+Each random number is a function of the seed, the step, the use in the model (`stream`), the image and token in the batch, and the expert
+or the entry of a token: see `moespec.spec.threefry`. A random number does not depend on how a batch is split or, up to rounding, on the
+backend. For a batch of N images, the functions take an array `(N, 4)` of integers from `of_step`: for each image, the low and high word
 of the seed, the step, and the image's index in the batch.
 """
 
@@ -38,7 +38,7 @@ def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
 
 
 def gating_noise(B: Backend, wanted: list[Noise], random: Array, images: Array) -> list[Array] | None:
-    """Returns the noise of each MoE layer, for images with the integers `random` (N, 4); None if the routers take no noise.
+    """Returns the noise of each MoE layer for images with the integers `random` `(N, 4)`, or None if no router uses noise.
 
     wanted: the result of the model's `moe_noise`, with shapes `(G, T)` or `(G, T, entries)`.
     """
@@ -56,7 +56,7 @@ def _noise(B: Backend, noise: Noise, random: Array, images: Array, stream: int) 
 
 
 def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, columns: int) -> Array:
-    """Draws an array (rows, columns), in float64 if `like` is float64, else in float32. Each image fills an equal part of the rows."""
+    """Draws uniform numbers `(rows, columns)`, with an equal number of rows per image: float64 if `like` is float64, otherwise float32."""
     images = random.shape[0]
     if rows % images:
         raise ShapeError(f"random: {rows} rows cannot be split into {images} images")
@@ -67,10 +67,10 @@ def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, col
 
 @dataclass(frozen=True)
 class Draws:
-    """Dropout and stochastic depth of one forward pass, for a model with two residual branches per block.
+    """Applies dropout and stochastic depth in one forward pass of a model with two residual branches per block.
 
-    random: `(N, 4)` integers from `of_step`; None drops nothing. branches: the draws of stochastic depth, `(N, 2 depth)`, if used.
-    dropout, stochastic_depth: their rates. depth: number of blocks.
+    random: integers `(N, 4)` from `of_step`, or None without dropout. branches: random numbers for stochastic depth, `(N, 2 depth)`, or
+    None. dropout, stochastic_depth: the rates of dropout and stochastic depth. depth: the number of blocks.
     """
 
     B: Backend
@@ -81,7 +81,7 @@ class Draws:
     depth: int = 1
 
     def units(self, x: Array, number: int) -> Array:
-        """Applies dropout to single entries of `x` `(N, ..., entries)`. number: index of the call in the model."""
+        """Applies dropout to the entries of `x` `(N, ..., entries)`. number: the index of the dropout layer in the model."""
         if self.random is None or not self.dropout:
             return x
         rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
@@ -89,7 +89,7 @@ class Draws:
         return self.B.dropout(x, drawn.reshape(x.shape), rate=self.dropout)
 
     def branch(self, x: Array, number: int) -> Array:
-        """Applies stochastic depth to the residual branch `x` `(N, ...)`. number: index of the branch, two per block."""
+        """Applies stochastic depth to the residual branch `x` `(N, ...)`. number: the index of the branch; each block has two branches."""
         rate = branch_rate(self.stochastic_depth, block=number // 2, depth=self.depth)
         if self.branches is None or not rate:
             return x
@@ -100,12 +100,12 @@ class Draws:
 def draws_of(
     B: Backend, config: Any, random: Array | None, images: Array, *, train: bool, like: Array | None = None
 ) -> Draws:
-    """Returns the dropout and stochastic depth of a model with the fields `depth`, `stochastic_depth` and optionally `dropout`.
-    At evaluation, nothing is dropped.
+    """Returns the `Draws` of a model whose configuration has the fields `depth`, `stochastic_depth` and optionally `dropout`.
+    In evaluation, the `Draws` drop nothing.
 
-    like: an array in the dtype of the parameters, if `images` are ids of texts.
+    like: an array with the dtype of the parameters, by default `images`. Text ids, which are integers, require `like`.
 
-    Raises ConfigError if dropout in training lacks `random`, and ShapeError or DtypeError unless `random` is `(N, 4)` integers.
+    Raises ConfigError if training with dropout has no `random`, and ShapeError or DtypeError unless `random` is `(N, 4)` integers.
     """
     if not train or not takes_draws(config):
         return Draws(B, depth=config.depth)

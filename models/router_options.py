@@ -1,6 +1,6 @@
-"""The router options that a user can set in a model: all except those that the model determines.
+"""The router options that a user can set in a model. The model itself determines the other router options.
 
-The class `Options` of a router (`moespec.spec.routers`) defines all of its options.
+The class `Options` of each router (`moespec.spec.routers`) defines all options of the router.
 """
 
 import re
@@ -23,7 +23,7 @@ PREFIX = "router_options."
 
 
 class Decided(NamedTuple):
-    """The names of the router options that a model determines, and the model's own defaults for other options."""
+    """The names of the router options that a model determines, and the model's defaults for options that the user can set."""
 
     names: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -31,7 +31,7 @@ class Decided(NamedTuple):
 
 @contextmanager
 def named(prefix: str, names: Collection[str]) -> Iterator[None]:
-    """Prefixes a ConfigError about one of `names` with the section under which the user wrote the name."""
+    """Adds the section `prefix` to a ConfigError about one of the settings `names`."""
     try:
         yield
     except ConfigError as error:
@@ -55,7 +55,7 @@ def options_of(router: str) -> dict[str, Any]:
 
 
 def check_options(router: str, options: Mapping[str, Any], decided: Collection[str]) -> None:
-    """Raises ConfigError for an unknown router, an option that it does not have or that is `decided`, or a wrong value."""
+    """Raises ConfigError for an unknown router, for an option that the router lacks or that is in `decided`, and for an invalid value."""
     router_name(router)
     types = {name: hint for name, hint in options_of(router).items() if name not in decided}
     check_names(PREFIX, options, router, types)
@@ -64,10 +64,10 @@ def check_options(router: str, options: Mapping[str, Any], decided: Collection[s
 
 
 def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterOptions:
-    """Returns the options of `router`: those of the values `decided` by the model that the router has, and the user's `options`.
+    """Returns the options of `router` with the user's `options` and with all values in `decided` for which the router has an option.
 
-    Raises ConfigError for an unknown router, a router that needs an input that the model does not provide, an option
-    that the router does not have, or invalid values.
+    Raises ConfigError for an unknown router, for a router with an input that the model does not provide, for an option
+    that the router does not have, and for invalid values.
     """
     check_options(router, options, tuple(decided))
     needs = ROUTERS[router].requires
@@ -104,7 +104,7 @@ class RouterSection:
 
 @cache
 def section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
-    """Returns the section class for a router whose options have the class `kind`, without the options that the model determines.
+    """Returns the section class of a router, with the options in the class `kind` except those that the model determines.
 
     Raises ConfigError for an option without a default.
     """

@@ -9,5 +9,5 @@ def printable(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Escapes like `printable`, and also escapes line breaks, which a file name may contain."""
+    """Escapes the same characters as `printable`, and also line breaks, which a file name may contain."""
     return printable(text).replace("\n", "\\n")

@@ -7,9 +7,9 @@
     x    = rescale2(x)                                                            back to (S, C)
     out  = head(mean over patches of norm(x))
 
-The token-mixing MoE routes N C' channels, each S' wide. The channel-mixing MoE routes the N S' tokens, each C'
-wide. Letters of the shape comments: N images, S patches of one image, C channels of a patch, S' and C' their numbers in
-a sparse block.
+The token-mixing MoE routes N C' channels of width S'. The channel-mixing MoE routes N S' tokens of width C'. Letters of
+the shape comments: N images, S patches of one image, C channels of a patch, S' tokens and C' channels in a sparse
+block.
 
 Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, this module follows the readings in the ambiguity ledger of
 `moespec.spec.algorithms.sparse_mlp`. Initial values are as in the MLP-Mixer.
@@ -57,8 +57,8 @@ ROUTERS = get_args(Mode)
 class SparseMlpConfig(layers.CommonConfig):
     """The configuration of one Sparse-MLP. Raises ConfigError for an invalid value.
 
-    Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. Stochastic depth still routes an image
-    whose branch it skips (SL-8). Rescale sub-layers have no residual connection, and stochastic depth never skips them.
+    Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. An image is still routed if stochastic
+    depth skips its branch (SL-8). Rescale sub-layers have no residual connection, and stochastic depth never skips them.
     """
 
     token_hidden: Count
@@ -103,18 +103,18 @@ class SparseMlpConfig(layers.CommonConfig):
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r} exceeds experts={self.experts!r}")
         moe_blocks(self)
-        # The options are created here for the smallest groups, because compiling a model does not check them.
+        # Creating the router options checks them for the smallest groups; a compiled model skips these checks.
         object.__setattr__(self, "_options", _settings(self))
 
     @property
     def fewest_images(self) -> int:
-        """The smallest batch that fills groups of a fixed size."""
+        """The smallest batch size that fills all groups of a fixed size."""
         filled = math.lcm(self.group_size or 1, self.sparse_width) // self.sparse_width if self.group_size else 1
         return math.lcm(filled, self.group_images or 1)
 
     @property
     def whole_batch(self) -> bool:
-        """True if an MoE layer routes all images of a batch together, so that their outputs depend on each other."""
+        """True if an MoE layer routes all images of a batch together, so that the output of an image depends on the other images."""
         return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
 
@@ -177,7 +177,7 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
-    """Returns the options of the token-mixing and of the channel-mixing MoE, for their smallest possible groups."""
+    """Returns the router options of the token-mixing and the channel-mixing MoE for the smallest possible groups."""
     options = {**dict(DECIDED.defaults), **config.router_options}
     has = options_of(config.channel_router)
     of_layers = {
@@ -203,7 +203,7 @@ def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
 
 
 def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOptions:
-    """Returns the options of the MoE that mixes "tokens" or "channels", for groups of `items` items."""
+    """Returns the router options of the MoE that mixes "tokens" or "channels", for groups of `items` items."""
     of_layers: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
     return of_layers[mixing].of_tokens(items)
 
@@ -234,7 +234,7 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
 
 
 def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) -> Params:
-    """Returns the maps that change the number of tokens and of channels; omits a map if its number does not change."""
+    """Returns the layout of the maps that change the numbers of tokens and channels. Omits a map between equal numbers."""
     layout = {}
     for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
         if inputs != outputs:

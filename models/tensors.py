@@ -1,7 +1,7 @@
 """Reads and writes the tensors of safetensors files, each with its dtype. Errors name the invalid tensor.
 
-The metadata of files from moespec contain the version that wrote them, `moespec.version`, and a checksum of everything else,
-`moespec.sha256`. A reader verifies the checksum if there is one; third-party files and files from version 0.1 have none.
+The metadata of a file from moespec contain the version that wrote the file, `moespec.version`, and a checksum of everything else,
+`moespec.sha256`. A reader verifies the checksum if the file has one. Third-party files and files from version 0.1 have no checksum.
 """
 
 import hashlib
@@ -25,20 +25,20 @@ STORED = {"F32": "<f4", "F64": "<f8", "BOOL": "?"}
 STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
 
 
-class StoredTensor(NamedTuple):
-    """A tensor of a file: the safetensors name of its dtype, and its numbers, with bfloat16 as float32."""
+class Found(NamedTuple):
+    """A tensor in a file: the safetensors name of the dtype, and the values, with bfloat16 converted to float32."""
 
     dtype: str
     array: NDArray[Any]
 
 
 def reason(error: Exception) -> str:
-    """Returns the error text of safetensors, without its description of the operation."""
+    """Returns the message of a safetensors error without the name of the failed operation."""
     return re.sub(r"^Error while deserializing( header)?: ", "", str(error))
 
 
-def decoded(content: bytes, *, half: bool = False) -> dict[str, StoredTensor]:
-    """Returns the tensors of a safetensors file with this content. half: accept float16.
+def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
+    """Returns the tensors in the content of a safetensors file, by name. half: whether to accept float16.
 
     Raises ValueError for damaged content, and for a dtype or a shape that NumPy does not support.
     """
@@ -58,14 +58,14 @@ def decoded(content: bytes, *, half: bool = False) -> dict[str, StoredTensor]:
         else:
             raise ValueError(f"{name!r} has dtype {dtype}, expected one of {', '.join(['BF16', *STORED])}")
         try:
-            tensors[name] = StoredTensor(dtype, array.reshape(shape))
-        except (ValueError, OverflowError) as error:  # too many axes, or an axis of 2^63 in an empty array
+            tensors[name] = Found(dtype, array.reshape(shape))
+        except (ValueError, OverflowError) as error:  # NumPy limits the number of axes and the size of an axis
             raise ValueError(f"{name!r} has an impossible shape: {error}") from error
     return tensors
 
 
 def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Returns the content of a safetensors file, with version and checksum in the metadata. Equal arrays give equal bytes."""
+    """Returns the content of a safetensors file, with the version and a checksum in the metadata. Equal arrays give equal bytes."""
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     content = safetensors.numpy.save(contiguous, {"moespec.version": json.dumps(version()), **(metadata or {})})
     header, rest = _parts(content)
@@ -77,8 +77,8 @@ def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | Non
     return b"".join((len(text).to_bytes(8, "little"), text.encode(), rest))
 
 
-def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Returns the tensors and the metadata of a safetensors file; see `decoded`. Also raises ValueError for a wrong checksum."""
+def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], dict[str, str]]:
+    """Returns the tensors and metadata in a safetensors file. Raises ValueError as `decoded` does, and for a wrong checksum."""
     tensors = decoded(content, half=half)
     header, rest = _parts(content)
     metadata: dict[str, str] = header.get(METADATA, {})
@@ -88,13 +88,13 @@ def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, StoredTen
 
 
 def _parts(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Splits a safetensors file into its header and its numbers."""
+    """Splits the content of a safetensors file into the header and the bytes of the tensors."""
     size = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:size]), memoryview(content)[size:]
 
 
 def _digest(header: Mapping[str, Any], rest: memoryview) -> str:
-    """Returns the digest of everything except the checksum."""
+    """Returns the SHA-256 of a file's header and tensors without the checksum."""
     about = {name: text for name, text in header.get(METADATA, {}).items() if name != CHECKSUM}
     digest = hashlib.sha256(json.dumps({**header, METADATA: about}, sort_keys=True).encode())
     digest.update(rest)

@@ -4,9 +4,9 @@
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (`transformer`)
     z    = pool(norm(x)) @ kernel + bias
 
-There is no head; a contrastive loss normalises z. A MoE block routes groups of `group_texts` texts: `(N, S, D)` is
-reshaped to `(G, T, D)` with T = group_texts * S. Routers that use token ids get the ids of the text. All texts have S
-tokens. A short text is padded with end tokens. The model attends to these tokens, pools them and routes them.
+The text tower has no head; a contrastive loss normalises z. An MoE block routes groups of `group_texts` texts: `(N, S, D)` is reshaped to
+`(G, T, D)` with T = group_texts * S. Routers that use token ids receive the ids of the text. Every text has S tokens: short texts are
+padded with end tokens. The model attends to the padding, pools the padding and routes it.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
@@ -14,8 +14,8 @@ tokens. A short text is padded with end tokens. The model attends to these token
 | vmoe, with MoE blocks | bidirectional | last, first, gap, max or map | end tokens |
 | CLIP | causal | the first end token | zeros, which earlier tokens do not see |
 
-With `causal` and pool="last", the pooled token attends to every token of the text, as in CLIP, and also to the end tokens that pad it. The
-initial values follow vmoe; big_vision draws positions with a standard deviation of 1 / sqrt(D).
+With `causal` and pool="last", the pooled token attends to every token of the text, as in CLIP, and also to the padding. The initial
+values follow vmoe; big_vision draws positions with a standard deviation of 1 / sqrt(D).
 
 Sources: google-research/big_vision, `models/proj/image_text/text_transformer.py`, `pp/ops_text.py` (eos="sticky"); google-research/vmoe,
 `projects/contrastive/models.py`, `projects/soft_moe/configs/pretrain_laion.py`; openai/CLIP, `clip/model.py` (encode_text,
@@ -113,7 +113,7 @@ def moe_layers(config: TextConfig, texts: int) -> list[MoeLayer]:
 def _layout(config: TextConfig) -> Params:
     """Returns every parameter of the model, with its name, shape and initial values; see `transformer.blocks_layout` for the blocks.
 
-    The table is normal(1 / sqrt(D)), positions are normal(0.02), the projection is LeCun normal.
+    The initial table is normal(1 / sqrt(D)), the initial positions are normal(0.02), and the initial projection is LeCun normal.
     """
     D = config.width
     layout: Params = {
@@ -133,7 +133,7 @@ def _layout(config: TextConfig) -> Params:
 
 
 def _features(run: layers.Forward, params: Params, ids: Array) -> Array:
-    """Returns the text features `(N, projection)`, or `(N, D)` without a projection, in float32 and not normalised."""
+    """Returns the text features `(N, projection)`, or `(N, D)` without a projection, in float32, without normalisation."""
     B, config = run.B, run.config
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = B.embedding(ids, params["embedding"]["table"]) + params["positions"]  # (N, S, D)

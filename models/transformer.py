@@ -89,14 +89,14 @@ class TransformerConfig(layers.BlocksConfig):
         if moe_blocks(self):
             if self.experts < 1:
                 raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
-            # The options are created here, because compiling a model does not check them.
+            # Creating the router options checks them; a compiled model skips these checks.
             object.__setattr__(self, "_options", self._check_routing())
         else:
             check_options(self.router, self.router_options, DECIDED.names)
         object.__setattr__(self, "_own", {number: self._with_own(number, own) for number, own in self.block.items()})
 
     def _with_own(self, number: str, own: Mapping[str, Any]) -> Self:
-        """Returns the model's configuration with the fields of one block."""
+        """Returns the model's configuration with the overrides `own` of the block `number`."""
         blocks = [str(block) for block in moe_blocks(self)]
         if number not in blocks:
             expected = ", ".join(map(repr, blocks)) or "but there are none"
@@ -115,12 +115,12 @@ class TransformerConfig(layers.BlocksConfig):
 
     @property
     def form(self) -> Experts:
-        """The form of the experts."""
+        """The form of the experts in the MoE blocks."""
         hidden = self.expert_hidden or self.hidden
         return Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
 
     def _check_routing(self) -> RouterOptions:
-        """Returns the checked router options of the MoE blocks."""
+        """Creates and checks the router options of the MoE blocks."""
         images, rest = divmod(self.group_size, self.sequence)
         if rest and "images" in options_of(self.router):
             raise ConfigError(
@@ -143,12 +143,12 @@ class TransformerConfig(layers.BlocksConfig):
 
     @property
     def fewest_images(self) -> int:
-        """The smallest batch that fills groups of tokens."""
+        """The smallest batch size that fills the groups of tokens."""
         return math.lcm(self.group_size, self.sequence) // self.sequence
 
     @property
     def id_count(self) -> int:
-        """The number of different token ids, for routers that use them."""
+        """The number of distinct token ids, for routers that use token ids."""
         raise NotImplementedError
 
 
@@ -158,13 +158,13 @@ def moe_blocks(config: TransformerConfig) -> tuple[int, ...]:
 
 
 def of_block(config: Config, block: int) -> Config:
-    """Returns the configuration with the router and experts of one MoE block."""
+    """Returns the configuration with the overrides of one MoE block."""
     own: dict[str, Config] = config._own  # type: ignore[attr-defined]
     return own.get(str(block), config)
 
 
 def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLayer]:
-    """Returns the MoE layers, in block order, with `groups` groups each. items: see `MoeLayer`."""
+    """Returns the MoE layers in block order, each with `groups` groups. items: see `MoeLayer`."""
     return [
         MoeLayer(str(block), own.router, router_config(own), groups, items, own.form, f"blocks/{block}/moe")
         for block in moe_blocks(config)
@@ -173,7 +173,7 @@ def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLa
 
 
 def router_config(config: TransformerConfig) -> RouterOptions:
-    """Returns the router options of those MoE blocks that set none of their own (see `of_block`). The model must have MoE blocks."""
+    """Returns the router options of all MoE blocks without overrides (see `of_block`). The model must have MoE blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 
@@ -189,11 +189,11 @@ def takes_ids(config: TransformerConfig) -> bool:
 
 
 def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_scale: float = 0.0) -> Params:
-    """Returns the parameters of all blocks.
+    """Returns the layout of all blocks.
 
-    Attention kernels are `(D, heads, D/heads)`, and `out` is `(heads, D/heads, D)`; `moespec.models.parameters` defines the other
-    parameters. Kernels of attention and MLP are Glorot uniform, slots LeCun normal (truncated at two standard deviations), MLP biases
-    normal(1e-6). layer_scale: initial value of the learned factor on the outputs of attention and MLP; 0 for no factor.
+    The attention kernels have shape `(D, heads, D/heads)`, and `out` has shape `(heads, D/heads, D)`. `moespec.models.parameters` defines
+    the other parameters. The initial kernels of attention and MLP are Glorot uniform, slots are LeCun normal (truncated at two standard
+    deviations), and MLP biases are normal(1e-6). layer_scale: the initial factor on the outputs of attention and MLP; 0 for no factor.
     """
     D, moe = config.width, moe_blocks(config)
     return {
@@ -209,7 +209,7 @@ def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_sca
 
 
 def pool_layout(config: TransformerConfig) -> Params:
-    """Returns the parameters of the attention pooling."""
+    """Returns the layout of the attention pooling."""
     return {
         "probe": Parameter((1, 1, config.width), glorot_uniform(1, config.width)),
         "attention": _attention_layout(config, bias=True),
@@ -281,7 +281,7 @@ def pooled(B: Backend, config: TransformerConfig, p: Params, x: Array) -> Array:
 
 
 def _attention(B: Backend, p: Params, x: Array, queries: Array | None, norm: Norm, *, causal: bool = False) -> Array:
-    """Computes multi-head attention over `x` `(N, S, D)`; the queries are `queries` `(N, Q, D)` or else `x`."""
+    """Computes multi-head attention over `x` `(N, S, D)`. The queries come from `queries` `(N, Q, D)`, by default from `x`."""
     inputs = {"query": x if queries is None else queries, "key": x, "value": x}
     query, key, value = (B.linear(y, p[name]["kernel"], p[name].get("bias")) for name, y in inputs.items())
     if "query_norm" in p:

@@ -4,9 +4,9 @@
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (pre-norm)
     out  = head(pool(norm(x)))
 
-A MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `(G, T, D)` with T = group_images * S, in row-major order, or
-with T = group_tokens if that is not 0. Letters of the shape comments: N images, S tokens of one image, D width, H hidden, G groups, T
-tokens of one group, E experts.
+An MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `(G, T, D)` with T = group_images * S, in row-major order,
+or with T = group_tokens if group_tokens is not 0. Letters of the shape comments: N images, S tokens of one image, D width, H hidden, G
+groups, T tokens of one group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al. 2024
 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Xiao et al. 2021 (arXiv 2106.14881, stem;
@@ -132,17 +132,17 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
 
     @property
     def id_count(self) -> int:
-        """The number of different token ids."""
+        """The number of distinct token ids."""
         return token_ids.count(self)
 
     @property
     def sequence(self) -> int:
-        """The number S of tokens of one image: the class token and the registers, if any, and the patches."""
+        """The number S of tokens of one image, including the class token and the registers."""
         return (self.image_size // self.patch_size) ** 2 + self.prefix
 
     @property
     def prefix(self) -> int:
-        """The number of tokens before the patches."""
+        """The number of tokens before the patches: the class token and the registers."""
         return (self.pool == "token") + self.registers
 
 
@@ -181,13 +181,13 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
 
 
 def stem_features(config: VitConfig) -> list[int]:
-    """Returns the numbers of channels: first of an image, then of the output of each convolution in the stem."""
+    """Returns the number of channels of an image and of the output of each convolution in the stem, in order."""
     halvings = reversed(range(config.stem))
     return [config.channels, *(config.width >> left for left in halvings for _ in range(config.stem_depth))]
 
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
-    """Returns the model with groups of `images` images. The parameters of its routers do not change."""
+    """Returns the configuration with routing groups of `images` images. The router parameters do not change."""
     other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
         object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence, images))
@@ -199,8 +199,8 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
 def _layout(config: VitConfig) -> Params:
     """Returns every parameter of the model, with its name, shape and initial values.
 
-    See `transformer.blocks_layout` for the blocks. The patch embedding is LeCun normal (truncated at two standard
-    deviations), positions are normal(0.02).
+    See `transformer.blocks_layout` for the blocks. The initial patch embedding is LeCun normal (truncated at two standard
+    deviations), and initial positions are normal(0.02).
     """
     D = config.width
     layout: Params = {}
@@ -252,7 +252,7 @@ def _features(run: layers.Forward, params: Params, images: Array) -> Array:
 
 
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
-    """Turns images into tokens with positions, `(N, S, D)`. The class token comes first."""
+    """Converts images to tokens `(N, S, D)` with position embeddings. The class token comes first."""
     compute = layers.compute_dtype(B, config.dtype)
     embedding, pixels = compute(params["embedding"]), compute(images)
     for i in range(config.stem * config.stem_depth):
@@ -271,11 +271,11 @@ def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Arra
 
 
 def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
-    """Returns fixed positions of the patches `(1, patches, D)`: sines and cosines of column and row, with P = D/4 frequencies each.
+    """Returns fixed position embeddings `(1, patches, D)`: sines and cosines of column and row, with P = D/4 frequencies each.
 
     `[sin u w_i, cos u w_i, sin v w_i, cos v w_i]`, i = 0..P-1, with `w_i = 10000^(-i/(P-1))` and (u, v) = (column, row)
     for "sincos2d" (the vmoe and big_vision code), `w_i = 10000^(-i/P)` and (u, v) = (row, column) for "sincos2d_moco"
-    (the MoCo v3 code). A class token has no position.
+    (the MoCo v3 code). The class token has no position embedding.
     """
     grid, P = config.image_size // config.patch_size, config.width // 4
     moco = config.positions == "sincos2d_moco"

@@ -1,8 +1,8 @@
-"""The application: it trains and evaluates vision models, and writes reports about them.
+"""Trains and evaluates vision models, and writes reports about runs.
 
-`moespec --help` lists its commands. From Python, `run = train("digits", run="runs/x")` does what `moespec train` does, `Run("runs/x")`
-opens a run, and `load("runs/x")` returns a model with its trained weights. Install it with `pip install 'moespec[train]'`. Within moespec,
-only the command line imports this package.
+`moespec --help` lists the commands. From Python, `run = train("digits", run="runs/x")` does what `moespec train` does, `Run("runs/x")`
+opens a run, and `load("runs/x")` returns a model with its trained weights. `pip install 'moespec[train]'` installs the dependencies.
+Within moespec, only the command line imports this package.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Imports a public name on first use, since some modules do not need all packages of the extra."""
+        """Imports a public name on first use, so that modules can be imported without all packages of the extra."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

@@ -1,6 +1,6 @@
-"""Runs the application from Python: `train` does what `moespec train` does and returns the `Run`.
+"""Runs moespec from Python: `train` does what `moespec train` does and returns the `Run`.
 
-The text of an exception is the line that the command would print. Ctrl-C, or interrupting the kernel of a notebook, saves the current step
+The text of an exception is the error that the command would print. Ctrl-C, or an interrupt of the notebook kernel, saves the current step
 and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
 """
 
@@ -34,33 +34,33 @@ __all__ = ["Run", "train"]
 
 
 class Run:
-    """The run in the folder `path`, with its resolved `config`. Raises RunError if the folder holds no run."""
+    """The run in the folder `path`. `config` is the resolved configuration. Raises RunError if the folder holds no run."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.config = RunDirectory(self.path).begun_config()
 
     def __repr__(self) -> str:
-        """Describes in one line what the run trains and how far it has got."""
+        """Describes the model, the data and the last evaluation of the run in one line."""
         last, config = self.log("evaluation")[-1:], self.config
         facts = [label(config), config.data.name, config.backend, f"{config.training.steps} steps"]
         facts += [f"validation {called(one)} {one['accuracy']:.4f} at step {one['step']}" for one in last]
         return f"<Run {str(self.path)!r}: {', '.join(facts)}>"
 
     def log(self, kind: str = "train") -> list[dict[str, Any]]:
-        """Returns the lines of one kind in metrics.jsonl: "train", "evaluation" or "evaluation/NAME". Each line contains its "step"."""
+        """Returns the lines of one kind ("train", "evaluation" or "evaluation/NAME") in metrics.jsonl. Each line contains its "step"."""
         return read_log(self.path, kind)
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
-        """Runs `moespec evaluate` with options as keywords, `evaluate(knn=[20])`; prints the results and returns them by name."""
+        """Runs `moespec evaluate` with options as keyword arguments, such as `knn=[20]`. Prints the results and returns them by name."""
         return evaluate_command(_updated(EvaluateArguments(run=self.path), options))
 
     def predict(self, folder: str | PathLike[str], **options: Any) -> list[Prediction]:
-        """Runs `moespec predict` with options as keywords, `predict("new", top=1)`; prints the table and returns all predictions."""
+        """Runs `moespec predict` with options as keyword arguments, such as `top=1`. Prints the table and returns all predictions."""
         return predict_command(_updated(PredictArguments(run=self.path, folder=Path(folder)), options))
 
     def report(self) -> Path:
-        """Returns the path of report.html. `train` writes the report at the end; for an unfinished run, this call writes it."""
+        """Returns the path of report.html. If the run is unfinished or has no report, this call writes the report."""
         path = self.path / "report.html"
         if not (path.is_file() and RunDirectory(self.path).finished(self.config)):
             loaded = load_run(self.path)
@@ -80,9 +80,9 @@ def train(
     """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
 
     config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: digits or, with `resume`, the run's configuration.
-    tables: values that override fields of `config`, as in a TOML file: `backend="jax", training={"steps": 300}`. Pass your own objects
-    directly or by name (docs/own-objects.md). run, resume, override: see `moespec train`. A finished run is not trained again. hooks:
-    functions, each called with an `AfterStep` after each step.
+    tables: values that override fields of `config`, as in a TOML file: `backend="jax", training={"steps": 300}`. User-defined objects may
+    be passed directly or by name (docs/own-objects.md). run, resume, override: see `moespec train`. A finished run is not trained again.
+    hooks: functions that are called with an `AfterStep` after each step.
 
     Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted on Ctrl-C or a signal.
     """
@@ -102,13 +102,13 @@ def train(
 
 
 def _updated(given: Section, options: dict[str, Any]) -> Section:
-    """Returns the arguments of a command with these options. Imports the modules that `trust` names, as the command line does."""
+    """Returns the arguments `given` of a command, updated with `options`. Imports the modules that the option `trust` names."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)
 
 
 def _named(option: str, value: Any) -> Any:
-    """Returns the value of an option, with an object of the user replaced by its name."""
+    """Returns the value of an option. Replaces a user-defined object with its name."""
     value = value.item() if isinstance(value, np.generic) else value
     plain = value is None or isinstance(value, str | int | float | list | tuple | PathLike)
     return value if plain else own_name(option, value)

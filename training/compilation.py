@@ -1,7 +1,7 @@
 """Decides when compilation saves time.
 
-JAX compiles everything it runs, and works best on complete functions. torch.compile needs 20 seconds or more on a CPU before the first step
-of even a small model; a short run on a CPU never recovers that time.
+JAX always compiles, and complete functions run fastest. On a CPU, torch.compile takes at least 20 seconds before the first step, even for a
+small model. A short run on a CPU never recovers this time.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def compile_if(B: Backend, condition: bool, function: Callable[..., Any]) -> Cal
 
 
 def check_cuda_graph(B: Backend, *, accumulate: int, wish: str) -> None:
-    """Raises ConfigError if a step with this accumulation and compilation cannot be recorded as a CUDA graph."""
+    """Raises ConfigError if a training step with these settings cannot be recorded as a CUDA graph."""
     torch: Any = B
     if B.name != "torch" or torch.default_device().type != "cuda" or B.sizes.devices > 1:
         raise ConfigError("training.cuda_graph=True: expected the torch backend on one GPU")

@@ -1,4 +1,4 @@
-"""Signals that stop a run: the first lets the current step or evaluation batch finish; the second ends the process at once."""
+"""Handles signals that stop a run: the first lets the current step or evaluation batch finish, the second ends the process at once."""
 
 import contextlib
 import os
@@ -18,10 +18,10 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 class Interruption:
     """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process. A second signal ends the process; in a
-    notebook, it ends only the call, to keep the user's variables.
+    notebook, the second signal ends only the call, so that the user keeps all variables.
 
-    Python calls a signal handler only between two bytecode instructions, and a compiler may spend minutes within one. So a thread reads the
-    signals from the descriptor to which the interpreter writes their numbers when they arrive.
+    Python calls signal handlers only between bytecode instructions, and a compiler may spend minutes in one instruction. A thread
+    therefore reads signal numbers from a wake-up descriptor, to which the interpreter writes them immediately.
 
     If the process ignores a signal, as under nohup, the signal stays ignored. Outside the main thread, where Python cannot set handlers,
     the context does nothing.
@@ -58,7 +58,7 @@ class Interruption:
             os.close(self._reader)
 
     def agreed(self, B: Backend, here: bool) -> signal.Signals | None:
-        """Returns the signal that stops all processes after this step, or None. Several processes agree on it only if `here`."""
+        """Returns the signal that stops all processes after this step, or None. Processes exchange signals only if `here` is true."""
         if B.processes == 1:
             return self.signal
         if not here:
@@ -73,7 +73,7 @@ class Interruption:
             if self.signal is not None:
                 os._exit(128 + numbers[0])
             self.signal = signal.Signals(numbers[0])
-            with contextlib.suppress(OSError):  # the terminal may be gone
+            with contextlib.suppress(OSError):  # the terminal may have closed
                 print(
                     f"\nmoespec: {self.signal.name}: finishing this step or batch; repeat to stop at once",
                     file=sys.stderr,
@@ -81,7 +81,7 @@ class Interruption:
 
 
 def check(B: Backend) -> None:
-    """Raises Interrupted in all processes if one of them received a signal within an `Interruption`."""
+    """Raises Interrupted in all processes if any process received a signal within an `Interruption`."""
     current = Interruption.current
     if current is not None and (stopped_by := current.agreed(B, True)) is not None:
         raise Interrupted(f"evaluation stopped by {stopped_by.name}", stopped_by)

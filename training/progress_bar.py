@@ -1,4 +1,4 @@
-"""Shows progress: a bar in a terminal, one updating line in a notebook, and otherwise, as in a log file, a line every ten seconds."""
+"""Shows progress as a bar in a terminal, as one updated line in a notebook, and otherwise as a new line every ten seconds."""
 
 import math
 import os
@@ -25,12 +25,12 @@ def in_notebook() -> bool:
 
 
 class Bar(tqdm):  # type: ignore[misc]
-    """A tqdm bar, or complete lines if standard error is not a terminal. In a notebook, all bars of a cell share a line.
+    """A tqdm bar, which writes complete lines if standard error is not a terminal. In a notebook, all bars of a cell share a line.
 
     Shows nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
     """
 
-    line: ClassVar[tuple[int, Any]] = (-1, None)  # the number of the current notebook cell, and its output
+    line: ClassVar[tuple[int, Any]] = (-1, None)  # the number and the output of the current notebook cell
 
     def __init__(self, items: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> None:
         self._notebook, self._stays = in_notebook(), options.get("leave", True)
@@ -44,7 +44,7 @@ class Bar(tqdm):  # type: ignore[misc]
         super().__init__(items, mininterval=pause, disable=off, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
-        """Shows the bar, or writes a line if the last line is old enough."""
+        """Shows the bar, or writes a new line if the last line is at least `PAUSE` seconds old."""
         if self._notebook:
             return self._show(str(self) if msg is None or self._stays else msg)
         if not self._plain:

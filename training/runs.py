@@ -17,7 +17,7 @@ __all__ = ["LoadedRun", "label", "left_out", "load_run"]
 
 
 class LoadedRun(NamedTuple):
-    """A run: its backend, configuration and data, the parameters (NumPy) of a checkpoint, and its step."""
+    """A run: the backend, the configuration, the data, the parameters (NumPy) of a checkpoint, and the step of the checkpoint."""
 
     backend: Backend
     config: Config
@@ -27,7 +27,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(run: Path, backend: str | None = None, step: int | str | None = None) -> LoadedRun:
-    """Loads the run in a folder, at its newest checkpoint or at `step`, on `backend` or on the run's own backend."""
+    """Loads the run in a folder, from the newest checkpoint or the checkpoint at `step`, for `backend` or for the run's backend."""
     directory = RunDirectory(run)
     config = directory.begun_config()
     name, _ = choose_backend(backend or config.backend)
@@ -38,12 +38,12 @@ def load_run(run: Path, backend: str | None = None, step: int | str | None = Non
 
 
 def label(config: Config) -> str:
-    """Returns the name of a run in output: the router of a ViT, or the name of any other model."""
+    """Returns the name of a run for output: the router of a ViT, or the name of any other model."""
     return str(config.model.router).replace(":", ".") if isinstance(config.model, VitSection) else config.model.name
 
 
 def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
-    """Returns lines about unreadable pictures, if any, among `count` pictures. Raises DataError if no picture is readable."""
+    """Returns lines about the unreadable pictures, if any, among `count` pictures. Raises DataError if no picture is readable."""
     if len(wrong) == count:
         raise DataError(f"{path}: none of {count} images can be read: {wrong[0]}" if path.is_dir() else wrong[0])
     return [f"skipped {len(wrong)} of {count} images, which cannot be read:", *wrong] if wrong else []

@@ -1,4 +1,4 @@
-"""MultiHash: a hash layer with several hashes. It mixes the experts of a token inside their MLP, so a routing cannot describe it."""
+"""MultiHash: a hash layer with several hashes. MultiHash mixes several experts inside one MLP, so a routing cannot describe the layer."""
 
 import math
 from typing import Any, TypeGuard
@@ -21,9 +21,9 @@ def chosen(settings: RouterOptions) -> TypeGuard[Options]:
 
 
 def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> None:
-    """Raises ConfigError for options that MultiHash does not support, and for experts that are not plain perceptrons.
+    """Raises ConfigError for options that MultiHash does not support, and for experts that are not plain MLPs.
 
-    The number of hashes must divide the hidden and the output width. There is no capacity, because no token is dropped.
+    The number of hashes must divide the hidden width and the output width. MultiHash drops no token, so no option may limit the capacity.
     """
     if not chosen(settings):
         return
@@ -39,9 +39,9 @@ def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> 
 def layer(
     B: Backend, settings: Options, params: Params, experts: Params, tokens: Array, *, ids: Array
 ) -> tuple[Array, RouterOutput]:
-    """Applies the layer to `tokens` `(G, T, D)` with `ids` `(G, T)`.
+    """Applies the layer to `tokens` `(G, T, D)` with the token ids `ids` `(G, T)`.
 
-    Returns, besides the outputs, the routing of the first hash and the mean of the metrics over all hashes.
+    Returns the outputs, and a RouterOutput with the routing of the first hash and the metrics averaged over all hashes.
     """
     tables = B.cast(params["tables"], "int32")
     routings = [B.hash_routing(ids, tables[m], experts=settings.experts, like=tokens) for m in range(settings.hashes)]

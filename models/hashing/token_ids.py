@@ -1,14 +1,14 @@
-"""Computes the token ids of images for routers that need them (hash layers), before any layer runs.
+"""Computes the token ids of images, which hash layers need, before any layer runs.
 
-| kind | id of a patch | number |
+| kind | id of a patch | number of ids |
 |---|---|---|
-| `patch_code` | the nearest codeword of its pixels, see `patch_codes` | V |
-| `position` | its place in the grid, row by row | S |
-| `previous` | the code of the patch before, 0 for the first | V |
-| `bigram` | the codes of the patch before and of the patch | V V |
-| `position_code` | its place and its code | S V |
+| `patch_code` | the code: the index of the codeword nearest to its pixels, see `patch_codes` | V |
+| `position` | its position in the grid, row by row | S |
+| `previous` | the code of the previous patch; 0 for the first patch | V |
+| `bigram` | the pair of the previous patch's code and its own code | V V |
+| `position_code` | the pair of its position and its code | S V |
 
-V codes, S patches. The class token and registers are the first tokens; their ids follow the ids of the patches."""
+V codes, S patches. The class token and the registers come first in the sequence, but their ids follow the ids of the patches."""
 
 from typing import Any, Literal, Protocol, get_args
 
@@ -40,12 +40,12 @@ class IdConfig(Protocol):
 
 
 def uses_codes(config: IdConfig) -> bool:
-    """Returns True if the ids need a codebook."""
+    """Returns True if the token ids depend on a codebook."""
     return config.token_ids != "position"
 
 
 def count(config: IdConfig) -> int:
-    """Returns the number of different token ids in the model."""
+    """Returns the number of distinct token ids of the model."""
     patches = (config.image_size // config.patch_size) ** 2
     return _of_patches(config.token_ids, patches, config.codes) + config.prefix
 
@@ -56,9 +56,9 @@ def pixels(config: IdConfig) -> int:
 
 
 def layout(config: IdConfig) -> Params:
-    """Returns the codebook `ids/codebook` `(V, P)`, a constant among the parameters, if the ids need one.
+    """Returns the layout of the codebook `ids/codebook` `(V, P)`, which is not trained; an empty dict if the ids need no codebook.
 
-    Its initial codewords are random; `moespec.training.loop.hash_tables` computes codewords from a data set.
+    The initial codewords are random; `moespec.training.loop.hash_tables` computes codewords from a data set.
     """
     if not uses_codes(config):
         return {}
@@ -66,12 +66,12 @@ def layout(config: IdConfig) -> Params:
 
 
 def of_images(B: Backend, config: IdConfig, params: Params, images: Array) -> Array:
-    """Returns the ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are the parameters of the model."""
+    """Returns the ids `(N, S)` int32 of all tokens of the images `(N, H, W, Ch)`. params: the parameters of the model."""
     return made_of(B, config, images, params["ids"]["codebook"] if uses_codes(config) else None)
 
 
 def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None) -> Array:
-    """Returns the ids of all tokens, `(N, S)` int32; `codebook` is `(V, P)`, or None if the ids need none."""
+    """Returns the ids `(N, S)` int32 of all tokens of the images. codebook: an array `(V, P)`, or None if the ids need no codebook."""
     patches = patches_of(B, images, config.patch_size)
     if codebook is None:
         ids, codes = B.position_ids(patches), 0
@@ -89,9 +89,9 @@ def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None)
 
 
 def patches_of(B: Backend, images: Array, size: int) -> Array:
-    """Returns the pixels of each patch as a row: converts `(N, H, W, Ch)` to `(N, patches, size * size * Ch)`."""
+    """Converts images `(N, H, W, Ch)` to rows of pixels `(N, patches, size * size * Ch)`, one row per patch."""
     n, height, width, channels = images.shape
-    # Splits and joins one axis at a time, as JAX arrays with explicit mesh axes require.
+    # Each reshape splits or joins a single axis, because JAX requires this for arrays with explicit mesh axes.
     rows = images.reshape((n, height // size, size, width, channels))
     split = rows.reshape((*rows.shape[:3], width // size, size, channels))
     patches = B.transpose(split, (0, 1, 3, 2, 4, 5)).reshape((n, -1, size, size, channels))

@@ -1,6 +1,6 @@
 """Renders HTML pages in one style: reports of runs, and the page of the conformance suite. Requires jinja2.
 
-A page is a single file without scripts that loads nothing. All template values are escaped.
+A page is a single file that contains no scripts and loads no other files. All template values are escaped.
 """
 
 import base64
@@ -17,12 +17,12 @@ __all__ = ["render"]
 
 
 def _shown(value: Any) -> Any:
-    """Escapes characters that a terminal interprets or a browser hides, such as those in a folder's name that becomes a class name."""
+    """Escapes control and invisible characters in a template value, such as characters of a folder name that is also a class name."""
     return printable(value) if type(value) is str else value
 
 
 def breakable(text: str) -> Markup:
-    """Returns a name with marks where a line may break."""
+    """Returns a text as HTML with marks where a line may break."""
     return Markup(re.sub(r"([._/,=])", r"\1<wbr>", str(escape(printable(text)))))
 
 
@@ -32,7 +32,7 @@ def inside(content: bytes, kind: str) -> str:
 
 
 def render(template: Path, **values: Any) -> str:
-    """Renders a template with the values. A template may extend the templates in this folder."""
+    """Renders a template with `values`. A template may extend the templates in this folder."""
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,

@@ -1,6 +1,6 @@
-"""Tracks the best evaluation of a run, whose checkpoint is kept (`training.keep_best`), and stops runs early (`training.patience`).
+"""Tracks the best evaluation of a run (`training.keep_best`) and decides when a run stops early (`training.patience`).
 
-Each checkpoint records the best evaluation up to its step, so a resumed run makes the same decisions as an uninterrupted one."""
+Each checkpoint records the best evaluation up to its step, so a resumed run makes the same decisions as an uninterrupted run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ __all__ = ["Best", "check_measure", "ended", "sentences", "updated"]
 
 
 class Best(NamedTuple):
-    """The best value of a measure, its step, and the number of evaluations since then, none of which was better."""
+    """The best value of a measure, the step of the best evaluation, and the number of later evaluations."""
 
     measure: str
     value: float
@@ -25,16 +25,16 @@ class Best(NamedTuple):
 
 
 def check_measure(config: Config, others: Sequence[str]) -> None:
-    """Raises ConfigError unless `training.keep_best` is a result of the run's own evaluation or one of `others`, from [evaluation.NAME]."""
+    """Raises ConfigError unless `training.keep_best` is empty, a result of the run's own evaluation, or in `others` ([evaluation.NAME])."""
     own = ["accuracy", "balanced_accuracy", "loss", "top5"] if objective_of(config).head else ["accuracy"]
     if (measure := config.training.keep_best) and measure not in (*own, *others):
         raise ConfigError(f"training.keep_best={measure!r}: expected one of {', '.join([*own, *others])}")
 
 
 def updated(B: Backend, config: Config, best: Best | None, step: int, results: Mapping[str, Any]) -> Best | None:
-    """The best evaluation including `step`, whose results are keyed by the kind of their log line. All processes use process 0's value.
+    """The best evaluation up to `step`. results: the results of this step, by kind of log line. All processes use the value of process 0.
 
-    The best loss is the smallest, the best value of other measures the largest. Of equal values, the earliest counts. NaN is never better.
+    The best loss is the smallest; the best value of any other measure is the largest. The earliest of equal values wins; NaN never wins.
     """
     measure = config.training.keep_best
     name, _, path = measure.partition("/")
@@ -51,12 +51,12 @@ def updated(B: Backend, config: Config, best: Best | None, step: int, results: M
 
 
 def ended(config: Config, best: Best | None) -> bool:
-    """Whether a run stops early because `training.patience` evaluations in a row were no better than the best."""
+    """Whether a run stops early because the last `training.patience` evaluations were no better than the best."""
     return best is not None and 0 < config.training.patience <= best.since
 
 
 def sentences(config: Config, best: Best | None, done: int) -> list[str]:
-    """Describes in sentences the best evaluation and, if a run stopped early after `done` steps, the reason."""
+    """Describes the best evaluation and, if a run stopped early after `done` steps, the reason why it stopped."""
     if best is None:
         return []
     why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without an improvement of {best.measure}"

@@ -1,19 +1,19 @@
-"""Checkpoints store the state from which a run resumes bit for bit. Checkpoints are crash-safe and verified when read.
+"""Writes and reads checkpoints, from which a run resumes bit for bit. Checkpoints are written atomically and verified when read.
 
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
     arrays.safetensors    params/..., and slot/... for each value that the optimiser keeps per parameter, such as mu/..., nu/...
-    state.json            step, configuration and deliberate changes to it, random state (seed and step),
-                          generator of noise, data position, backend, seconds of training, version of moespec,
-                          the SHA-256 of arrays.safetensors and of itself
+    state.json            step, configuration and its overrides, random state (seed and step), generator of noise,
+                          data position, backend, seconds of training, version of moespec, and the SHA-256 of
+                          arrays.safetensors and of state.json
 
 With several processes, a thread of each process writes its shards (`moespec.training.loop.shards`) to a file,
 `arrays-00001-of-00004.safetensors`, and a note with the file's checksum. Once all notes exist, process 0 writes
 state.json, which names the files, and renames the folder. Processes communicate only through the folder, so training continues
-meanwhile. Any number of processes can read the checkpoint; each loads only what it needs.
+while the threads write. Any number of processes can read the checkpoint; each process loads only the arrays or shards that it needs.
 
 A checkpoint is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend can read any checkpoint. The recorded
-configuration determines which values the optimiser keeps. Format 1 stored both moments of all parameters; unused moments are ignored.
+configuration determines which optimiser values a checkpoint contains. Format 1 contains both moments of all parameters.
 """
 
 import json
@@ -57,14 +57,14 @@ MORE: dict[str, Any] = {"overrides": list, "owed": list, "logged": int, "stamp":
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`state` is the result of a backend's `export_state` ("params", "step" and slots); `record` is state.json."""
+    """`state` is the result of a backend's `export_state` ("params", "step" and slots); `record` is the content of state.json."""
 
     state: dict[str, Any]
     record: dict[str, Any]
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and removes all but the newest `keep`, step `spare`, and the best step in their records. Returns its path."""
+    """Writes a checkpoint and returns its path. Keeps only the newest `keep` checkpoints, step `spare` and the recorded best steps."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -74,22 +74,22 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None 
         write_synced(temporary / ARRAYS, arrays)
         return _finish(folder, record, keep=keep, spare=spare)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # a partial file, left by a full disk, is useless
+        shutil.rmtree(temporary, ignore_errors=True)  # an incomplete file, for example after a full disk, is useless
         raise
 
 
 def _unfinished(folder: Path, step: int) -> Path:
-    """The folder of a checkpoint while it is being written."""
+    """The temporary folder of a checkpoint that is being written."""
     return folder / f".{step:08d}.tmp"
 
 
 def _encoded(state: dict[str, Any]) -> bytes:
-    """Encodes the arrays of a state, or this process's part of them, as a safetensors file."""
+    """Encodes the arrays of a state, or the shards of this process, as a safetensors file."""
     return safetensors.numpy.save(named_pieces(flatten({name: tree for name, tree in state.items() if name != "step"})))
 
 
 def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
-    """Writes the record of a checkpoint after its arrays, gives it its final name, and removes older ones; see `write`."""
+    """Writes the record of a checkpoint after its arrays, renames the checkpoint, and removes older checkpoints; see `write`."""
     final, temporary = folder / f"{record['step']:08d}", _unfinished(folder, record["step"])
     write_synced(temporary / STATE, signed(record))
     sync_directory(temporary)
@@ -98,13 +98,13 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
     present = steps(folder)
     kept = {spare, *present[-keep:]}
     for step in kept.intersection(present) if record.get("best") else ():
-        with suppress(CheckpointError):  # resuming from a damaged checkpoint reports the damage
+        with suppress(CheckpointError):  # a resumed run reports the damaged checkpoint
             kept.add((read_record(folder / f"{step:08d}").get("best") or {}).get("step"))
     for old in present:
         if old not in kept:
             try:
                 _remove(folder / f"{old:08d}")
-            except OSError as error:  # the new checkpoint is complete
+            except OSError as error:  # a warning is enough: the new checkpoint is complete
                 warnings.warn(f"{folder}: cannot remove the old checkpoint {old} ({error.strerror})", stacklevel=1)
     return final
 
@@ -136,7 +136,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
-    """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after verifying it.
+    """Reads and verifies the checkpoint at `path` for a model whose parameters have the shapes `shapes` (a nested dict of tuples).
 
     whole: if False, arrays are read and verified only when slices are requested, see `Stored`. Raises CheckpointError, naming the file,
     if a file is missing or damaged, or the arrays do not belong to the model.
@@ -179,7 +179,7 @@ def _files(record: dict[str, Any]) -> dict[str, str]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """state.json of the checkpoint at `folder`, after verifying it. Raises CheckpointError, naming the file."""
+    """Reads and verifies state.json of the checkpoint at `folder`. Raises CheckpointError, naming the file."""
     path = folder / STATE
     try:
         record = unsigned(read_file(path, RECORD))
@@ -188,7 +188,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
     if record.get("format") not in FORMATS:
-        by = record.get("version", "0.1")  # version 0.1 did not record it
+        by = record.get("version", "0.1")  # version 0.1 did not record its version
         raise CheckpointError(f"{path}: has format {record.get('format')!r} of moespec {by}, expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
     for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
@@ -210,18 +210,18 @@ def _advice(path: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint without ever exposing a partial one."""
+    """Renames a checkpoint before deleting its files, so that a crash never leaves a partial checkpoint."""
     if path.exists():
         aside = path.with_name(f".{path.name}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        shutil.rmtree(str(aside))  # a str, since an error would show a Path as PosixPath(...)
+        shutil.rmtree(str(aside))  # a str, since errors show a Path as PosixPath(...)
 
 
 class Saver:
-    """Writes a run's checkpoints to `folder` and keeps the newest `keep` of them, and step `spare`.
+    """Writes the checkpoints of a run to `folder`. See `write` for `keep` and `spare`.
 
-    Use as a context manager: leaving it waits for the current write. If a write fails, the next call or the exit raises the error.
+    Use as a context manager: the exit waits for the current write. If a write fails, the next call or the exit raises the error.
     """
 
     def __init__(self, B: Backend, folder: Path, *, keep: int, spare: int | None) -> None:
@@ -238,7 +238,7 @@ class Saver:
             self.wait()
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Saves an exported state. With several devices, returns once the writing thread has started."""
+        """Saves an exported state. With several devices, a thread writes the checkpoint, and this call does not wait for the thread."""
         if self._B.sizes.devices == 1:
             write(self._folder, Checkpoint(state, record), keep=self._keep, spare=self._spare)
             return
@@ -271,7 +271,7 @@ class Saver:
             _finish(self._folder, record, keep=self._keep, spare=self._spare)
 
     def _checksum(self, folder: Path, process: int) -> str:
-        """Waits for a process's file and returns its checksum."""
+        """Waits until a process has written its file, and returns the checksum of the file."""
         note, until = _note(folder, process), time.monotonic() + PATIENCE
         while not note.exists():
             if time.monotonic() > until:

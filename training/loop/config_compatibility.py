@@ -1,4 +1,4 @@
-"""Compares the configuration of a run to resume with the one that its last checkpoint was trained with."""
+"""Compares the configuration of a resumed run with the configuration in its last checkpoint."""
 
 import tomllib
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ Changes = dict[str, tuple[Any, Any]]
 def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
     """The fields in which `config` differs from the configuration that a checkpoint recorded.
 
-    If the record predates a field, the field has its default; in the section model, the named model's default. `with_decay` derives from
-    the record which parameters decayed. Fields that exist only in the record are ignored, since records of an early 0.1 contain options of
-    other routers.
+    A field that the record lacks has its default or, in the section `model`, the default of the named model. `with_decay` derives from
+    the record which parameters had weight decay. Fields that exist only in the record are ignored, since records of early 0.1 versions
+    contain options of other routers.
     """
     plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))
     before, now, defaults = (
@@ -60,14 +60,14 @@ def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
 
 
 def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> None:
-    """Raises CheckpointError if a checkpoint was trained with another model or on other data than `config` describes."""
+    """Raises CheckpointError if a checkpoint was trained with a different model or different data than `config` describes."""
     changed = changes(record["config"], config)
     if wrong := {key: pair for key, pair in changed.items() if key.startswith(EVALUATED)}:
         raise CheckpointError(f"{where}, step {record['step']}: trained with another config.toml: {described(wrong)}")
 
 
 def of_data(recorded: Mapping[str, Any], stamp: Mapping[str, Any]) -> Changes:
-    """The differences between two stamps of data, `Dataset.stamp`; entries that exist in only one of them are ignored."""
+    """The differences between two data stamps (`Dataset.stamp`). Entries that exist in only one stamp are ignored."""
     return {key: (recorded[key], now) for key, now in stamp.items() if recorded.get(key, now) != now}
 
 

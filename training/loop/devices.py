@@ -1,7 +1,7 @@
-"""Training on several devices and processes: connects them, checks their inputs, and lets one process work for all.
+"""Connects devices and processes for training, checks that all processes have the same inputs, and lets one process work for all.
 
-Only process 0 writes to the terminal and to the folder of the run; the others write only their shards of checkpoints. Every process
-reads the same configuration and data, and exits with an error if they differ.
+Only process 0 writes to the terminal and to the folder of the run; other processes write only their shards of checkpoints. Every process
+reads the configuration and the data, and exits with an error if they differ between processes.
 """
 
 import importlib
@@ -36,9 +36,9 @@ Result = TypeVar("Result")
 
 @contextmanager
 def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
-    """The backend on all devices of all processes that were started together; with torch each process has one device.
+    """Yields the backend on all devices of all connected processes. With torch, each process has one device.
 
-    Raises ConfigError for a mesh that does not fit the devices, RunError if other processes do not connect.
+    Raises ConfigError for a mesh that does not fit the devices, and RunError if other processes do not connect.
     """
     process = process_of(os.environ)
     if name == "numpy":
@@ -54,7 +54,7 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
 
 
 def on_devices(name: str, mesh: MeshConfig) -> Backend:
-    """The backend on all devices visible to its framework."""
+    """Returns the backend on all devices that are visible to its framework."""
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
     sizes = mesh_sizes(on_mesh.devices(), **mesh.axes)
     backend: Backend = on_mesh.OnMesh(sizes, transport=mesh.transport) if sizes.devices > 1 else load_backend(name)
@@ -63,7 +63,7 @@ def on_devices(name: str, mesh: MeshConfig) -> Backend:
 
 @contextmanager
 def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
-    """Connects the processes within this context. If a process is lost or fails, all others report it and exit."""
+    """Connects the processes within this context. If a process is lost or fails, all other processes report the failure and exit."""
     watchdog = Watchdog(process, timeout)
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
     try:
@@ -86,7 +86,7 @@ def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
 def check_layout(B: Backend, config: Config) -> None:
     """Raises ConfigError for a resolved configuration that cannot be trained on these devices.
 
-    Each device routes complete groups, so that the routing equals a single device's.
+    Each device routes complete groups, so that the routing is the same as on a single device.
     """
     sizes, model, training = B.sizes, model_config(config.model), config.training
     if training.cuda_graph:
@@ -105,7 +105,7 @@ def check_layout(B: Backend, config: Config) -> None:
 def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int, parts: int) -> None:
     """Raises a ConfigError that begins with `where` for a batch that cannot be split evenly over the devices, or whose groups span devices.
 
-    parts: the number of parts that each device computes one after another.
+    parts: the number of micro-batches that each device computes sequentially.
     """
     layers_of = family(model).moe_layers
     if images % (sizes.devices * parts):
@@ -124,7 +124,7 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
 
 
 def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> None:
-    """Raises ConfigError if the axis `expert` does not divide the number of experts, or if they cannot be sharded."""
+    """Raises ConfigError if the mesh axis `expert` does not divide the number of experts, or if the experts cannot be sharded."""
     for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
         check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
         if multi_hash.chosen(layer.settings):
@@ -132,7 +132,7 @@ def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> N
 
 
 def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> None:
-    """Raises RunError, naming the first process and the difference, unless all have the same configuration, data and version."""
+    """Raises RunError, naming the difference, unless all processes have the same configuration, data and version."""
     own = {
         **flat(asdict(replace(config, mesh=MeshConfig()))),
         "mesh.transport": config.mesh.transport,
@@ -148,7 +148,7 @@ def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> No
 
 
 def led(B: Backend, function: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Runs `function` on process 0 only; returns its JSON result on all processes. If it fails, the others raise RunError."""
+    """Runs `function` on process 0 and returns its JSON result on all processes. If the call fails, the other processes raise RunError."""
     error: Exception | None = None
     answer: dict[str, Any] = {}
     if B.process == 0:

@@ -37,7 +37,7 @@ __all__ = ["Evaluate", "EvaluationSet", "Evaluations", "load_sets"]
 
 
 class EvaluationSet(NamedTuple):
-    """One evaluation: its settings, its images, the correct labels if an image has several, and the model with its capacity."""
+    """One evaluation: settings, images, all correct labels if images have several, and the model with the capacity of the evaluation."""
 
     settings: EvaluationConfig
     dataset: Dataset
@@ -50,7 +50,7 @@ class EvaluationSet(NamedTuple):
 def load_sets(
     config: Config, dataset: Dataset, sets: Mapping[str, EvaluationConfig] | None = None
 ) -> dict[str, EvaluationSet]:
-    """Loads the evaluations of a resolved configuration, or those of `sets`, by name. `dataset` is the run's training data.
+    """Loads the evaluations in `sets`, by default those of the resolved configuration, by name. dataset: the data of the run.
 
     Raises ConfigError or DataError, naming the evaluation, if an evaluation is impossible.
     """
@@ -69,7 +69,7 @@ def load_sets(
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
         numbers: list[str] = []
-        if is_own(settings.kind):  # checked before training begins
+        if is_own(settings.kind):  # a wrong metric fails before training
             width = model.classes or getattr(model, "representation", 0) or model.width
             rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
             numbers = list(_measured(f"{where}.kind", settings.kind, rows, own.validation.labels))
@@ -78,10 +78,10 @@ def load_sets(
 
 
 def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
-    """Returns the numbers, by name, that a third-party metric computes from labels and logits (without a head, from features)."""
+    """Returns the results, by name, that a user-defined metric computes from labels and logits (features if the model has no head)."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
-    if not good or {"kind", "step"}.intersection(made):  # reserved: every line of the log has these names
+    if not good or {"kind", "step"}.intersection(made):  # each line of the log already has these keys
         raise ConfigError(
             f"{where}={kind!r}: returned {shown(made)}, expected a dict of numbers without the keys kind and step"
         )
@@ -89,7 +89,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
-    """Returns the reason why the run or data do not fit an evaluation; empty if they fit. head: the run's number of classes."""
+    """Returns the reason why an evaluation is impossible for the run or its data, or "". head: the number of classes of the run."""
     kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no text tower (objective={config.objective!r})"
@@ -115,7 +115,7 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
 
 
 def _model(config: Config, settings: EvaluationConfig) -> Model:
-    """The model of the run, with the evaluation capacity from the settings, if any."""
+    """The model of the run, with the evaluation capacity that the settings define, if any."""
     section = config.model
     if settings.capacity_factor is not None:
         factor, fields = {"eval_capacity_factor": settings.capacity_factor}, section.set()
@@ -132,7 +132,7 @@ def _model(config: Config, settings: EvaluationConfig) -> Model:
 
 
 def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
-    """The correct labels of each validation image. Raises DataError naming the file and the defect."""
+    """Reads all correct labels of each validation image. Raises DataError, naming the file and the defect."""
     labels = read_json(path, DataError, object)
     classes = range(len(dataset.classes))
     if not isinstance(labels, list) or len(labels) != len(dataset.validation):
@@ -147,14 +147,14 @@ def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
 
 
 class Evaluations:
-    """Evaluates parameters on the evaluation sets; each function is compiled once."""
+    """Evaluates parameters on the evaluation sets. Each function is compiled only once."""
 
     def __init__(self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet]) -> None:
         self._B, self._config, self._training, self._sets = B, config, config.training, sets
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
     def pending(self, done: int) -> list[str | None]:
-        """Returns the names of the evaluations due after `done` steps; None stands for the run's own images."""
+        """Returns the names of the evaluations that are due after `done` steps. None stands for the evaluation on the run's own images."""
         every: list[tuple[str | None, int]] = [(None, self._training.evaluate_every)]
         every += [(name, one.settings.every) for name, one in self._sets.items()]
         return [name for name, steps in every if done % steps == 0 or done == self._training.total]
@@ -191,7 +191,7 @@ class Evaluations:
         return nearest_neighbours(train, test, classes=classes, **options)
 
     def _classes(self, path: Path, params: Any) -> Any:
-        """The class embeddings for a file of prompts."""
+        """Computes the class embeddings from a file of prompts."""
         prompts = read_prompts(path)
         ids = encoded(self._config, prompts.texts, f"{path}, text {{}}".format)
         return class_embeddings(text_features(self._B, self._config, False)(params, ids), len(prompts.classes))

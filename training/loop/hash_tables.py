@@ -1,7 +1,7 @@
-"""The codebook and tables of the router `hash`, built from a data set.
+"""Builds the codebook and tables of the router `hash` from a data set.
 
-k-means on normalised patches of training images builds the codebook; its initial codewords are distinct patches drawn with the
-seed. Id frequencies are counted on training images without augmentation.
+k-means on normalised patches of training images computes the codebook. The initial codewords are distinct patches, drawn at random
+from the seed. The frequencies of token ids come from training images without augmentation.
 """
 
 import sys
@@ -39,21 +39,21 @@ CHUNK = 256
 
 
 class HashTables(NamedTuple):
-    """`codebook` (codes, pixels) float32, or None; `tables` (hashes, ids) int32."""
+    """The codebook `(codes, pixels)` float32, or None, and the tables `(hashes, ids)` int32."""
 
     codebook: NDArray[np.float32] | None
     tables: NDArray[np.int32]
 
 
 def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
-    """Whether the model is a ViT with a router that needs token ids, and so has tables and possibly a codebook."""
+    """Whether the model is a ViT with a router that uses token ids. Such a model has tables and possibly a codebook."""
     return isinstance(model, vit.VitConfig) and vit.takes_ids(model)
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
-    """The initial parameters of a run; hash layers have a codebook and tables built from the data.
+    """Returns the initial parameters of a run. The codebook and the tables of hash layers come from the data.
 
-    lazily: draw values only when they are read, see `Drawn`.
+    lazily: whether to draw values only when they are read, see `Drawn`.
     """
     model = model_config(config.model)
     found = make(model, config, dataset) if needed(model) else None
@@ -83,7 +83,7 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
 
 
 def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
-    """The codebook and tables of a model, from the training images and the seed. Raises ConfigError for invalid options."""
+    """Builds the codebook and tables of a model from the training images and the seed. Raises ConfigError for invalid options."""
     random = generator(config.training.seed, TABLES, 0)
     count = min(config.hash.images, len(dataset.train))
     images = np.sort(random.choice(len(dataset.train), count, replace=False))
@@ -135,14 +135,14 @@ def _tables(
     if options.experts > len(codebook):
         raise ConfigError(f"model.codes={len(codebook)}: hash.kind={kind!r} needs at least {options.experts} codewords")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
-    # A class token has no pixels. The class token gets zeros, like patches of a single colour.
+    # Class tokens and registers have no pixels, so their embeddings are 0, like those of patches with a single colour.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
     clusters = hash_table_clustered(embeddings, words)
     return (clusters if kind == "clustered" else hash_table_dispersed(clusters, experts=options.experts))[None]
 
 
 def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[NDArray[np.float64]]:
-    """The images of the training split in chunks, normalised as in training."""
+    """Yields training images in chunks, normalised as in training."""
     with Bar(total=len(images), unit="image", desc=what) as bar:
         for start in range(0, len(images), CHUNK):
             chosen = images[start : start + CHUNK]
@@ -151,5 +151,5 @@ def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[ND
 
 
 def table_options(model: vit.VitConfig) -> Options:
-    """The options of the routers that take token ids; all blocks share the same tables."""
+    """The options of the routers that use token ids; all blocks share the same tables."""
     return cast(Options, vit.router_config(vit.of_block(model, vit.id_blocks(model)[0])))  # see `needed`

@@ -1,17 +1,17 @@
-"""The work of a run after each step. Each part is a hook: a function called with the current state of the run, an `AfterStep`.
+"""Hooks do the work of a run after each step. A hook is a function that is called with an `AfterStep`, the current state of the run.
 
     def hook(after: AfterStep) -> None:
         if after.logs and after.B.process == 0:
             print(after.done, after.metrics["loss"], after.evaluations)
 
-`train` calls them in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and the `--log` hooks, saving, `Stop.end`. So:
+`train` calls the hooks in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and the `--log` hooks, saving, `Stop.end`. So:
 
 - Logged, evaluated and saved values are finite.
-- Hooks see a step before it is saved. A run that resumes after a kill calls them again for the steps that it repeats.
-- A signal leaves evaluations pending (`after.pending`). The resumed run does these evaluations, then calls the hooks once more for that
-  step, without metrics (`after.logs` is false).
-- An error in a hook ends the run, unless it is a `--log` hook.
-- On several devices each process calls all hooks, but only process 0 calls `--log` hooks.
+- Hooks see a step before it is saved. A run that resumes after a kill calls the hooks again for repeated steps.
+- A signal can leave evaluations pending (`after.pending`). The resumed run does these evaluations, then calls the hooks once more for the
+  last step, without metrics (`after.logs` is false).
+- An error in a hook ends the run, unless the hook is a `--log` hook.
+- On several devices, each process calls all hooks, but only process 0 calls `--log` hooks.
 
 A hook must not change anything that a step depends on. `signal.raise_signal(signal.SIGTERM)` in a hook ends the run after the next
 step (with several processes, the next logged step), which is saved.
@@ -54,7 +54,7 @@ TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOT
 
 @dataclass(eq=False)
 class AfterStep:
-    """A run after a step, as its hooks see it. The backend's arrays are valid until the next step."""
+    """The state of a run after a step, for hooks. Arrays of the backend are valid until the next step."""
 
     B: Backend
     config: Config
@@ -81,12 +81,12 @@ class AfterStep:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The metrics of the step as nested dicts of numbers and lists; waits until the step has finished."""
+        """The metrics of the step as nested dicts of numbers and lists. Waits until the step has finished."""
         return unflatten(self.B.to_numpy(self.measured))
 
     @cached_property
     def exported(self) -> dict[str, Any]:
-        """The state in the form that is saved: NumPy arrays on one device, this process's shards on several."""
+        """The state as it is saved, with NumPy arrays on one device and with the shards of this process on several devices."""
         return self.B.export_state(self.state)
 
     def every(self, steps: int) -> bool:
@@ -100,7 +100,7 @@ class AfterStep:
 
     @property
     def saves(self) -> bool:
-        """Whether this step is checkpointed."""
+        """Whether the state is saved after this step."""
         scheduled = self.every(self.config.training.checkpoint_every) or self.done == before_cooldown(self.config)
         best = self.best is not None and (self.best.step == self.done or ended(self.config, self.best))
         return scheduled or best or self.stopped_by is not None or self.unread
@@ -110,7 +110,7 @@ Hook = Callable[[AfterStep], None]
 
 
 class Stop:
-    """Stops the run on a signal. It is the first hook, so that all processes agree on the signal. `end` is called last."""
+    """Stops the run on a signal. This hook is the first, so that all processes agree on the signal. `end` is called last."""
 
     def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
         self._interruption, self._saver, self._run = interruption, saver, run
@@ -119,7 +119,7 @@ class Stop:
         after.stopped_by = self._interruption.agreed(after.B, after.logs)
 
     def end(self, after: AfterStep) -> None:
-        """Raises Interrupted if there was a signal, after the step is saved."""
+        """Raises Interrupted, once the step is saved, if a signal has arrived."""
         if after.stopped_by is None:
             return
         self._saver.wait()
@@ -135,9 +135,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Finite:
-    """Ends a run that diverges. Numbers are checked only at steps that are logged, evaluated or saved.
+    """Ends a run that diverges. Values are checked only at steps that are logged, evaluated or saved.
 
-    If a number is not finite, the steps since the last checkpoint are repeated, bit for bit, and everything is checked after each step.
+    If a value is not finite, a run on one device repeats the steps since the last checkpoint, and checks all values after each step.
     """
 
     explain: Callable[[int], RunError]
@@ -166,7 +166,7 @@ def diverged(
     *,
     last: int,
 ) -> RunError:
-    """The error for a run that diverged within `last` steps; names the number that diverged first, and its step.
+    """Returns the error for a run that diverged within `last` steps. The error names the first value that is not finite, and its step.
 
     make_step: see `step_maker`. exported: the last state known to be finite.
     """
@@ -179,7 +179,7 @@ def diverged(
         if not math.isfinite(value):
             return _error(f"the loss is {value}", step, rate, updates=step)
         if not math.isfinite(norm):
-            # Clipping spreads a non-finite value to all parameters. A step with the unclipped gradient shows its origin.
+            # Clipping spreads NaN to all parameters. A step with the unclipped gradient shows the first parameter with NaN.
             alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
             moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
             params = flatten(B.export_state(moved)["params"])
@@ -193,13 +193,13 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """The error with its step. It advises a smaller learning rate only if one of the previous `updates` had a rate above 0."""
+    """Returns the error for a step, which advises a smaller learning rate if one of the previous `updates` had a rate above 0."""
     advice = "; try a smaller schedule.peak" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 
 
 def _not_finite(exported: dict[str, Any]) -> str | None:
-    """Describes the first parameter or moment with NaN or infinity; None if all are finite."""
+    """Describes the first parameter or moment with NaN or infinity, or returns None if all are finite."""
     for tree, kind in TREES.items():
         for name, value in flatten(exported.get(tree, {})).items():
             for part in [piece for _, piece in value.shards] if isinstance(value, Shards) else [value]:

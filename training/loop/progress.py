@@ -19,9 +19,9 @@ COLLAPSED = 0.01
 
 
 class Progress:
-    """The progress of a run that starts or resumes at `begun`. Use as a context manager.
+    """Shows and records the progress of a run that starts or resumes at `begun`. Use as a context manager.
 
-    leads: whether this process shows and records the progress; otherwise it does nothing.
+    leads: whether this process shows and records the progress; if False, all methods do nothing.
     """
 
     def __init__(self, run: Path, settings: TrainingConfig, begun: Start, *, leads: bool = True) -> None:
@@ -49,25 +49,25 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far over all sessions, including compilation and evaluations."""
+        """The seconds of training in all sessions so far, including compilation and evaluations."""
         return time.perf_counter() - self._began
 
     @property
     def logged(self) -> int:
-        """Number of lines in the log."""
+        """The number of lines in the log."""
         return 0 if self._log is None else self._log.lines
 
     def step(self) -> None:
         """Records that one more step was dispatched to the backend."""
-        with suppress(OSError):  # a closed terminal must not end the run
-            if self._compiling:  # time and rate exclude compilation
+        with suppress(OSError):  # A closed terminal must not end the run.
+            if self._compiling:  # Time and rate exclude compilation.
                 self._bar.close()
                 self._bar, self._compiling = Bar(initial=self._bar.n + 1, desc="train", **self._options), False
             else:
                 self._bar.update()
 
     def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Records the metrics of step `done`, and returns the logged values."""
+        """Records the metrics of step `done` and returns the logged values."""
         if self._log is None:
             return {}
         images = self._batch * (done - self._marked_step) / (time.perf_counter() - self._marked_time)
@@ -78,7 +78,7 @@ class Progress:
         return line
 
     def evaluated(self, done: int, name: str | None, results: dict[str, Any]) -> None:
-        """Records and prints the results of an evaluation after `done` steps; name: None for the run's own images."""
+        """Records and prints the results of the evaluation `name` (None for the run's own images) after `done` steps."""
         if self._log is None:
             return
         self._log.write(kind_of(name), done, {**results, **({} if name else {"seconds": self.seconds})})
@@ -97,7 +97,7 @@ class Progress:
         self._mark(done)
 
     def sync(self) -> None:
-        """Waits until the log is on disk: a checkpoint must not be newer than the log."""
+        """Waits until the log is on disk, so that no checkpoint is newer than the log."""
         if self._log is not None:
             self._log.sync()
 
@@ -106,19 +106,19 @@ class Progress:
 
 
 def kind_of(name: str | None) -> str:
-    """The kind of an evaluation's log lines."""
+    """The kind of the log lines of the evaluation `name`."""
     return "evaluation" if name is None else f"evaluation/{name}"
 
 
 def called(results: dict[str, Any]) -> str:
-    """The meaning of "accuracy" in an evaluation on a run's own images."""
+    """Describes what "accuracy" means in an evaluation on the run's own images."""
     if "text_to_image" in results:
         return "recall at 1 (images and texts)"
     return "nearest-neighbour accuracy" if "spread" in results else "accuracy"
 
 
 def told(results: dict[str, Any]) -> str:
-    """The results of an evaluation in one line, without routing metrics."""
+    """Formats the results of an evaluation in one line, without routing metrics."""
     single = {name: value for name, value in results.items() if not isinstance(value, dict | list)}
     parts = [f"{name} {value:.4f}" if value % 1 else f"{name} {value:.0f}" for name, value in single.items()]
     nested = {name: value for name, value in results.items() if isinstance(value, dict) and name != "moe"}

@@ -1,6 +1,6 @@
 """Determines the backend, the data set, the model and the schedule from a configuration.
 
-`resolve` fills in all open fields, so the saved configuration describes the run completely.
+`resolve` fills in all unset fields, so the saved configuration describes the run completely.
 """
 
 import importlib
@@ -35,9 +35,9 @@ DRAWS = 8
 
 
 def choose_backend(requested: str) -> tuple[str, str]:
-    """Returns the name of the backend to use and the reason for the choice, which is empty if the user requested it.
+    """Returns the name of the backend and the reason for the choice, which is empty if the user requested the backend.
 
-    `auto` resolves by `moespec.backends.choice.choose`. Raises ConfigError if the framework is not installed.
+    For "auto", `moespec.backends.choice.choose` chooses the backend. Raises ConfigError if the framework is not installed.
     """
     if requested == "auto":
         return choose()
@@ -46,17 +46,17 @@ def choose_backend(requested: str) -> tuple[str, str]:
 
 
 def load_backend(name: str) -> Backend:
-    """The module `moespec.backends.<name>`; this import does not change the choice of `moespec.backends`.
+    """Imports the module `moespec.backends.<name>` without changing the backend that `moespec.backends` selects.
 
-    Raises ConfigError for a missing package, or if memory runs out.
+    Raises ConfigError if a package is missing, or if the memory limit of the process is too low.
     """
     check_limits(name)
     if name == "torch":
-        # OpenMP reads this when torch loads it. By default OpenMP's threads spin while they wait for each other. On a machine with any
-        # other load, that makes a small model ten times slower.
+        # OpenMP reads this variable when torch loads OpenMP. By default, threads of OpenMP spin while they wait for each other. On a
+        # machine with other load, spinning makes a small model ten times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # The C library frees blocks over 32 MiB immediately, so gradients of many experts use new pages at each step.
-        # Large pages reduce their number a hundredfold. torch reads this at its first allocation.
+        # Large pages reduce the number of pages a hundredfold. torch reads this variable at its first allocation.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         loaded = cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
@@ -68,7 +68,7 @@ def load_backend(name: str) -> Backend:
 
 
 def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
-    """The data set of a configuration, with images at the model's size. first: see `load_configured`. Raises DataError or ConfigError."""
+    """Loads the data set of a configuration at the model's image size. first: see `load_configured`. Raises DataError or ConfigError."""
     check_limits(workers=config.data.workers)
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:
@@ -77,9 +77,9 @@ def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
 
 
 def without_data(config: Config) -> ModelConfig:
-    """The section `model` without reading the data: sizes follow from the data set's name; there is a head only if the objective has one.
+    """Returns the section `model` without reading the data: the data set's name determines sizes, and the objective determines the head.
 
-    Raises ConfigError if neither the name nor the model gives the image size.
+    Raises ConfigError if neither the name nor the model determines the image size.
     """
     sizes = {**datasets.SIZES.get(config.data.name, {}), **({} if objective_of(config).head else {"classes": 0})}
     model = config.model.but(**{**sizes, **config.model.set()})
@@ -89,7 +89,7 @@ def without_data(config: Config) -> ModelConfig:
 
 
 def _own_size(model: ModelConfig) -> int:
-    """The default image size of a named model. Raises ConfigError for a model that is designed for the digits."""
+    """Returns the default image size of a named model. Raises ConfigError for a model that is designed for the digits."""
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
         made_for = f"model.name={model.name!r} is designed for digits of {size} x {size} pixels"
@@ -98,7 +98,7 @@ def _own_size(model: ModelConfig) -> int:
 
 
 def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
-    """The configuration with every open field filled in: sizes from the data, the rest from the model and router.
+    """Returns the configuration with every unset field filled in from the data, the model and the router.
 
     Raises ConfigError if the model does not fit the data or a field has an invalid value.
     """
@@ -131,7 +131,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
             _check_layer(layer, training=name == "batch")
     try:
         check_memory(f"model.name={config.model.name!r}, as configured", family(chosen).parameter_count(chosen))
-    except MemoryError as error:  # a router may create its parameters to count them
+    except MemoryError as error:  # counting may create the parameters of a router
         raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
@@ -148,7 +148,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
 
 
 def _check_layer(layer: MoeLayer, *, training: bool) -> None:
-    """Raises ConfigError for router options that training does not support or the machine's memory cannot hold."""
+    """Raises ConfigError for router options that training does not support, or that need more memory than the machine has."""
     settings = layer.settings
     if training:
         own = options_of(layer.router).keys() - {"experts"}
@@ -163,7 +163,7 @@ def _check_layer(layer: MoeLayer, *, training: bool) -> None:
 
 
 def schedule(config: Config) -> Schedule:
-    """The learning rate at each step. Raises ConfigError for a field that this schedule lacks."""
+    """Returns the learning rate as a function of the step. Raises ConfigError for a field that has no effect in the schedule."""
     section = config.schedule
     options: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
     for key, value in options.items():

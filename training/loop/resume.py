@@ -26,9 +26,9 @@ GENERATOR = "threefry2x32-20"
 
 
 class Start(NamedTuple):
-    """The start of a run: the backend's state, the number of finished steps, their duration in seconds, and the overrides.
+    """The start of a run: the state of the backend, the number of finished steps, the seconds of training, and the overrides.
 
-    pending: evaluations of this step that a signal prevented; None stands for the run's own images. logged: number of lines in the log.
+    pending: evaluations of this step that a signal prevented; the entry None is the run's own images. logged: the number of log lines.
     """
 
     state: Any
@@ -47,10 +47,10 @@ def begin(
     stamp: Mapping[str, Any],
     initial: Callable[[], dict[str, Any]],
 ) -> Start:
-    """The state of the newest checkpoint in the folder, or a state with the initial parameters (NumPy) from `initial`.
+    """Returns the state of the newest checkpoint in the folder, or a state with the initial parameters (NumPy) from `initial`.
 
-    stamp: the data's `Dataset.stamp`. Raises CheckpointError for a checkpoint that is damaged or has another seed, batch, data
-    or noise generator, and RunError for an initial parameter that is not finite.
+    stamp: `Dataset.stamp` of the data. Raises CheckpointError for a checkpoint that is damaged or used another seed, batch size, data
+    set or noise generator, and RunError for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
     alone = B.sizes.devices == 1
@@ -80,11 +80,11 @@ def begin(
             told = f"the checkpoint has {key} {saved.record[key]}, but this run has {value} ({why})"
             raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
     read = saved.state
-    if alone and B.name != "numpy":  # NumPy computes and saves in float64
+    if alone and B.name != "numpy":  # the NumPy backend keeps float64
         read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
         state = B.import_state(read, config.optimizer)
-    except ValueError as error:  # no array is read before this point
+    except ValueError as error:  # this call is the first that reads arrays
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
     return Start(
@@ -111,7 +111,7 @@ def record_of(
 
 
 def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, Any]) -> None:
-    """Records in the checkpoint of `step` the evaluations that are still pending, and the best one."""
+    """Records the entries `noted`, the pending evaluations and the best evaluation, in the checkpoint of `step`."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
         checkpoint.amend(path, {**checkpoint.read_record(path), **noted})
@@ -120,9 +120,9 @@ def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, A
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | str | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters (NumPy) of model and objective, and the step, from a run's newest checkpoint, or at `step` or "best".
+    """Returns the parameters (NumPy) of the model and the objective, and the step, from a checkpoint: the newest, `step` or "best".
 
-    average: use the averages of the parameters where available. Raises CheckpointError if there is no checkpoint, if the
+    average: whether to use the averages of the parameters where available. Raises CheckpointError if there is no checkpoint, if the
     checkpoint is damaged, or if `config` describes another model or other data.
     """
     model = model_config(config.model)

@@ -1,4 +1,4 @@
-"""The folder of a run, and whether a command may start or resume there.
+"""Manages the folder of a run, and decides whether a command may start or resume a run in a folder.
 
 config.toml      the resolved configuration              checkpoints/   see `moespec.training.loop.checkpoint`
 metrics.jsonl    the log                                 report.html    the report, which `moespec train` writes at the end
@@ -46,7 +46,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
 
     def config(self) -> Config | None:
-        """The configuration saved in this folder, or None if no run was started in it."""
+        """The configuration saved in this folder, or None if the folder has no config.toml."""
         file = self.path / CONFIG
         if not exists(file):
             return None
@@ -63,7 +63,7 @@ class RunDirectory:
         return config
 
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in label order; empty for runs of versions that did not save them."""
+        """The names of the classes, in label order; empty for a run of a version that did not save the names."""
         file = self.path / CLASSES
         if not exists(file):
             return ()
@@ -77,7 +77,7 @@ class RunDirectory:
         return tuple(names)
 
     def check_classes(self, names: Sequence[str], advice: str = "") -> None:
-        """Raises RunError if the data's class names differ from the run's, since labels would have other meanings."""
+        """Raises RunError if the class names of the data differ from those of the run, since labels would change their meaning."""
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
@@ -89,7 +89,7 @@ class RunDirectory:
         return isfile(self.path / CONFIG) and bool(checkpoint.steps(self.checkpoints))
 
     def finished(self, config: Config) -> bool:
-        """Whether the newest checkpoint is at `config`'s last step, or the run stopped early, and no evaluation is pending."""
+        """Whether the run has reached the last step of `config` or stopped early, and has no pending evaluation."""
         newest = checkpoint.latest(self.checkpoints) if self.begun() else None
         early = ended(config, self.best(config.training.keep_best))
         if newest is None or not (early or int(newest.name) == config.training.steps):
@@ -97,7 +97,7 @@ class RunDirectory:
         return not checkpoint.read_record(newest).get("owed")
 
     def best(self, measure: str | None = None) -> Best | None:
-        """The best evaluation in the newest checkpoint, if it is of `measure`."""
+        """The best evaluation in the newest checkpoint, or None if the checkpoint has none or records another measure."""
         newest = checkpoint.latest(self.checkpoints)
         entry = checkpoint.read_record(newest).get("best") if newest else None
         return Best(**entry) if entry and measure in (None, entry["measure"]) else None
@@ -106,7 +106,7 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Prevents other processes from training in this folder within the context. The system releases the lock when the process ends.
 
-        Raises BusyError if another process holds the lock, and RunError for a folder that is not a run's.
+        Raises BusyError if another process holds the lock, and RunError for a folder that is neither empty nor a run.
         """
         self._make()
         lock = FileLock(self.path / ".lock")
@@ -122,17 +122,17 @@ class RunDirectory:
     def claim(
         self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
-        """Prepares the folder, which is `locked`, for a run with the resolved `config`: a new run or, with `resume`, the run that it holds.
+        """Prepares the `locked` folder for a run with the resolved `config`: a new run or, with `resume`, the existing run.
 
-        dataset: its class names are saved and its stamp is compared.
+        dataset: the data set whose class names are saved and whose stamp is compared with the stamp of the run.
 
-        Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run whose newest checkpoint
-        has another configuration (`config_compatibility.FREE` aside), other data or other classes. With `override` the run
-        resumes with `config`, and its checkpoints record the step of the change. Without a checkpoint the run's configuration is
-        replaced, unless `resume` finds config.toml incomplete.
+        Raises RunError for a folder that is neither empty nor a run, for an unfinished run without `resume`, and for a run whose newest
+        checkpoint has a different configuration (except for the fields in `config_compatibility.FREE`), different data or different
+        classes. With `override`, the run resumes with `config`, and its checkpoints record the step of the change. If the run has no
+        checkpoint, `config` replaces its configuration, but `resume` raises RunError if config.toml is incomplete.
 
         With another number of steps, the run resumes from the newest checkpoint up to which all learning rates stay the same. Later
-        checkpoints, from the cooldown, are moved aside; their new paths are returned.
+        checkpoints, from the cooldown, are moved aside. Returns the new paths of the moved checkpoints.
         """
         self._make()
         classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
@@ -146,14 +146,14 @@ class RunDirectory:
                 raise RunError(f"{self.path / CONFIG}: the entries {', '.join(sorted(lost))} are missing, and {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
-        self.checkpoints.mkdir(exist_ok=True)  # created first, since this folder marks a run
+        self.checkpoints.mkdir(exist_ok=True)  # created first, since this folder identifies a run
         if classes:
             write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
         return aside
 
     def _make(self) -> None:
-        """Creates the folder. Raises RunError if the folder cannot be created, or exists but is not a run's."""
+        """Creates the folder. Raises RunError if the folder cannot be created, or is neither empty nor a run."""
         where = f"run={str(self.path)!r}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ class RunDirectory:
     def compared(
         self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
     ) -> tuple[config_compatibility.Changes, list[int]]:
-        """Compares `config` and the classes with the run in this folder; returns the differences and the checkpoints to move aside.
+        """Compares `config` and the classes with the run in this folder; returns differences and steps of checkpoints to move aside.
 
         Raises RunError as `claim` does; writes nothing.
         """
@@ -196,7 +196,7 @@ class RunDirectory:
         changed = {
             key: pair
             for key, pair in config_compatibility.changes(record["config"], config).items()
-            # a free field that is missing was not changed on purpose: files omit None and lack fields of later versions
+            # a missing free field was not changed deliberately: files omit None and lack fields of later versions
             if key not in config_compatibility.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):
@@ -205,7 +205,7 @@ class RunDirectory:
         if not override and LENGTH in written and changed.get(LENGTH, (None,))[0] is not None:
             before = int(changed[LENGTH][0])
             same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
-            # A run can go back to a checkpoint before its cooldown, but not to the warm-up of a cosine.
+            # With rsqrt, a run can return to a checkpoint before the cooldown. Other schedules need the newest checkpoint.
             if steps[0 if config.schedule.name == "rsqrt" else -1] <= same:
                 del changed[LENGTH]
                 later = [step for step in steps if step > same]
@@ -243,12 +243,12 @@ class RunDirectory:
         checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides, **of_data})
 
     def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
-        """The newest checkpoint, for a model with parameters of `shapes`, or None. whole: see `checkpoint.read`."""
+        """Reads the newest checkpoint, if any, for a model whose parameters have the shapes `shapes`. whole: see `checkpoint.read`."""
         path = self.place()
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or None; with a `step` (or "best"), its folder. Raises CheckpointError if it is missing."""
+        """The folder of the newest checkpoint, if any, or of `step` (or "best"). Raises CheckpointError if the checkpoint is missing."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step
@@ -260,7 +260,7 @@ class RunDirectory:
 
 
 def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:
-    """Returns the error for a run of another length whose learning rates differ."""
+    """Returns the error for a changed number of steps that would change the learning rates of finished steps."""
     name, now = config.schedule.name, config.training.total
     listed = ", ".join(map(str, steps))
     why = (

@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl always, and TensorBoard files if the package tensorboard is installed.
+"""Writes and reads the log of a run: metrics.jsonl and, if the package tensorboard is installed, TensorBoard files.
 
 A line of metrics.jsonl is a JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step" (the number of updates before the
 measurement), numbers by name, and "sha256" (the checksum of the other fields, absent in version 0.1). A resumed run drops the
@@ -25,16 +25,16 @@ KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "ima
 
 
 def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
-    """The lines of one kind in a run's metrics.jsonl, in order.
+    """Reads the lines of one kind in metrics.jsonl of a run, in order.
 
-    Raises RunError for a damaged line, which it names, and, with `some`, if there are no lines. Warns if lines from before the newest
-    checkpoint are missing.
+    Raises RunError for a damaged line, naming the line, and, if `some` is true, for a log without this kind. Warns if lines from before
+    the newest checkpoint are missing.
     """
     path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
     lines, damaged = _read(read_file(path) if path.exists() else b"")
     if damaged:
         raise RunError(f"{path}, {damaged[0]}; remove the line to continue without it")
-    with suppress(CheckpointError):  # reading the checkpoint's arrays reports the damage
+    with suppress(CheckpointError):  # a later read of the checkpoint reports the damage
         record = {"step": 0} if newest is None else checkpoint.read_record(newest)
         there = sum(at["step"] <= record["step"] for _, at in lines)
         if few := _fewer(there, record.get("logged", 0), record["step"]):
@@ -46,10 +46,10 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 
 
 class RunLog:
-    """Writes the records of a run that starts or resumes at `step`. If it drops damaged lines, it keeps a copy of the log.
+    """Writes the records of a run that starts or resumes at `step`. Keeps a copy of the log before dropping damaged lines.
 
-    again: kinds whose line of `step` is dropped because it will be written again. `lines` is the current number of lines.
-    logged: number of lines when the state of `step` was saved. If lines are missing, the log prints a warning.
+    again: kinds of lines that the run writes again at `step`, so that the log drops the old lines. `lines` is the current number of lines.
+    logged: the number of lines when the state of `step` was saved. Prints a warning if the log now has fewer lines.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
@@ -70,7 +70,7 @@ class RunLog:
         self._board = _Board.open(run / "tensorboard", step)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Writes one record: numbers, lists of numbers, or dicts of these by name."""
+        """Writes one record of values by name: numbers, lists of numbers, or dicts of numbers and lists."""
         with named_errors(self._path):
             self._file.write(signed({"kind": kind, "step": step, **values}, indent=None).decode() + "\n")
             self._file.flush()
@@ -79,7 +79,7 @@ class RunLog:
             self._board.write(kind, step, values)
 
     def sync(self) -> None:
-        """Waits until all records are on disk: a checkpoint must not be newer than the log. Raises RunError if the log has disappeared."""
+        """Waits until all records are on disk, so that no checkpoint is newer than the log. Raises RunError if the log has disappeared."""
         with named_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -95,15 +95,15 @@ class RunLog:
 
 
 def _fewer(there: int, logged: int, step: int) -> str:
-    """The error for a log that had `logged` lines at a step and now has fewer; empty if no line is missing."""
+    """Returns the error for a log that has fewer than `logged` lines up to a step, or "" if no line is missing."""
     return f"has {there} of the {logged} lines written up to step {step}" if there < logged else ""
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
-    """The lines of a log with their records, without an unfinished last line, and the errors of damaged lines."""
+    """Returns the lines of a log with their records, and the errors of damaged lines. Skips an unfinished last line."""
     found, damaged = [], []
     *lines, rest = content.split(b"\n")
-    whole = rest[-3:-1] == b'"}'  # the line ends with a checksum; only its line break is damaged
+    whole = rest[-3:-1] == b'"}'  # the last line is complete and lacks only its line break
     for number, line in enumerate([*lines, rest] if whole else lines, start=1):
         try:
             found.append((line, _record(line)))
@@ -113,7 +113,7 @@ def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """The record of a line. Raises ValueError for content that `RunLog.write` cannot produce."""
+    """Parses a line of the log. Raises ValueError for content that `RunLog.write` cannot produce."""
     record = unsigned(line, always=False)
     kind = record.get("kind")
     if not isinstance(kind, str) or kind.partition("/")[0] not in KINDS or type(record.get("step")) is not int:
@@ -125,11 +125,11 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 class _Board:
-    """Scalars in TensorBoard's event files, by TensorBoard's own writer (which needs no framework)."""
+    """Writes scalars to TensorBoard's event files with the writer of TensorBoard, which needs no machine-learning framework."""
 
     def __init__(self, folder: Path, step: int, writer: Any, event: Any, summary: Any) -> None:
         self._writer, self._event, self._summary = writer(str(folder)), event, summary
-        start = event.SessionLog(status=event.SessionLog.START)  # TensorBoard then discards everything after this step
+        start = event.SessionLog(status=event.SessionLog.START)  # makes TensorBoard discard all events after this step
         self._writer.add_event(event.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     @classmethod
@@ -151,7 +151,7 @@ class _Board:
 
 
 def scalars(values: Any, name: str) -> list[tuple[str, float]]:
-    """The numbers in nested dicts and lists, each with its name, `train/moe/1/load/0`. Raises ValueError for other values."""
+    """Returns the numbers in nested dicts and lists, each with a name such as `train/moe/1/load/0`. Raises ValueError for other values."""
     if isinstance(values, dict):
         return [pair for key, value in values.items() for pair in scalars(value, f"{name}/{key}")]
     if isinstance(values, list):

@@ -1,6 +1,6 @@
-"""Arrays sharded over files that several processes write and any number of processes can read.
+"""Writes and reads arrays in shards: several processes write the files, and any number of processes can read the files.
 
-Each tensor in such a file is a complete array or a shard: `params/head/kernel@0,128` is the shard of `params/head/kernel` that
+Each tensor in a file is a complete array or a shard: `params/head/kernel@0,128` is the shard of `params/head/kernel` that
 starts at row 0 and column 128.
 """
 
@@ -43,7 +43,7 @@ class ArrayFile:
 
     @cached_property
     def checked(self) -> bool:
-        """Raises ValueError if the file is damaged; the first call reads the full file."""
+        """Raises ValueError if the file is damaged. The first access reads the full file."""
         with open(self.path, "rb", opener=regular) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
                 raise ValueError("damaged: its checksum does not match state.json")
@@ -52,7 +52,7 @@ class ArrayFile:
 
 @dataclass(frozen=True)
 class Part:
-    """A shard of an array: its start, shape and dtype (as safetensors names it), and a function that reads a part of it."""
+    """A shard of an array: the start, the shape, the safetensors name of the dtype, and a function that reads a slice of the shard."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Part:
 
 
 class Stored:
-    """An array in files: `array[slice, ...]` reads a part, `np.asarray` the full array."""
+    """An array in one or more files: `array[slice, ...]` reads a slice, and `np.asarray` reads the full array."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -94,9 +94,9 @@ class Stored:
 
 
 def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
-    """The arrays of files by name. whole: read files immediately; otherwise, read parts on request.
+    """Returns the arrays in files, by name. whole: whether to read complete files immediately rather than slices on request.
 
-    Raises ValueError for an invalid file, OSError for an unreadable one; the message begins with the file name.
+    Raises ValueError for an invalid file and OSError for an unreadable file. The error names the file.
     """
     parts: dict[str, list[Part]] = {}
     for file in files:
@@ -109,7 +109,7 @@ def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
                 parts.setdefault(base, []).append(Part(offset, part.shape, part.dtype, part.read))
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from error
-        except OSError as error:  # an error of safetensors does not name the file
+        except OSError as error:  # errors of safetensors do not name the file
             raise OSError(error.errno, error.strerror or str(error), str(file.path)) from error
     arrays = {}
     for name, own in parts.items():
@@ -126,7 +126,7 @@ def _in_memory(file: ArrayFile) -> dict[str, Part]:
 
 
 def _in_file(file: ArrayFile) -> dict[str, Part]:
-    """The shards in a file, read from disk on request."""
+    """Returns the shards in a file, which are read from disk on request."""
 
     def reader(name: str) -> Callable[[Index], NDArray[Any]]:
         def read(index: Index) -> NDArray[Any]:
@@ -147,7 +147,7 @@ def _in_file(file: ArrayFile) -> dict[str, Part]:
 
 
 def named_pieces(arrays: Mapping[str, NDArray[Any] | Shards]) -> dict[str, NDArray[Any]]:
-    """The arrays or shards that a process saves, by tensor name."""
+    """Returns the arrays or shards that this process saves, by tensor name."""
     named: dict[str, NDArray[Any]] = {}
     for name, value in arrays.items():
         if not isinstance(value, Shards):
@@ -160,5 +160,5 @@ def named_pieces(arrays: Mapping[str, NDArray[Any] | Shards]) -> dict[str, NDArr
 
 
 def digest(content: bytes) -> str:
-    """The checksum of a file."""
+    """Returns the SHA-256 checksum of the content of a file."""
     return hashlib.sha256(content).hexdigest()

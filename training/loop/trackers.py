@@ -1,8 +1,8 @@
-"""Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or the user's function.
+"""Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or a user-defined function.
 
-TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Weights & Biases gets the same numbers under the same
+The log (`moespec.training.loop.runlog`) writes TensorBoard files. Weights & Biases receives the same numbers under the same
 names, such as `train/loss`. Only process 0 imports wandb, which reads its environment variables (WANDB_MODE, ...). trackers.json in the
-run's folder stores the name of the wandb run, so that a resumed run continues it.
+folder of the run stores the id of the wandb run, so that a resumed run continues the same wandb run.
 """
 
 import importlib
@@ -33,7 +33,7 @@ PROJECT, NAME = "moespec", "trackers.json"
 
 
 def check_log(config: Config) -> None:
-    """Raises ConfigError, naming the extra, for a missing package in `config.log`, and for a function that cannot be imported."""
+    """Raises ConfigError if a logger in `config.log` needs a package that is not installed, or a function that cannot be imported."""
     for name in config.logs:
         if name not in TRACKERS:
             own_function("log", name, load=True)
@@ -43,10 +43,10 @@ def check_log(config: Config) -> None:
 
 @contextmanager
 def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable[[str], None]) -> Iterator[list[Hook]]:
-    """The hooks of `config.log`, on process 0; they are closed at the end. begun: whether the run resumes from a checkpoint.
+    """Yields the hooks of `config.log` on process 0, and closes the hooks at the end. begun: whether the run resumes from a checkpoint.
 
-    Raises ConfigError for a logger that fails to start. A tracker that cannot continue its earlier run begins a new one. After the start,
-    errors of a logger do not stop the run: the first one is printed as a warning.
+    Raises ConfigError for a logger that fails to start. A tracker that cannot resume its earlier run starts a new run. After the start,
+    errors of a logger do not stop the run: the first error of each logger is printed as a warning.
     """
     hooks: dict[str, Any] = {}
     failed: set[str] = set()
@@ -82,7 +82,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
 
 
 def _known(file: Path) -> dict[str, str]:
-    """The names of the trackers' runs. Warns of a damaged file and ignores it. Version 0.2 wrote no checksum."""
+    """Returns the run ids of the trackers. Ignores a damaged file with a warning. Files from version 0.2 have no checksum."""
     try:
         ids: dict[str, str] = read_record(file, always=False) if file.exists() else {}
         if wrong := [name for name, each in ids.items() if not isinstance(each, str) or not each]:
@@ -94,7 +94,7 @@ def _known(file: Path) -> dict[str, str]:
 
 
 class _Wandb:
-    """The hook that sends Weights & Biases the numbers that metrics.jsonl has for a step."""
+    """The hook that sends the numbers of each step in metrics.jsonl to Weights & Biases."""
 
     def __init__(self, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
         start = partial(_started, importlib.import_module("wandb"), run.resolve().name, config)

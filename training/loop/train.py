@@ -1,7 +1,7 @@
-"""The training loop, one for all backends.
+"""The training loop of all backends.
 
-Everything a step depends on is a function of the configuration and the step's number, so an interrupted run resumes
-bit for bit from its last checkpoint (on the same backend), however it was stopped.
+Every input of a step is a function of the configuration and the step number. On the same backend, an interrupted run
+therefore resumes bit for bit from its last checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,14 +59,14 @@ def train(
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint in `run`, or from the parameters `initial` (NumPy), by default from `initial_params`
-    and the objective. On several devices (`connected`) each process calls this function.
+    Starts from the newest checkpoint in `run`. Without a checkpoint, starts from the parameters `initial` (NumPy), by default
+    those of `initial_params` and the objective. With several processes (`connected`), each process calls this function.
 
     sets: additional evaluations, loaded by `load_sets`.
     hooks: functions that each process calls with an `AfterStep` after each step; `trackers.loggers` adds the hooks of `config.log`.
 
     Raises CheckpointError for a checkpoint that is damaged or belongs to another run, DataError for unreadable files,
-    RunError if the run diverges, and Interrupted if a signal stops it, after saving the step.
+    RunError if the run diverges, and Interrupted if a signal stops the run, after saving the step.
     """
     settings, directory, stamp = config.training, RunDirectory(run), dataset.stamp
 
@@ -80,7 +80,7 @@ def train(
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
-    # While the log is read, there is nothing to save yet, so a signal ends the process.
+    # The log is read outside `Interruption`: nothing needs saving yet, so a signal may end the process.
     progress = Progress(run, settings, here, leads=B.process == 0)
     with (
         Interruption() as interruption,
@@ -98,7 +98,7 @@ def train(
                 after.logged = progress.trained(after.done, after.rate, after.metrics)
 
         def follow(after: AfterStep) -> None:
-            """Records whether the step is the best so far. A run that stops early does all evaluations for its last step."""
+            """Records whether the step is the best so far. If the run stops early, runs all evaluations for the last step."""
             before, after.best = after.best, updated(B, config, after.best, after.done, after.evaluations)
             if after.best != before and ended(config, after.best):
                 due = evaluate.pending(after.done)
@@ -134,7 +134,7 @@ def train(
             try:
                 step, batch = next(batches_ahead)
             except SpecError as error:
-                if after.measured and not after.saves and B.processes == 1:  # a single process can save alone
+                if after.measured and not after.saves and B.processes == 1:  # several processes can only save together
                     after.unread = True
                     finite(after)
                     save(after)
@@ -155,7 +155,7 @@ def train(
 
 
 def step_maker(B: Backend, config: Config) -> Callable[[OptimizerConfig], Step]:
-    """`make(optimizer)` builds the training step of a resolved configuration, compiled if that pays off."""
+    """Returns `make(optimizer)`, which builds the training step of a resolved configuration and compiles the step if that saves time."""
     training, objective, model = config.training, objective_of(config), model_config(config.model)
     layers = [
         layer._replace(path=f"{where}{layer.path}")
@@ -179,15 +179,15 @@ class Batches:
         objective = objective_of(config)
         self._rows, self._views = B.rows(config.training.batch), objective.views
         self._draws = draws(config, model_config(config.model))
-        # Rows include the images that mixup blends in, so the batch thread exchanges nothing between devices.
+        # A batch of these rows includes the images that mixup blends in, so devices exchange no images.
         rows = self._rows if B.sizes.devices > 1 else None
-        self._on_host = objective.make_batch(config, dataset, rows)  # called by worker processes without a backend
+        self._on_host = objective.make_batch(config, dataset, rows)  # worker processes without a backend call this function
 
     def __call__(self, step: int) -> Any:
         return self._on_devices(step, self._on_host(step))
 
     def ahead(self, start: int) -> Prefetcher:
-        """The batches from step `start` to the end of the run, in order."""
+        """Prepares the batches from step `start` to the end of the run, in order."""
         data = self._config.data
         how: Any = {"ahead": data.prefetch, "workers": data.workers, "receive": self._on_devices}
         return Prefetcher(self._on_host, start, self._config.training.total, **how)

@@ -1,9 +1,9 @@
-"""Heartbeats between processes, independent of their framework.
+"""Exchanges heartbeats between processes, independently of the framework.
 
-Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread in each process
-sends its step number every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all other processes print a
-line that names it and exit; without this, their framework might wait for half an hour. Before its first step, a process has `START` times
-this timeout, since a compiler may block its thread.
+Process 0 listens on port MASTER_PORT + 1. All other processes connect to this port before they connect through the framework. A thread in
+each process sends the number of finished steps at least every two seconds. When a process ends, fails or sends no heartbeat for `timeout`
+seconds, all other processes print a line that names the process, and exit. Without the watchdog, the framework might wait for half an hour.
+Before the first step, the timeout is `START` times as long, since compilation may block the thread.
 
 There is no authentication: anyone who reaches the port can end a run. Messages are lines of JSON.
 """
@@ -55,7 +55,7 @@ class _Contact:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the messages received. Raises OSError at the end of the connection, and for invalid messages."""
+        """Returns the received messages. Raises OSError at the end of the connection, and for invalid messages."""
         if not (received := self.connection.recv(MOST)):
             raise ConnectionError("its connection was closed")
         *lines, self._rest = (self._rest + received).split(b"\n")
@@ -70,7 +70,7 @@ class _Contact:
 
 
 class Watchdog:
-    """Connects a process to the others. `address`: this process's address, as the others reach it; `step`: finished steps, or None."""
+    """Connects this process to the others. address: the address of this process for the others. step: the number of finished steps."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
@@ -95,7 +95,7 @@ class Watchdog:
         Watchdog.current = self
 
     def _lead(self) -> str:
-        """Runs on process 0, to which the others connect; returns its address."""
+        """Waits on process 0 until all other processes have connected, and returns the address of process 0."""
         strangers: list[_Contact] = []
         missing = set(range(1, self._count))
         with self._listening() as server:
@@ -105,7 +105,7 @@ class Watchdog:
                 if server in ready:
                     strangers.append(_Contact(server.accept()[0], self._timeout))
                 for gone in [each for each in self._contacts if each.connection in ready]:
-                    self._contacts.remove(gone)  # processes stay silent until all are connected
+                    self._contacts.remove(gone)  # until all are connected, a readable connection is a lost one
                     missing.add(gone.index)
                 for new in [each for each in strangers if each.connection in ready]:
                     strangers.remove(new)
@@ -139,7 +139,7 @@ class Watchdog:
         return False
 
     def _follow(self) -> str:
-        """Runs on the other processes, which connect to process 0; returns this process's address."""
+        """Connects this process to process 0, and returns the address of this process."""
         while True:
             try:
                 contact = _Contact(socket.create_connection((self._host, self._port), timeout=WORD), self._timeout)
@@ -175,7 +175,7 @@ class Watchdog:
         said = before = time.monotonic()
         while self._contacts or self._failed:
             ready, now = wait([each.connection for each in self._contacts], self._beat), time.monotonic()
-            if now - before > self._timeout / 2:  # this process was suspended; perhaps the others were as well
+            if now - before > self._timeout / 2:  # this process was suspended; others may have been too
                 for each in self._contacts:
                     each.heard = now
             before = now
@@ -201,7 +201,7 @@ class Watchdog:
         if "lost" in message:
             self._end(str(message["lost"]))
         if "left" in message and (message["left"] is None or self._left):
-            if self._index and contact in self._contacts:  # process 0 waits until the other has ended
+            if self._index and contact in self._contacts:  # process 0 keeps its contacts until they end
                 self._contacts.remove(contact)
                 self._leaving.append(contact)  # the connection closes when this process ends
         elif "left" in message:
@@ -213,7 +213,7 @@ class Watchdog:
             self._contacts.remove(contact)
             contact.connection.close()
         if not self._left and not self._failed:
-            known = self.step if contact.step is None else contact.step  # a lost process had done about as many
+            known = self.step if contact.step is None else contact.step  # the lost process had finished about as many steps
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
@@ -228,37 +228,37 @@ class Watchdog:
             os._exit(LOST)
 
     def _say(self, text: str) -> None:
-        line = "" if self.step is None else "\n"  # ends the line of the progress bar
-        with suppress(OSError):  # the terminal may have closed
+        line = "" if self.step is None else "\n"  # Ends the line of the progress bar.
+        with suppress(OSError):  # The terminal may have closed.
             print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
 
     def settle(self) -> None:
-        """After an error in the framework, waits until it is clear whether a process was lost; if so, ends this process."""
+        """Waits after a framework error until it is clear whether a process was lost. In this case, the watchdog ends this process."""
         until = time.monotonic() + GRACE
         while (now := time.monotonic()) < until or any(now - each.heard > 3 * self._beat for each in self._contacts):
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the other processes that this process ends, and its error, if any. After an error the others end within seconds.
+        """Tells the other processes that this process ends, with its error, if any. After an error, they end within seconds.
 
-        well: whether this process has also disconnected its framework; if not, `ended` ends the process.
+        well: whether the framework has disconnected this process. If not, `ended` ends the process.
         """
         self._left, Watchdog.current = True, None
         Watchdog.abandoned = not well
         for each in self._contacts:
             each.send(left=error and error[:1000])
-        # Wait until the others have read the message, since JAX aborts the others if process 0, its coordinator, ends first.
+        # Waits until the other processes have read the message, since JAX aborts them if process 0, its coordinator, ends first.
         self._thread.join(GRACE + 2 if self._index == 0 else 1)
 
 
 def tell(after: AfterStep) -> None:
-    """A hook that lets the watchdog report the finished steps."""
+    """A hook that tells the watchdog the number of finished steps."""
     if Watchdog.current is not None:
         Watchdog.current.step = after.done
 
 
 def ended(status: int) -> int:
-    """Returns a command's exit status. If one of several processes failed, exits at once, since JAX and torch would wait or abort."""
+    """Returns the exit status `status`. After a failed run with several processes, exits immediately, since JAX and torch would wait."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Classification: the loss is the mean over images of the cross-entropy of their labels."""
+"""Classification: the loss is the cross-entropy of the labels, averaged over images."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ __all__ = ["CLASSIFICATION", "make_loss"]
 
 
 def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -> Loss:
-    """`loss(params, batch) -> (loss, metrics)` for `make_step`.
+    """Returns `loss(params, batch) -> (loss, metrics)` for `make_step`.
 
     kind: see `loss_of`. recompute: whether the backward pass recomputes each block.
     batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if training draws random numbers, the `random` keys `(N, 4)`.

@@ -1,11 +1,11 @@
-"""Trains an image tower and a text tower to match each image with the text of its pair, not with the texts of other pairs.
+"""Trains an image tower and a text tower to match each image with its own text rather than with the texts of other images.
 
     z_image = features of the image tower, z_text = features of the text tower   (`moespec.models.text`)
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
-The negatives come from all devices: each device gathers all features and computes the loss. Scale (as its logarithm) and bias are trained
-with the towers. A locked image tower is not trained. Without augmentation its features are computed once and cached in the folder of the
-run; a resumed run recomputes some of them as a check.
+The negatives come from all devices: each device gathers all features and computes the loss. The scale (as a logarithm) and the bias are
+trained with the towers. A locked image tower is not trained. Without augmentation, the features of a locked tower are computed once and
+cached in the folder of the run. A resumed run recomputes some features as a check.
 
 Source: Zhai et al. 2022 (LiT, arXiv 2111.07991), section 3; Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Algorithm 1; google-research/vmoe,
 vmoe/projects/contrastive/{models,trainer}.py; google-research/big_vision, big_vision/models/proj/image_text/two_towers.py.
@@ -58,13 +58,13 @@ def tower_of(config: Config) -> text.TextConfig:
 
 
 def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> NDArray[np.int32]:
-    """Converts texts to token ids, padded to the tower's length. name: the name of a text in errors."""
+    """Converts texts to token ids, padded to the length of the tower. name: a function that returns the name of a text for errors."""
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
 
 
 def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, NDArray[np.int32]], NDArray[Any]]:
-    """`features(params, ids)` maps the parameters of a run and texts `(N, length)` to `(N, D)`."""
+    """Returns `features(params, ids)`, which maps the parameters of a run and text ids `(N, length)` to features `(N, D)`."""
     tower = tower_of(config)
 
     def forward(params: Any, ids: Array) -> Array:
@@ -76,7 +76,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
         batch = evaluation_size(B.sizes, tower, config.training.evaluation_batch, len(ids))
         rows, parts = B.rows(batch), []
         for start in range(0, len(ids), batch):
-            part = np.arange(start, start + batch) % len(ids)  # the last batch is padded with texts from the start
+            part = np.arange(start, start + batch) % len(ids)  # texts from the start pad the last batch
             put = B.put(ids[part[rows.start : rows.stop]])
             parts.append(np.asarray(B.to_numpy(function(params, put))))
         return np.concatenate(parts)[: len(ids)]
@@ -85,7 +85,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """Returns the parameters of the text tower, and the scale and bias of the cosines."""
+    """Returns the layout of the text tower, and the scale and the bias of the cosine similarities."""
     section = config.lit
     bias = {"bias": Parameter((), constant(section.bias))} if section.loss == "sigmoid" else {}
     scale = {"scale": Parameter((), constant(math.log(section.scale))), **bias}
@@ -131,7 +131,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """Sets the tokenizer's vocabulary and the width of the text features, and for a locked image tower a learning rate of 0."""
+    """Sets the vocabulary and the output width of the text tower. For a locked image tower, sets the learning rate to 0."""
     config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
         need = "objective='lit' needs images with captions, as in --data pairs"
@@ -155,7 +155,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _locked(config: Config, model: Model) -> Config:
-    """Sets the image tower's learning rate to 0. Raises ConfigError if the tower would be trained or there is no `init`."""
+    """Sets the learning rate of the image tower to 0. Raises ConfigError if an option would train the tower or `init` is not set."""
     if config.init is None:
         raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
@@ -172,7 +172,7 @@ def _locked(config: Config, model: Model) -> Config:
 
 
 def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
-    """The data set with captions as ids, and with the features of a locked tower whose images never change."""
+    """Returns the data set with captions as token ids and, if the image features can be cached, with the image features."""
     dataset = _read(config, dataset)
     if not _cached(config):
         return dataset
@@ -186,7 +186,7 @@ def _cached(config: Config) -> bool:
 
 
 def _read(config: Config, dataset: Dataset) -> Dataset:
-    """The data set with captions as ids. Raises DataError for captions that are too long."""
+    """Returns the data set with captions as token ids. Raises DataError for captions that are too long."""
 
     def with_ids(name: str, split: Split) -> Split:
         if split.captions is None or split.ids is not None:
@@ -199,7 +199,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
 def _features(
     B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
 ) -> dict[str, NDArray[np.float32]]:
-    """The features of both splits, from the file if it exists. Raises CheckpointError if the file is for another tower or images."""
+    """Returns the image features of both splits, from the file if it exists. Raises CheckpointError if the tower or the images changed."""
     extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
 
     def computed(split: Split) -> NDArray[np.float32]:
@@ -231,7 +231,7 @@ def _features(
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """Retrieval among the validation pairs, in both directions; "accuracy" is the mean of the two recalls at 1."""
+    """Returns a function that evaluates retrieval among the validation pairs in both directions; "accuracy" is the mean recall at 1."""
     measured = retriever(B, config, model, compiled)
 
     def evaluate(params: Any) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _evaluation(
 
 
 def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Callable[[Any, Dataset], dict[str, Any]]:
-    """Returns a function of parameters and data set that computes `retrieval` among the validation pairs."""
+    """Returns a function that maps parameters and a data set to the `retrieval` results of the validation pairs."""
     extract, read = compile_if(B, compiled, make_features(B, model)), text_features(B, config, compiled)
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:
@@ -259,13 +259,13 @@ def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Calla
 
 
 def _towers(config: Config, model: Model) -> list[Passes]:
-    """Both towers. A locked image tower has only forward passes, or none if its features are cached."""
+    """Returns the passes of both towers. A locked image tower has only forward passes, or none if its features are cached."""
     image = Passes(model, trained=not config.lit.locked, forward=config.lit.locked)
     return [*([] if _cached(config) else [image]), Passes(tower_of(config), 1)]
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Counts the numbers and operations for both towers' features and for each image's similarity to all texts."""
+    """Counts per image the values that the loss stores (features and similarities) and the operations of the similarities to all texts."""
     width, batch = tower_of(config).projection, config.training.batch
     return 2 * width + batch, 2 * width * batch
 

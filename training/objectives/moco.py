@@ -1,12 +1,12 @@
-"""MoCo v3: the features of one view of an image must identify, within the batch, another view's features from a momentum encoder.
+"""MoCo v3: the features of one view of an image must identify, within the batch, the momentum encoder's features of another view.
 
     q = predictor(projector(features of the model))          for both views
     k = the same with the averaged parameters, without the predictor
     loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
 
 The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). The momentum encoder runs in evaluation mode,
-without noise and dropout, and with the evaluation capacity. Auxiliary losses come only from the encoder, as means over both views. Batch
-normalisation, negatives and the loss cover the images on all devices: each device gathers all features.
+without noise and dropout, and with the evaluation capacity. Auxiliary losses come only from the trained encoder, averaged over both
+views. Batch normalisation, negatives and the loss cover the images on all devices: each device gathers all features.
 
 Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
 main_moco.py (both augmentations).
@@ -48,7 +48,7 @@ NEIGHBOURS, TEMPERATURE, REFERENCES = 20, 0.07, 10_000
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """A projector of three layers and a predictor of two; all but the last layer of each are normalised."""
+    """Returns the layout of a projector of three layers and a predictor of two. All layers except the last have a scale and a bias."""
     width, section = getattr(model, "representation", 0) or model.width, config.moco
     return {
         "projector": _perceptron(width, section.hidden, section.hidden, section.output),
@@ -65,7 +65,7 @@ def _perceptron(*widths: int) -> Params:
 
 
 def _projected(B: Backend, layers: Params, x: Array) -> Array:
-    """Applies batch-normalised layers to `x` (N, D) of all images; all but the last have scale, bias and ReLU."""
+    """Applies batch-normalised layers to the features `x` `(N, D)` of all images. All layers except the last apply scale, bias and ReLU."""
     for number in sorted(layers):
         x = B.batch_norm(B.linear(x, layers[number]["kernel"]))
         if (p := layers[number].get("norm")) is not None:
@@ -99,7 +99,7 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
 
 
 def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
-    """Returns two views of each image. The second view has its own rates of blur and solarisation."""
+    """Returns a function that maps a step to two views of each image. The second view has separate rates of blur and solarisation."""
     other = replace(config.data, blur=config.moco.blur, solarise=config.moco.solarise)
     views, training = {"first": config.data, "second": other}, config.training
     return partial(views_of_step, dataset, views, training.batch, training.seed, rows=rows)
@@ -108,7 +108,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """ "accuracy" by nearest neighbours among evenly spaced training images, and "spread" of the features."""
+    """Returns a function that computes "accuracy" by nearest neighbours among evenly spaced training images, and "spread" of features."""
     most = config.training.evaluation_batch
     extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
@@ -128,7 +128,7 @@ def _evaluation(
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """Returns the configuration in which the optimiser keeps the parameter average that computes the keys."""
+    """Returns the configuration with `optimizer.ema` set, so that the optimiser keeps the parameter average for the keys."""
     config = as_it_is(contrasted(config, dataset), model, dataset)
     if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
         raise ConfigError("data: without augmentation both views of an image are equal; set --data.crop or --data.flip")
@@ -138,7 +138,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Counts the numbers that projector and predictor produce for both views, and their operations for one view."""
+    """Counts the values that the projector and the predictor produce for both views, and their operations for one view."""
     own = _layout(config, model)
     outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
     return 2 * outputs, 2 * parameters.count(own)

@@ -26,7 +26,7 @@ routers with state, the third result holds their statistics by path."""
 
 
 class Passes(NamedTuple):
-    """How many images or texts a tower processes per image of the batch: in training passes, and in forward passes only."""
+    """How many images or texts a tower processes per image of the batch, with a backward pass (`trained`) and without (`forward`)."""
 
     tower: Tower
     trained: int
@@ -41,7 +41,7 @@ def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, *, recompute: bool) -> Output:
-    """The forward pass of a tower in training; the integers `random`, if any, seed the noise of its routers."""
+    """Runs the forward pass of a tower in training. random: the integers for router noise and dropout, or None."""
     module, like = family(tower), params["positions"] if tower.inputs == "ids" else inputs
     noise = None if random is None else gating_noise(B, module.moe_noise(tower, inputs.shape[0]), random, like)
     how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
@@ -50,13 +50,13 @@ def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, 
 
 
 def is_plain(data: DataConfig) -> bool:
-    """Whether images are the same in each step, without augmentation."""
+    """Whether training images have no augmentation and are therefore the same in each step."""
     return all(getattr(data, name) == getattr(DataConfig(), name) for name in AUGMENTATION.split())
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """Returns the configuration of a contrastive objective, which turns off options that mix or balance labels. Raises ConfigError for a
-    batch without negatives, and for a loss on labels."""
+    """Returns the configuration for a contrastive objective, with all options turned off that mix or balance labels. Raises ConfigError for
+    a batch without negatives, and for a loss on labels."""
     training = config.training
     if training.loss != "softmax":
         raise ConfigError(f"training.loss={training.loss!r} has no effect with objective={config.objective!r}")
@@ -74,21 +74,21 @@ class Objective(NamedTuple):
 
         loss = the objective's own loss + auxiliary losses of the routers (already weighted)
 
-    measure: the name of the objective's own loss among the metrics, and its title.
-    make_loss: `(B, config, model)`.
-    make_batch: maps `(config, dataset, rows)` to a function that maps a step to its batch on the host: "images" and their targets,
-        or such dicts by name if a step sees several views. rows: None for the full batch.
+    measure: the name of the objective's own loss among the metrics, and the title of this loss.
+    make_loss: maps `(B, config, model)` to the loss function.
+    make_batch: maps `(config, dataset, rows)` to a function that returns the batch of a step on the host: a dict of "images" and targets,
+        or a dict of such dicts if a step uses several views. If `rows` is None, the batch contains all rows.
     evaluation: maps `(B, config, model, dataset, compiled)` to a function that evaluates parameters on the run's own images.
     layout: parameters of the objective, stored beside the model's parameters and dropped when the model is used.
     head: whether the model has an output for each class of the data.
-    settled: maps `(config, model, dataset)` to the configuration as the objective requires it; the data set may be None. Raises
-        ConfigError.
-    read: maps `(config, dataset)` to the data set with the data that the objective reads once, before a run begins.
-    prepared: maps `(B, config, model, dataset, run, params)` to the data set with the values that the objective computes once.
+    settled: maps `(config, model, dataset)` to the configuration with the settings that the objective requires. The data set may be
+        None. Raises ConfigError.
+    read: maps `(config, dataset)` to the data set with additional data, which the objective reads once before a run.
+    prepared: maps `(B, config, model, dataset, run, params)` to the data set with values that the objective computes once.
     averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.
-    routed: maps `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
-    towers: maps `(config, model)` to the towers of a step.
-    of_batch: maps `(config, model)` to each device's extra work per image of the full batch: numbers produced and forward operations.
+    routed: maps `(config, model)` to the towers whose routers are trained, by the path of the tower's parameters ("" for the root).
+    towers: maps `(config, model)` to the `Passes` of the towers in a step.
+    of_batch: maps `(config, model)` to the extra work of each device per image of the full batch: values produced, forward operations.
     """
 
     measure: tuple[str, str]

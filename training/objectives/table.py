@@ -20,7 +20,7 @@ OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 
 def objective_of(config: Config) -> Objective:
-    """The objective of a run: an entry of `OBJECTIVES`, or a third-party objective."""
+    """The objective of a run: an entry of `OBJECTIVES`, or a user-defined objective."""
     name, loss = config.objective, config.training.loss
     chosen = find_own("objective", name, Objective) if is_own(name) else OBJECTIVES[name]
     if chosen.make_loss is CLASSIFICATION.make_loss and is_own(loss):
@@ -29,13 +29,13 @@ def objective_of(config: Config) -> Objective:
 
 
 def draws(config: Config, model: Model) -> bool:
-    """Whether a step draws random numbers: gating noise, dropout or stochastic depth in the towers that it trains."""
+    """Whether a training step draws random numbers for gating noise, dropout or stochastic depth in its trained towers."""
     towers = objective_of(config).towers(config, model)
     return any(trained and draws_of(tower, config.training.batch) for tower, trained, _ in towers)
 
 
 def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
-    """Returns the towers and their training cost per image in forward passes. A backward pass counts as two, recomputed as three."""
+    """Returns the training cost of each tower per image, in forward passes. A backward pass counts as two, or three if recomputed."""
     each = 4 if config.training.recompute else 3
     return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
 
@@ -43,13 +43,13 @@ def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
 def training_flops(
     config: Config, model: Model, images: int, *, batch: int | None = None, every_slot: bool = False
 ) -> float:
-    """The operations of a run that sees this many images and as many texts: `counts.training_flops` of all its towers."""
+    """Returns the operations of training on `images` images and as many texts: the sum of `counts.training_flops` over all towers."""
     of = partial(counts.training_flops, images=images, batch=batch, every_slot=every_slot)
     return sum(of(tower, passes=passes) for tower, passes in forward_passes(config, model))
 
 
 def shapes_of(config: Config, model: Model) -> Params:
-    """The shapes of all parameters of a run: its model's and its objective's."""
+    """Returns the shapes of all parameters of a run: those of the model and of the objective."""
     own = objective_of(config).layout(config, model)
     return {**family(model).parameter_shapes(model), **parameters.shapes(own)}
 

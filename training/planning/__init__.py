@@ -1,1 +1,1 @@
-"""Estimates the cost of training without the devices, for the command `moespec plan`: memory, operations, bytes on the links."""
+"""Estimates the memory, operations and communication of training without the devices, for the command `moespec plan`."""

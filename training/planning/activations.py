@@ -1,22 +1,22 @@
-"""Estimates the bytes that a training step keeps for a device's images between the forward and the backward pass.
+"""Estimates the bytes that a device keeps between the forward and the backward pass of a training step.
 
-A block keeps the following for each of S tokens of width D, in the compute dtype. S is rounded up to a multiple of 16 (in float32, 8), the
-rows of a TPU tile:
+A block keeps the following values for each of S tokens of width D, in the compute dtype. S is rounded up to a multiple of 16 (8 in
+float32), the rows of a TPU tile:
 
     12 D                 inputs and outputs of each operation: the tokens, normalised tokens, query, key, value, output
-                         of attention, its sum with the tokens, normalised sum, output of the MLP; 4 D in a block without attention
+                         of attention, sum with the tokens, normalised sum, output of the MLP; 4 D in a block without attention
     heads S'             the attention weights; S' is S rounded up to a multiple of 128, the columns of a tile
-    H                    the hidden units of an MLP before the activation, which is recomputed
+    H                    the hidden units of an MLP before the activation (the activation is recomputed)
 
-An MoE block keeps H for each row that the experts compute, plus D for the row's input and D for its output. Both D count twice if experts
-are sharded and slots are exchanged. A router keeps one float32 number per token and expert, Soft MoE two per token and slot,
-plus a copy of both in the compute dtype.
+An MoE block keeps H + 2 D values for each row that the experts compute: the hidden units, the input and the output. If experts are sharded,
+the input and the output count twice, because slots are exchanged. A router keeps one float32 value per token and expert. Soft MoE keeps two
+per token and slot, and copies of both in the compute dtype.
 
-Two costs occur once: the working set of one block's backward pass, `4 heads S'` and `H` per token, and the images
-and tokens in float32 around the head. Recomputed blocks keep only their input tokens, D, and one block at a time in full.
+Two costs occur once per step: the working set of one block's backward pass, `4 heads S'` and `H` per token, and the images with
+the float32 tokens around the head. If blocks are recomputed, each block keeps only its input, and one block at a time keeps all values.
 
-The estimate is close to the compilers' actual use and mostly above it; `benchmarks/plan_check.py` measures the difference. Attention
-kernels that do not store weights take less.
+The estimate is close to the memory that compilers use, and mostly above it; `benchmarks/plan_check.py` measures the difference. Attention
+kernels that do not store the attention weights need less memory.
 """
 
 import math
@@ -40,7 +40,7 @@ def padded(size: int, multiple: int = COLUMNS) -> int:
 
 
 def bytes_of_dtype(config: Tower) -> int:
-    """Bytes per number in the compute dtype."""
+    """The size of a number in the compute dtype, in bytes."""
     return 2 if config.dtype == "bfloat16" else 4
 
 
@@ -53,7 +53,7 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
     tokens, size = images * config.sequence * config.width, bytes_of_dtype(config)
     around: float = images * math.prod(config.input_shape) * size + 3 * 4 * tokens
     if isinstance(config, vit.VitConfig):
-        features = vit.stem_features(config)[1:]  # for each convolution: before and after norm and activation
+        features = vit.stem_features(config)[1:]  # a convolution keeps three arrays: output, norm, activation
         sides = [config.image_size >> (i // config.stem_depth + 1) for i in range(len(features))]
         around += 3 * sum(side**2 * of for side, of in zip(sides, features, strict=True)) * images * size
     if recompute:
@@ -62,7 +62,7 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
 
 
 def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -> tuple[float, float]:
-    """Bytes kept for the images of one part of a batch, and extra bytes of the backward pass."""
+    """Returns the bytes that a block keeps for the images of a micro-batch, and the extra bytes of the backward pass."""
     size, D = bytes_of_dtype(config), config.width
     S = padded(config.sequence, 32 // size)
     hidden, mixing, wide = 0.0, 0.0, 0.0
@@ -83,10 +83,10 @@ def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -
 
 
 def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
-    """Returns the bytes that an MoE layer keeps instead of H for each token."""
+    """Returns the bytes that an MoE layer keeps instead of the hidden units of an MLP."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    experts, kernels = layer.experts, 1 + layer.experts.gated  # each operation keeps its result
+    experts, kernels = layer.experts, 1 + layer.experts.gated  # one stored result per input kernel
     numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * settings.width)
     numbers += size * settings.tokens * kernels * experts.shared
     columns = filled if layer.router == "soft_moe" else settings.experts

@@ -1,24 +1,24 @@
-"""Peak performance of chips, from the makers' tables.
+"""Peak performance of chips, from the manufacturers' tables.
 
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
 "Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Half of the ICI bandwidth goes each way.
-Memory: the limit that libtpu 0.0.42 reports for a program ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB in the tables.
+Memory: the limit that libtpu 0.0.42 reports for a program ("exceeds available HBM (15.75G)"). The tables list 16 GB, 95 GiB and 32 GB.
 The links of the v4 (.../v4) come from table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50 GB/s";
-glennklockwood.com/garden/processors/TPUv4 adds that this is each way, "400G bandwidth in each direction".
+glennklockwood.com/garden/processors/TPUv4 adds that each direction has this rate, "400G bandwidth in each direction".
 
 NVIDIA, the A100 as an SXM4 module: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s NVLink".
 L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*", "TF32 183 | 366*", "* With
 Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090, the rate of 512 tensor cores at 2.52 GHz that accumulate in float32. The
 L40S and the RTX 4090 have no NVLink. PCIe 4.0 x16 has 16 lanes of 16 GT/s, and 128 of 130 bits are data, which gives 31.5 GB/s each way.
 
-NVIDIA, SXM5 modules. H100: the table on its product page, as HPC Tech reproduces it
-(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); its tensor cores are "shown with sparsity, 1/2 lower without". H200, which
+NVIDIA, SXM5 modules. H100: the table on the product page, as HPC Tech reproduces it
+(archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html); the tensor cores are "shown with sparsity, 1/2 lower without". H200, which
 has the same die: operations from glennklockwood.com/garden/processors/h100, memory and links from NVIDIA's description of its system
 (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json), memory bandwidth from
-aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 GPUs; links beyond that are slower.
+aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 GPUs; links to more GPUs are slower.
 
-All operations are dense. GPUs compute float32 as TF32, by default only in JAX; TPUs compute it as bfloat16, by default. A GB of
-memory counts as 10**9 bytes, slightly less than the cards have.
+All rates are for dense operations. GPUs compute float32 as TF32, by default only in JAX; TPUs compute float32 as bfloat16 by default. A
+GB of memory counts as 10**9 bytes, slightly less than the cards have.
 """
 
 import math
@@ -33,8 +33,8 @@ __all__ = ["CHIPS", "Chip", "chip_of"]
 
 class Chip(NamedTuple):
     """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory.
-    link: maximum bytes per second received from other chips, over all links together. torus: its dimensions, 0 for a switch.
-    float32: operations per second of a float32 model, `flops` if not given."""
+    link: maximum bytes per second received from other chips, over all links. torus: the number of torus dimensions; 0 for a switch.
+    float32: operations per second of a float32 model, by default `flops`."""
 
     flops: float
     memory: float
@@ -44,14 +44,14 @@ class Chip(NamedTuple):
     float32: float | None = None
 
     def peak(self, dtype: str) -> float:
-        """Operations per second of a model that computes in `dtype`."""
+        """The operations per second of a model that computes in `dtype`."""
         return self.float32 if self.float32 and dtype == "float32" else self.flops
 
     def hops(self, devices: int) -> float:
-        """The mean number of links between two of `devices` devices that are as close together as the torus allows.
+        """The mean number of links between two of `devices` devices that are placed as compactly as the torus allows.
 
-        On a ring of k, k even, the mean distance is k/4, counting a device's distance to itself. Sizes that are not powers of 2 are
-        treated as if rings of that size existed.
+        On a ring of k devices, with k even, the mean distance is k/4, including the distance of a device to itself. Sizes that are not
+        powers of 2 are treated as if such rings existed.
 
         >>> CHIPS["v5p"].hops(2), round(CHIPS["v5p"].hops(64), 2), CHIPS["h100"].hops(64)
         (1.0, 3.05, 1.0)
@@ -86,7 +86,7 @@ FIGURES = "flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9"
 
 
 def chip_of(text: str) -> Chip:
-    """Parses a chip, given by name or by its figures. Raises ConfigError for any other text.
+    """Parses the name or the properties of a chip. Raises ConfigError for any other text.
 
     >>> chip_of("flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9,float32=156e12") == CHIPS["a100-80"]
     True

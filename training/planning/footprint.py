@@ -1,15 +1,15 @@
-"""Computes the bytes of a training step on a device: its share of parameters, gradients and optimiser state, and its traffic.
+"""Computes the bytes of a training step on a device: for parameters, gradients, optimiser state and traffic.
 
 Over the links, a device receives the following, and sends the same amount:
 
-    slots        the slots of the device's groups that leave the device. They travel to the experts and back in the forward
+    slots        the slots of the device's groups that leave the device. Slots travel to the experts and back in the forward
                  and the backward pass, and again in the forward pass of recomputed blocks.
-    gathers      the parts of parameters that other devices along `fsdp` hold, in float32, for each part of a batch
-    reductions   the gradients. If n devices hold the same part of a parameter, each receives 2 (n - 1)/n of the part once per step.
-                 Along `fsdp`, where gradients are scattered, it receives n - 1 parts for each part of a batch.
+    gathers      the parameter shards that other devices along `fsdp` hold, in float32, for each micro-batch
+    reductions   the gradients. If n devices hold the same shard, each device receives 2 (n - 1)/n of the shard once per step.
+                 Along `fsdp`, where gradients are scattered, each device receives n - 1 shards for each micro-batch.
 
 Memory traffic: the forward pass, the backward pass and the optimiser each read the parameters; recomputed blocks read them once more. The
-optimiser writes the parameters, and reads and writes its state. Gradients are written and read for each part of a batch. Activations are
+optimiser writes the parameters, and reads and writes its state. Gradients are written and read for each micro-batch. Activations are
 not included.
 """
 
@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"^(\D+)/(\d+)/(.+)$")
 
 
 class Owned(NamedTuple):
-    """Bytes on a device. computed: bytes of the parameters as used in computation, where shards along `fsdp` are gathered."""
+    """Bytes on a device. computed: the bytes of the parameters during computation, when shards along `fsdp` are gathered."""
 
     parameters: int = 0
     gradients: int = 0
@@ -45,7 +45,7 @@ class Owned(NamedTuple):
 
 
 def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
-    """The bytes of all parameters, from a nested dict of their shapes. Raises ConfigError if the experts cannot be divided evenly."""
+    """Returns the bytes of all parameters on a device, from their nested shapes. Raises ConfigError if experts cannot be divided evenly."""
     total = Owned()
     for path, shape in leaves(shapes):
         split = split_axes(path, tuple(shape), sizes)
@@ -55,7 +55,7 @@ def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSize
             bytes_of = 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
             kept += bytes_of * part(of_slot, axes_of_slot(slot, shape, split, optimizer.factored_from), sizes)
         gathered = own * (sizes.fsdp if "fsdp" in split else 1)
-        # The optimiser's gradient is float32 like the parameter; parameters that are not trained have none.
+        # Gradients are float32 like the parameters; a parameter that is not trained has no gradient.
         total += Owned(own, own if optimizer.rate_of(path) else 0, kept, gathered)
     return total
 
@@ -76,9 +76,9 @@ def links(
     recompute: bool,
     transport: Transport,
 ) -> dict[str, float]:
-    """Returns by purpose the bytes that a device with `images` images receives in a step.
+    """Returns the bytes that a device with `images` images receives in a step, by purpose.
 
-    towers: the towers that exchange slots, in the dtype of `transport`.
+    towers: the towers whose slots are exchanged. transport: determines the dtype of exchanged slots.
     """
     received = {"slots": 0.0, "gathers": 0.0, "reductions": 0.0}
     for tower, trained, forward in towers if sizes.expert > 1 else ():
@@ -106,8 +106,8 @@ def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
 
 
 class Row(NamedTuple):
-    """A row of parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: their number.
-    bytes: the size in bytes of one parameter on a device, in float32."""
+    """A row for parameters with the same shape and split whose names differ only in the block number. names: a pattern, such as
+    `blocks/{1,3-5}/mlp/w1`; parameters: the number of parameters. bytes: the float32 size of one parameter on a device."""
 
     names: str
     parameters: int
@@ -117,7 +117,7 @@ class Row(NamedTuple):
 
 
 def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
-    """Groups parameters, given as a nested dict of their shapes, into rows, in order."""
+    """Groups parameters into rows, in order. shapes: the nested dict of parameter shapes."""
     numbers: dict[tuple[str, tuple[int, ...], Split], list[int]] = {}
     for path, shape in leaves(shapes):
         split, name, number = split_axes(path, shape, sizes), "/".join(path), -1
@@ -131,7 +131,7 @@ def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Formats ascending numbers, with consecutive ones as ranges.
+    """Formats ascending numbers, with consecutive numbers as ranges.
 
     >>> ranges([1]), ranges([0, 1, 2, 5])
     ('1', '{0-2,5}')

@@ -1,16 +1,16 @@
-"""Finds meshes for a training step on a number of chips, computes their cost, and chooses the best.
+"""Computes the cost of a training step for each possible mesh of a number of chips, and chooses the best mesh.
 
-A step takes at least as long as the longest of its three parts. If the parts do not overlap, the step takes about their sum:
+A step takes at least as long as the longest of three parts. If the parts do not overlap, the step takes about the sum of the parts:
 
     compute      the operations of each tower at the chip's peak in the model's dtype: three forward passes (four with recomputation)
-                 for each image or text that trains the tower, and one for each other. The operations of the loss, such as
+                 for each image or text that trains the tower, and one for any other input. The operations of the loss, such as
                  projector and predictor, are added for the images of all devices.
     memory       parameters, gradients and optimiser state, at the bandwidth of the memory
-    links        the bytes that a device receives, over all its links. Slots travel beyond neighbours, so they count once for
-                 each link on their way.
+    links        the bytes that a device receives, over all its links. Slots travel over several links and
+                 count once for each link.
 
-The best mesh fits into memory and minimises the longest part. Ties (to four digits) go to the smallest sum, further ties (to two
-digits) to the mesh that splits the least: parameters first, then experts.
+The best mesh fits into memory and minimises the longest part. Ties (to four digits) go to the smallest sum. Ties of the sum (to
+two digits) go to the smallest `fsdp`, then to the smallest `expert`.
 """
 
 import math
@@ -76,14 +76,14 @@ class Plan:
 
 
 def plan(config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
-    """The cost of a step. Raises ConfigError for a mesh that does not divide batch, groups or experts."""
+    """Returns the cost of a step on a mesh. Raises ConfigError for a mesh that does not divide batch, groups or experts."""
     config = settled(config)
     model = model_config(config.model)
     return _plan(model, shapes_of(config, model), config, sizes, chip)
 
 
 def settled(config: Config) -> Config:
-    """The configuration as its objective requires it."""
+    """Returns the configuration with the settings that its objective requires."""
     return objective_of(config).settled(config, model_config(config.model), None)
 
 
@@ -122,13 +122,13 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
 
 
 def _padded(shape: tuple[int, ...]) -> int:
-    """Returns how many numbers an image or text occupies in a TPU's memory, where rows of pixels are padded to tiles."""
+    """Returns the number of values that an image or text occupies in a TPU's memory, where rows of pixels are padded to tiles."""
     return math.prod((*shape[:1], *map(padded, shape[1:2]), *shape[2:]))
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
-    """Extra bytes for copies of block parameters: in the compute dtype, since the backward pass uses them again, and gathered. All blocks
-    have copies; if blocks are recomputed, only one block has."""
+    """Returns the bytes of block parameters that are gathered, or copied in the compute dtype for the backward pass. All blocks keep their
+    copies; if blocks are recomputed, only one block at a time has copies."""
     found = []
     for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
         for number, block in of_tower["blocks"].items():
@@ -139,9 +139,9 @@ def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshS
 
 
 def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
-    """Plans, best first, for all meshes of this many devices that divide batch, groups and experts, or for the given mesh.
+    """Returns plans, best first, for all meshes of `devices` devices that divide batch, groups and experts, or for the configured mesh.
 
-    If there is none, raises ConfigError with the reason for the first mesh.
+    If no mesh is possible, raises ConfigError with the reason for the first mesh.
     """
     if config.mesh != MeshConfig():
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
@@ -163,7 +163,7 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
 
 
 def best(found: list[Plan]) -> Plan | None:
-    """The best plan that fits, if any."""
+    """The first plan that fits into memory, if any."""
     return next((each for each in found if each.fits), None)
 
 

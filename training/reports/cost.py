@@ -1,4 +1,4 @@
-"""The cost of a model per image, computed from its configuration or measured."""
+"""Computes or measures the cost of a model per image."""
 
 import statistics
 import time
@@ -23,16 +23,16 @@ REPEATS, SECONDS = 5, 0.3
 
 
 def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
-    """The median of the times from `timed`, with the same arguments."""
+    """Returns the median of the times that `timed` measures with the same arguments."""
     return statistics.median(timed(B, model, params, **how))
 
 
 def timed(
     B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
 ) -> list[float]:
-    """Returns the milliseconds per image of several forward passes of `batch` images, without compilation, up to logits on the host.
+    """Returns the milliseconds per image of several forward passes of `batch` images, without compilation.
 
-    params: arrays of `B`. forward: a compiled `make_forward` function, if the caller has one.
+    The times include the copy of the logits to the host. params: arrays of `B`. forward: a compiled `make_forward` function, if available.
     """
     random = np.random.default_rng(0)
     shape = (batch, model.image_size, model.image_size, model.channels)
@@ -48,14 +48,14 @@ def timed(
 
 
 def described(model: Model, *, batch: int | None = None) -> str:
-    """Describes a model's parameters and operations. batch: images per batch, by default the fewest that fill a group."""
+    """Describes a model's parameters and operations. batch: images per batch; default: the smallest batch that fills the groups."""
     operations, size = sum(counts.flops(model, batch).values()), model.image_size
     parameters = f"{family(model).parameter_count(model):,} parameters"
     return f"{parameters}, {scaled(operations)} per image of {size} x {size} pixels"
 
 
 def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> str:
-    """Describes the operations of a run that sees this many images, see `moespec.training.objectives.table.training_flops`."""
+    """Describes the operations of training on `images` images, see `moespec.training.objectives.table.training_flops`."""
     total = training_flops(config, model, images, batch=batch)
     each = [
         f"{passes} forward passes per {'text' if tower.inputs == 'ids' else 'image'}"

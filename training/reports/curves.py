@@ -1,4 +1,4 @@
-"""The curves of a run's report: loss, accuracy and metrics of the MoE layers by step.
+"""Draws the curves of a report: loss, accuracy and metrics of the MoE layers by step.
 
 Values that are equal at every logged step, such as the load of Soft MoE, are printed as text instead.
 """
@@ -29,7 +29,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 class Line(NamedTuple):
-    """A line of values by step. faint: whether it is drawn pale, behind its running mean."""
+    """A line of values by step. faint: whether the line is drawn pale, behind its running mean."""
 
     label: str
     steps: Sequence[int]
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of lines with a common scale, which starts at `low`. limit: the label and value of a dotted line."""
+    """A chart of lines with a common scale, which starts at `low`. limit: the label and the value of a dotted horizontal line."""
 
     title: str
     lines: list[Line]
@@ -63,10 +63,10 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
 def curves(
     training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
 ) -> list[Chart]:
-    """Charts the loss (training and, with a head, validation) and the results on the validation images by step.
+    """Returns charts of the loss (training and, with a head, validation) and of the results on the validation images by step.
 
-    measure: name in the records and title of the loss. called: title of the accuracy.
-    mixes: whether mixup or cutmix make single steps noisy. If so, the chart shows the running mean, with single steps pale behind it.
+    measure: the name of the loss in the records, and its title. called: the title of the accuracy.
+    mixes: whether mixup or cutmix makes single steps noisy. The chart then shows the running mean, and single steps as a pale line.
     """
     logged, steps = ([record["step"] for record in records] for records in (training, evaluations))
     losses = [record[measure[0]] for record in training]
@@ -95,7 +95,7 @@ def constant(training: Records) -> dict[str, str]:
 
 
 def loads(training: Records) -> list[Chart]:
-    """Charts for each MoE layer the load of each expert, the fraction of tokens dropped and the routing entropy, if they vary.
+    """Returns charts of the expert load, the fraction of dropped tokens and the routing entropy of each MoE layer, if the values vary.
 
     With many experts, the chart of loads shows only the largest, median and smallest.
     """
@@ -123,7 +123,7 @@ def _drawable(charts: list[Chart]) -> list[Chart]:
 
 
 def plotted(chart: Chart) -> dict[str, Any]:
-    """The template's input for a chart: its lines as points in a picture of `WIDTH` by `HEIGHT`, and the axis labels."""
+    """Returns the template values of a chart: its lines as points in a picture of `WIDTH` by `HEIGHT`, and the axis labels."""
     last, bottom = max(line.steps[-1] for line in chart.lines), HEIGHT - FOOT
     high = max([max(line.values) for line in chart.lines] + [chart.limit[1] if chart.limit else chart.low])
     marks = ticks(chart.low, high)
@@ -144,7 +144,7 @@ def plotted(chart: Chart) -> dict[str, Any]:
 
 
 def ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Two to five round numbers, multiples of 1, 2 or 5 times a power of ten, that cover `low` to `high`.
+    """Returns two to five ticks that cover the range from `low` to `high`, in steps of 1, 2 or 5 times a power of ten.
 
     >>> [[text for _, text in ticks(*ends)] for ends in ((0.806, 0.977), (0, 123456))]
     [['0.80', '0.85', '0.90', '0.95', '1.00'], ['0', '5e+04', '1e+05', '1.5e+05']]
@@ -161,13 +161,13 @@ def ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def in_order(block: str) -> tuple[int, str]:
-    """Sort key: the number of the block, then the axis that it mixes: "2", "10_channels", "10_tokens"."""
+    """Sort key of a layer: the number of the block, then the axis that the layer mixes, as in "2", "10_channels", "10_tokens"."""
     number, _, items = block.partition("_")
     return int(number), items
 
 
 def _blocks(training: Records) -> list[str]:
-    return sorted(training[-1].get("moe", ()), key=in_order)  # empty if a locked tower's features are cached
+    return sorted(training[-1].get("moe", ()), key=in_order)  # empty if a locked tower has cached features
 
 
 def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
@@ -176,7 +176,7 @@ def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
 
 
 def _unchanged(training: Records, block: str, name: str) -> list[NDArray[np.float64]]:
-    """The constant value of each expert, if equal at every step up to float32 rounding; otherwise an empty list."""
+    """Returns the values of the experts, if they are equal at every step up to float32 rounding; otherwise an empty list."""
     values = _series(training, block, name)
     return [values[-1]] if np.allclose(values, values[-1], rtol=1e-5, atol=1e-6) else []
 

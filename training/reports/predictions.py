@@ -1,10 +1,10 @@
-"""Predictions for images: the predicted classes and the experts that handle each image, for a terminal, as a table and for a page.
+"""Predicts the classes of images and the experts that process each image, and shows the predictions in a terminal, a table or a page.
 
-The share of expert e in an image is its fraction of the combine weights:
+The share of expert e in an image is the expert's fraction of the combine weights:
 
     share[e] = sum_t,c |combine[t, e, c]| / sum_t,e,c |combine[t, e, c]|
 
-If each token has one expert of weight 1, the share is the fraction of tokens that the expert handles.
+If each token has one expert of weight 1, the share is the fraction of tokens that the expert processes.
 """
 
 import io
@@ -52,8 +52,8 @@ LEAST = 1e-30
 
 
 class Prediction(NamedTuple):
-    """An image: its number and name, the most probable classes in order, the shares of the experts by layer, and the number of the most
-    probable class. label, true_class: number and name of its true class; -1 if unknown. picture: a small JPEG. link: address of the file.
+    """The prediction for an image: the number and the name of the image, the most probable classes, the shares of the experts by layer, and
+    the predicted class (`read`). label, true_class: the true class; -1 and "" if unknown. picture: a JPEG. link: the address of the file.
     """
 
     number: int
@@ -71,13 +71,13 @@ class Prediction(NamedTuple):
         return f"<{self.name}: {', '.join(f'{name} {likely:.3f}' for name, likely in self.classes)}>"
 
     def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
-        """A validation image's prediction with the picture and link for a page."""
+        """Returns the prediction for a validation image with the picture and the link for a page."""
         picture = thumbnail(dataset.validation.picture(self.number), maximum=dataset.maximum)
         return self._replace(picture=picture, link=link(dataset.validation.name(self.number), page))
 
 
 def check_model(run: Path, objective: str, model: Model) -> None:
-    """Raises ConfigError if a run's model does not classify images."""
+    """Raises ConfigError unless a run's model classifies images with 1 or 3 channels."""
     if not model.classes or model.channels not in (1, 3):
         why = f"{model.channels} channels, expected 1 or 3" if model.classes else "no head and therefore no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
@@ -93,9 +93,9 @@ def check_outputs(csv: Path | None, html: Path | None, source: Path | None) -> N
 def predicted(
     B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], model: Model, params: Any, dataset: Dataset, **how: Any
 ) -> Iterator[Prediction]:
-    """Predictions for validation images, in order. `forward` is a compiled `make_shares` function; `params` are arrays of `B`.
+    """Yields predictions for validation images, in order. `forward` is a compiled `make_shares` function; `params` are arrays of `B`.
 
-    how: `batch`, images per batch; `kind`, the kind of loss; `top`, number of listed classes; `rows`, image numbers if not all.
+    how: the images per `batch`, the `kind` of loss, the number `top` of listed classes, and the image numbers `rows` (by default all).
     """
     split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
     rows = how.get("rows", np.arange(len(split)))
@@ -104,7 +104,7 @@ def predicted(
     layers = [layer.name for layer in family(model).moe_layers(model, how["batch"])]
     for (logits, shares), _ in over(B, forward, params, dataset, part, batch=how["batch"]):
         scores = np.asarray(logits, np.float64)
-        # The last batch is padded, so it has more rows than remain.
+        # The last batch is padded, so it has more rows than images remain.
         for row, probabilities, index, *experts in zip(scores, likely(scores), left, *shares, strict=False):
             best = np.argsort(-row, kind="stable")[: how.get("top", TOP)].tolist()
             classes = [(names[label], float(probabilities[label])) for label in best]
@@ -114,11 +114,11 @@ def predicted(
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
-    """`forward(params, images)` returns the logits and, per MoE layer, each expert's share of each image, `(N, E)` (0 for zero weights)."""
+    """Returns `forward(params, images)`, which computes the logits and, for each MoE layer, each expert's share of each image, `(N, E)`."""
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:
-        weights = abs(routing.dense().combine).sum(axis=3)  # (G, T, E): a group has several images, or a part of one
+        weights = abs(routing.dense().combine).sum(axis=3)  # (G, T, E); a group has several images, or part of an image
         weights = weights.reshape(images, -1, weights.shape[-1]).sum(axis=1)
         return weights / (weights.sum(axis=1)[:, None] + LEAST)
 
@@ -138,7 +138,7 @@ def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
 
 
 def link(name: str, page: Path) -> str:
-    """The address of the file `name` for a page; empty if it is not a file, such as a member of a shard, or if it is on another drive."""
+    """Returns the address of `name` relative to `page`, or "" if `name` is not a file (but in a shard, for example) or on another drive."""
     with suppress(ValueError):
         address = os.path.relpath(name, page.parent) if os.path.isfile(name) else ""
         return quote(os.fsencode(address).replace(os.sep.encode(), b"/"))
@@ -146,13 +146,13 @@ def link(name: str, page: Path) -> str:
 
 
 def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Sorts the predictions for display: the least certain first or, with labels, only the mistakes, the most confident first."""
+    """Returns the predictions to show: the least certain first or, with labels, only the mistakes, the most confident first."""
     those = [one for one in predictions if one.label != one.read]
     return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
-    """Lists for the terminal all pictures in order or, if there are more than `ROWS`, the least certain; with labels, the mistakes."""
+    """Formats the mistakes for a terminal. Without labels, formats all predictions or, if more than `ROWS`, the least certain ones."""
     labelled, those = predictions[0].label >= 0, shown(predictions)
     title = [f"the {ROWS} least certain images:"] if len(those) > ROWS else []
     if labelled:
@@ -179,7 +179,7 @@ def busiest(shares: NDArray[Any]) -> str:
 
 
 def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None, **page: Any) -> list[str]:
-    """Writes the requested table and page, and returns a line about each. page: the template's values."""
+    """Writes the requested table and page, and returns a line about each file. page: the values of the template."""
     if csv is not None:
         write_atomically(csv, _csv(predictions))
     if html is not None:
@@ -188,8 +188,8 @@ def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None
 
 
 def _csv(predictions: Sequence[Prediction]) -> bytes:
-    """Yields a row for each picture: its true class if known, its predicted classes with probabilities, and each MoE layer's busiest expert
-    with its share."""
+    """Returns a CSV table with a row for each picture: the true class if known, the predicted classes with probabilities, and the busiest
+    expert of each MoE layer with its share."""
     rows: list[dict[str, Any]] = []
     for one in predictions:
         rows.append({"image": _cell(one.name)})

@@ -69,7 +69,7 @@ def write_report(
 ) -> Path:
     """Writes report.html into the folder `run` and returns its path. `params` are NumPy arrays.
 
-    devices: the run's number of devices, to compute device-days from the seconds of all sessions, evaluations included; None if unknown.
+    devices: the number of devices of the run, from which the report computes device-days (with evaluations), or None if unknown.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
@@ -137,7 +137,7 @@ def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[
 
 
 def _block(routing: BlockRouting, routings: Sequence[BlockRouting]) -> dict[str, Any]:
-    """The grids of a layer: the main expert of each patch, and a panel for each expert or slot."""
+    """Returns the pictures of a layer: the main expert of each patch, and a panel for each expert or slot."""
     tiles = [("main expert", _png(main_experts(routing, colours_of(routings))))]
     tiles += [(panel.name, _png(shaded(routing, panel))) for panel in panels(routing)]
     items = "" if routing.items == "patches" else f": {routing.items}"

@@ -1,1 +1,1 @@
-"""Studies: train several routers or models, each with several seeds, and compare them with confidence intervals."""
+"""Trains several routers or models, each with several seeds, and compares the results with confidence intervals."""

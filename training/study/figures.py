@@ -1,6 +1,6 @@
-"""Draws the figures of a study: the measure against each cost, and curves over the steps. Each has a single pair of axes, for a paper.
+"""Draws the figures of a study: the measure against each cost, and curves over the steps. Each figure has one pair of axes, for a paper.
 
-The names of the entries form a column to the right of the axes, without overlap; a thin line joins each name to its point.
+The names of the entries form a column to the right of the axes, without overlap. A thin line joins each name to the point of the entry.
 """
 
 import io
@@ -30,15 +30,15 @@ COSTS = {
 """The costs of an entry, the exact count first, and their axis labels."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, minimum height, line height of the names. In points: font size."""
-STYLE: Any = {  # keep text as text in the files
+STYLE: Any = {  # the files contain text instead of outlines
     **{"font.size": SIZE, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False},
     **{"lines.linewidth": 1, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"},
 }
 
 
 def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str, float]]) -> dict[str, bytes]:
-    """The files of the figures, PDF and SVG, by name, without empty figures. by_step: the lines of steps.csv."""
-    from matplotlib import rc_context  # imported here, since it is slow
+    """Returns the figures as PDF and SVG files, by file name, without empty figures. by_step: the lines of steps.csv."""
+    from matplotlib import rc_context  # imported here, since this import is slow
 
     entries, measure = results["entries"], results["measure"] or "accuracy"
     curves: dict[str, dict[str, dict[int, list[float]]]] = {f"evaluation/{measure}": {}, "train/loss": {}}
@@ -76,7 +76,7 @@ def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure"
 
 
 def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, factor: float) -> "Figure":
-    """Plots the mean over seeds at each step that all seeds have, in a band of one standard deviation on either side."""
+    """Plots the mean over seeds with a band of one standard deviation on either side, at each step that all seeds have."""
     (figure, axis), ends = _axes(curves, "steps", label), {}
     for (name, curve), colour in zip(curves.items(), cycle(COLOURS), strict=False):
         seeds = max(map(len, curve.values()))
@@ -90,7 +90,7 @@ def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, fac
 
 
 def _axes(names: Iterable[str], x: str, y: str) -> "tuple[Figure, Axes]":
-    """Empty axes, with space for the names on the right."""
+    """Returns a figure with empty axes, and with space for the names on the right."""
     from matplotlib.figure import Figure
     from matplotlib.textpath import TextPath
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -105,18 +105,18 @@ def _axes(names: Iterable[str], x: str, y: str) -> "tuple[Figure, Axes]":
 
 
 def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Puts the names to the right of the axes, in the order of the points' heights and as near to the points as the line height allows."""
+    """Puts the names to the right of the axes, ordered like the points and as close to the points as the line height allows."""
     texts = {}
     for (name, point), colour in zip(points.items(), cycle(COLOURS), strict=False):
         arrow = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
         how: Any = {"arrowprops": arrow, "color": colour, "va": "center"}
         texts[name] = axis.annotate(name, point, (1.06, 0.5), "data", "axes fraction", **how)
-    figure.draw_without_rendering()  # computes the layout, and with it the height of the axes
+    figure.draw_without_rendering()  # computes the layout, which fixes the height of the axes
     figure.set_layout_engine(None)
     line = LINE * figure.dpi / axis.get_window_extent().height
     ordered = sorted(points, key=lambda name: points[name][1])
     wanted = axis.transAxes.inverted().transform(axis.transData.transform([points[name] for name in ordered]))[:, 1]
     steps = line * np.arange(len(ordered))
-    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # no name goes below the previous one
+    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # each name is above the previous name
     for name, height in zip(ordered, np.minimum(heights, 1 - line / 2 - steps[::-1]), strict=True):
         texts[name].xyann = (1.06, height)

@@ -1,4 +1,4 @@
-"""The outcome of a run that a study stores: which validation images are classified correctly, and costs."""
+"""The outcome of a run in a study: which validation images are classified correctly, and the costs of the run."""
 
 import base64
 import os
@@ -42,12 +42,12 @@ OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "m
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     """Measures a finished run and writes its outcome to `path` as JSON.
 
-    "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a head,
-    from the run's own evaluation and the last training step. "training_milliseconds": per image, from the median of the images per second
-    in the log, without compilation and evaluation. "training_operations": operations of the complete run
-    (`objectives.table.training_flops`). "milliseconds": per image in a forward pass. "quartiles": the first and third quartile of both
-    times. "evaluations": the last accuracies and recalls of the scheduled evaluations. "dropped", "imbalance": the fraction of validation
-    tokens without an expert, and the busiest expert's load over the mean, as means over the MoE layers.
+    "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a
+    head, from the run's own evaluation and the last training step. "training_milliseconds": the time per image, from the median speed in
+    the log, without compilation and evaluation. "training_operations": operations of the complete run
+    (`objectives.table.training_flops`). "milliseconds": the time of a forward pass per image. "quartiles": the first and third quartile
+    of both times. "evaluations": the last results of the scheduled evaluations. "dropped", "imbalance": the fraction of validation tokens
+    without an expert, and the busiest expert's load divided by the mean load, averaged over MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch
@@ -112,7 +112,7 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
         bits = outcome["right"]
         if bits is not None and len(base64.b64decode(bits, validate=True)) != -(-outcome["images"] // 8):
             raise ValueError(f"damaged: 'right' does not match {outcome['images']} images")
-        if "training_operations" not in outcome:  # version 0.1 did not write these values
+        if "training_operations" not in outcome:  # version 0.1 did not write this value
             training = outcome["config"]["training"]
             images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
             outcome["training_operations"] = images * outcome["operations"]
@@ -122,13 +122,13 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
 
 
 def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
-    """Returns for each image whether it is classified correctly, `(images,)`."""
+    """Returns an array `(images,)` of booleans: whether each image is classified correctly."""
     packed = np.frombuffer(base64.b64decode(outcome["right"]), np.uint8)
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
 
 
 def measures(config: Config, own: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of an outcome's values from scheduled evaluations, such as `few_shot/shots_10/accuracy`. own: the user's metrics."""
+    """The names of an outcome's values from scheduled evaluations, such as `few_shot/shots_10/accuracy`. own: user-defined metrics."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():

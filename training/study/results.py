@@ -1,4 +1,4 @@
-"""The results of a study from the outcomes and logs of its runs, as JSON, CSV, LaTeX, figures and a page."""
+"""Writes the results of a study from the outcomes and logs of its runs, as JSON, CSV, LaTeX, figures and a page."""
 
 import csv
 import io
@@ -29,10 +29,10 @@ FIXED, MEDIANS = ("parameters",), ("dropped", "imbalance", "seconds")
 
 
 def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
-    """The content of results.json: each entry with its accuracies and costs, each pair with its interval.
+    """Returns the content of results.json: the accuracies and costs of each entry, and the interval of each pair of entries.
 
-    measure: one of `outcome.measures`, compared instead of the head's accuracy. failed: entry -> seed -> reason. Entries that failed with
-    any seed are not compared; seeds that some entries lack are ignored. Raises ConfigError if entries were evaluated on different images.
+    measure: one of `outcome.measures`, which replaces the head's accuracy. failed: entry -> seed -> reason. Entries that failed with any
+    seed are not compared; seeds that some entries lack are ignored. Raises ConfigError if the numbers of evaluated images differ.
     """
     everything, outcomes = outcomes, {name: runs for name, runs in outcomes.items() if name not in failed}
     seeds = sorted(set.intersection(*(set(runs) for runs in outcomes.values()))) if outcomes else []
@@ -45,7 +45,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             "accuracy": statistics.mean(values[name]),
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
-            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other processes only add time
+            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other processes can only increase times
             "quartiles": {key: _quartiles([runs[seed] for seed in seeds], key) for key in TIMES},
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
@@ -83,7 +83,7 @@ def _compared(outcome: dict[str, Any], measure: str) -> float:
 
 
 def _evaluated(runs: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Mean and spread over the seeds of each value that all runs have; older outcomes lack some values."""
+    """Returns the mean and the spread over seeds of each value that all runs have. Older outcomes lack some values."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     values = {name: [run[name] for run in runs] for name in names}
     return {name: {"mean": statistics.mean(each), "spread": spread(each)} for name, each in values.items()}
@@ -104,7 +104,7 @@ def _percent(value: dict[str, float | None] | None) -> str:
 
 
 def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
-    """Writes a study's files except its runs and outcomes. commands: each entry as the user wrote it, and its configuration."""
+    """Writes the files of a study except its runs and outcomes. commands: maps each entry, as the user wrote it, to its configuration."""
     by_step = _by_step(folder, results)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files = draw(results, by_step)
@@ -135,7 +135,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
 
 
 def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
-    """Rows of entry, seed, step, measure, value from the logs of the runs, without individual MoE layers. Removed runs have no lines."""
+    """Returns rows of entry, seed, step, measure and value from the logs of all runs, without MoE layers. Removed runs have no rows."""
     found = []
     for name, seeds in results["runs"].items():
         for seed, outcome in seeds.items():
@@ -156,7 +156,7 @@ HEAD = ("spread", "training", "operations", "ms to train", "ms forward", "parame
 
 
 def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table of a study as text, a row for each entry, the best first: its name, the measure, and the columns of `HEAD`."""
+    """The table of a study as text, with a row for each entry, the best entry first: its name, the measure, and the columns of `HEAD`."""
     ordered = sorted(results["entries"].items(), key=lambda item: -item[1]["accuracy"])
     finished = [
         (
@@ -183,7 +183,7 @@ def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
 
 
 def latex(results: dict[str, Any]) -> str:
-    """The table as a LaTeX tabular with the rules of booktabs; the spread follows the measure."""
+    """The table as a LaTeX tabular with the rules of booktabs. The spread appears after the measure."""
     table = [(name, f"{value} ± {of}" if of else value, *cells) for name, value, of, *cells in rows(results)]
     head, *body = [" & ".join(cell.translate(LATEX) for cell in cells) + r" \\" for cells in table]
     begin = rf"\begin{{tabular}}{{l{'r' * len(HEAD)}}}"

@@ -1,13 +1,13 @@
 """Confidence intervals of accuracy differences: a bootstrap over seeds and images.
 
-c_esn in {0, 1} is 1 if entry e with seed s classifies image n correctly; its accuracy is the mean over seeds and images. A replicate draws
-S - 1 of the S seeds and N of the N images, with replacement, the same for all entries. From the replicates' accuracies:
+c_esn in {0, 1} is 1 if entry e with seed s classifies image n correctly; the accuracy of an entry is the mean over seeds and images. Each
+replicate draws S - 1 of the S seeds and N of the N images with replacement, and uses the same draws for all entries. The accuracies give:
 
     difference    d_ij = accuracy_i - accuracy_j
     error         s_ij = standard deviation of d_ij over replicates
     interval      d_ij +- q s_ij,   q = 95 % quantile over replicates of   max_ij |d*_ij - mean d*_ij| / s_ij
 
-All intervals hold at once with 95 % confidence. Drawing S - 1 of the seeds makes the variance of a mean over few seeds
+All intervals hold simultaneously with 95 % confidence. Drawing S - 1 of the seeds makes the variance of a mean over few seeds
 unbiased; drawing seeds and images independently is mildly conservative (Owen and Eckles 2012, arXiv 1106.2125). A single seed has no
 intervals: intervals from the images alone would not include the variation between seeds.
 
@@ -30,7 +30,7 @@ REPLICATES, CHUNK, LEVEL = 2000, 100, 0.95
 
 
 class Difference(NamedTuple):
-    """How much more often `first` is correct than `second`, with the interval."""
+    """The difference between the accuracies (or measures) of `first` and `second`, with its confidence interval."""
 
     first: str
     second: str
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
 
 def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> list[Difference]:
-    """Compares all pairs of entries, the better entry first; empty for a single seed. right: for each entry, `(seeds, images)`."""
+    """Compares all pairs of entries, the better entry first; no pairs for a single seed. right: an array `(seeds, images)` per entry."""
     names = sorted(right, key=lambda name: -float(right[name].mean()))
     if len(names) < 2 or len(right[names[0]]) < 2:
         return []
@@ -64,25 +64,25 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
 
 
 def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
-    """Compares all pairs of entries by one number per seed, the better entry first; all have the same seeds. Empty for a single seed."""
+    """Compares all pairs of entries by one number per seed, the better entry first. Returns an empty list for a single seed."""
     names = sorted(values, key=lambda name: -sum(values[name]))
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:
         return []
-    from scipy.special import stdtrit  # imported here, since it is slow
+    from scipy.special import stdtrit  # imported here, since this import is slow
 
     quantile, found = float(stdtrit(seeds - 1, 1 - (1 - LEVEL) / 2 / max(1, len(pairs)))), []
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])
         difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
-        # If the numbers are so coarse that all seeds differ equally, they do not show random variation; the interval then includes 0.
+        # If coarse numbers give the same difference for all seeds, random variation is invisible; the interval then includes 0.
         half = quantile * error if error > 1e-12 else difference
         found.append(Difference(first, second, difference, difference - half, difference + half))
     return found
 
 
 def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.float64]:
-    """Accuracies of the entries in each replicate, `(replicates, entries)`, from `right` `(entries, seeds, images)`."""
+    """Returns the accuracies `(replicates, entries)` of the entries in each replicate. right: an array `(entries, seeds, images)`."""
     entries, seeds, images = right.shape
     cells = right.reshape(entries * seeds, images).astype(np.float64)
     drawn = seeds - 1
@@ -96,12 +96,12 @@ def _replicates(right: NDArray[np.bool_], random: np.random.Generator) -> NDArra
 
 
 def spread(values: list[float]) -> float | None:
-    """The standard deviation over seeds (divisor S - 1), None for one seed."""
+    """The standard deviation over seeds (divisor S - 1), or None for a single seed."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of the points (cost, accuracy) on the Pareto front, cheapest first: no other point equals or beats them in both."""
+    """The names of the points (cost, accuracy) on the Pareto front, cheapest first. No other point is as good in both."""
     front: list[str] = []
     best = -np.inf
     for name, (_, accuracy) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):
@@ -112,7 +112,7 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def sentences(found: list[Difference], *, seeds: int, images: int | None) -> list[str]:
-    """Describes which differences are significant. images: the number that the bootstrap drew."""
+    """Describes which differences are significant. images: the number of images in the bootstrap, or None."""
     about, sure = f"{seeds} seeds", [one for one in found if one.sure]
     about += "" if images is None else f" and {images} images"
     if seeds == 1:

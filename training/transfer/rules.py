@@ -1,4 +1,4 @@
-"""Initialises a model from the parameters of a source, by these rules.
+"""Initialises a model from the parameters of a source, according to these rules.
 
 | parameter | result |
 |---|---|
@@ -46,8 +46,8 @@ class Transferred(NamedTuple):
 def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
     """Returns the parameters of a model with `config`: those from `source` by the rules above, and new ones from `initial`.
 
-    skip: a regular expression, searched for in parameter names. Raises ConfigError for an invalid `skip`, a source of another model family,
-    and a parameter that the rules do not cover.
+    skip: a regular expression that is searched for in parameter names. Raises ConfigError for an invalid `skip`, a source of another
+    model family, and a parameter that the rules do not cover.
     """
     if type(source.config) is not type(config):
         raise ConfigError(f"init: expected a {type(config).__name__}, got a {type(source.config).__name__}")
@@ -101,7 +101,7 @@ def _new(name: str, fresh: Array, result: Transferred) -> Array:
 
 
 def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array:
-    """A parameter that both models have, in the target model's shape."""
+    """Returns a parameter that both models have: the source's value if the shapes agree, or a new value where the rules allow it."""
     if given.shape == fresh.shape:
         return given
     if name.startswith(_FREE) or name.endswith("/router/tables"):
@@ -113,7 +113,7 @@ def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array
 
 
 def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:
-    """Resizes the source's position embeddings to the model's grid; those of class token and registers come first."""
+    """Resizes the source's position embeddings to the model's grid. The class token and the registers come first."""
     before, wanted = _prefix(source), _prefix(config)
     patches = fresh.shape[1] - wanted
     if given.shape[2] != fresh.shape[2] or before > wanted:
@@ -127,15 +127,15 @@ def _positions(given: Array, fresh: Array, source: Config, config: Config, resul
 
 
 def _prefix(config: Config) -> int:
-    """Number of positions that precede the patch positions."""
+    """The number of positions before the patch positions."""
     return config.prefix if isinstance(config, VitConfig) and config.positions == "learned" else 0
 
 
 def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     """Resizes position embeddings `(1, S, D)` to another square grid, `(1, tokens, D)`.
 
-    prefix: number of positions of a class token and registers; they come first and are copied. Corners stay corners; values between
-    them are interpolated linearly. Raises ConfigError unless both grids are square.
+    prefix: the number of positions of a class token and registers, which come first and are copied. The corners of the grid keep their
+    values; values between corners are interpolated linearly. Raises ConfigError unless both grids are square.
 
     >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, prefix=0).reshape(3, 3).tolist()
     [[1.0, 1.5, 2.0], [2.0, 2.5, 3.0], [3.0, 3.5, 4.0]]
@@ -145,7 +145,7 @@ def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     if old * old != len(grid) or new * new != patches or not old:
         raise ConfigError(f"init: positions: expected square grids, got grids of {len(grid)} and {patches} patches")
     square = grid.reshape(old, old, -1)
-    from scipy.ndimage import zoom  # imported here, since it is slow
+    from scipy.ndimage import zoom  # imported here, since this import is slow
 
     resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
     return np.concatenate([before, resized], axis=1)

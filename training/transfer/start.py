@@ -1,4 +1,4 @@
-"""Determines the initial parameters of a run with `init`, and the model that fine-tuning takes from its source."""
+"""Determines the initial parameters of a run with `init`, and the model that fine-tuning takes from the source."""
 
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -27,10 +27,10 @@ __all__ = ["finetuned", "model_of", "sized", "starting_params", "taken"]
 
 
 def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> Params:
-    """The initial parameters of a run, from `config.init` by the rules; prints which are new or changed.
+    """Returns the initial parameters of a run, from `config.init` by the rules. Prints which parameters are new or changed.
 
-    lazily: parameters of a run without `init` are drawn only when read. Raises RunError or CheckpointError for a source that
-    is missing or damaged, ConfigError for one that does not fit.
+    lazily: whether to draw the parameters of a run without `init` only when they are read. Raises RunError or CheckpointError
+    for a source that is missing or damaged, and ConfigError for a source that does not fit.
     """
     lazily = lazily and config.init is None
     initial = initial_params(config, dataset, lazily=lazily)
@@ -47,7 +47,7 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
 
 
 def model_of(weights: Weights) -> ModelConfig:
-    """The section `model` of `weights`, without the fields that the data determine: channels, classes, size.
+    """Returns the section `model` for `weights`, without the fields that the data determine: channels, classes and image size.
 
     Soft MoE keeps its number of slots at any image size.
     """
@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """Returns the name of a model with these sizes or else of the family's smallest: all fields are set, so only the family matters."""
+    """Returns the name of a model with these sizes, or of any model of the family: all fields are set, so only the family matters."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:
@@ -79,14 +79,14 @@ def _name(config: Model) -> str:
 
 
 def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
-    """The configuration with the model of the weights at `path` and, if they come from a run, with its data and backend.
+    """Returns the configuration with the model of the weights at `path` and, if `path` is a run, with the data and backend of the run.
 
-    other_data: keep the data of `config`, with the run's mean and standard deviation.
+    other_data: whether to keep the data of `config`, with the mean and standard deviation of the run.
     """
     model, run = model_of(read(Path(path), Given())), RunDirectory(Path(path)).config()
     if run is None:
         return replace(config, model=model, init=path)
-    with suppress(ConfigError):  # the run's backend is not installed
+    with suppress(ConfigError):  # the run's backend may not be installed
         choose_backend(run.backend)
         config = replace(config, backend=run.backend)
     if other_data:
@@ -116,7 +116,7 @@ def taken(config: Config, *, given: bool) -> str:
 
 
 def sized(config: Config) -> Config:
-    """The configuration with the source's image size, if neither the data nor the user set one."""
+    """Returns the configuration with the image size of the source, if neither the data nor the user determines the image size."""
     if config.init is None or config.model.image_size is not None or config.data.name not in PICTURES:
         return config
     return replace(config, model=config.model.but(image_size=read(Path(config.init), Given()).config.image_size))

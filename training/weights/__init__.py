@@ -3,5 +3,5 @@
     moespec convert SOURCE TARGET          `moespec.training.commands.convert`
     training.load("runs/x", backend="jax")   `moespec.training.weights.loading`
 
-`formats` lists the formats; each is a module that reads files into `Weights` and writes them.
+`formats` lists the formats; each format reads files into `Weights` and writes `Weights` to files.
 """

@@ -22,7 +22,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays and metadata of a safetensors file; bfloat16 becomes float32, which represents all its values."""
+    """Returns the arrays and metadata of a safetensors file, with bfloat16 converted to float32 without loss."""
     try:
         tensors, metadata = unsealed(content_of(path), half=True)
     except ValueError as error:
@@ -36,7 +36,7 @@ def write_safetensors(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: 
 
 
 def read_npz(path: Path) -> Arrays:
-    """The arrays of an npz file. The dtype V2, as which NumPy stores bfloat16, becomes float32. Never unpickles."""
+    """Returns the arrays of an npz file. Converts bfloat16, which NumPy stores as the dtype V2, to float32. Never unpickles."""
     try:
         arrays = read_arrays(path)
     except OSError as error:

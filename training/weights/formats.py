@@ -1,7 +1,7 @@
-"""The formats of weights, and how to detect, read and write each.
+"""Detects, reads and writes the formats of weights.
 
-Files of other projects do not contain a configuration of this project. Sizes are inferred from the parameters' shapes; the rest
-comes from `Given`: the project's description of the model, and fields that the user sets.
+Files of other projects contain no moespec configuration. Sizes are inferred from the shapes of the parameters. All other fields
+come from `Given`: the project's description of the model, and fields that the user sets.
 """
 
 import warnings
@@ -40,7 +40,7 @@ PT = {"format": "pt"}
 
 @dataclass(frozen=True)
 class Given:
-    """The user's description of a model whose file contains none: see `moespec convert --help`."""
+    """The user's description of a model whose file contains no description: see `moespec convert --help`."""
 
     model: str | None = None
     arguments: Mapping[str, Any] | None = None
@@ -49,17 +49,17 @@ class Given:
 
 
 class Format(NamedTuple):
-    """Functions that read and write a format (None: read-only)."""
+    """The functions that read and write a format. A read-only format has no `write`."""
 
     read: Callable[[Path, Given], Weights]
     write: Callable[[Path, Weights], None] | None
 
 
 def read(path: Path, given: Given, name: str | None = None) -> Weights:
-    """The weights at `path` in the format `name`, by default the result of `format_of`.
+    """Reads the weights at `path` in the format `name`. By default, `format_of` determines the format.
 
-    Raises CheckpointError for damaged files, ConfigError for parameters that do not fit the model, ShapeError and DtypeError for
-    parameters of another shape or dtype. Each error names the file.
+    Raises CheckpointError for damaged files, ConfigError for parameters that do not fit the model, and ShapeError and DtypeError for
+    parameters with a wrong shape or dtype. Each error names the file.
     """
     chosen = FORMATS[name or format_of(path)]
     try:
@@ -69,7 +69,7 @@ def read(path: Path, given: Given, name: str | None = None) -> Weights:
 
 
 def write(path: Path, weights: Weights, name: str) -> None:
-    """Writes the weights to `path` in the format `name`. Raises ConfigError if the format has no such model."""
+    """Writes the weights to `path` in the format `name`. Raises ConfigError if the format is read-only or does not support the model."""
     chosen = FORMATS[name]
     if chosen.write is None:
         raise ConfigError(f"to={name!r}: this format can only be read")
@@ -122,7 +122,7 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
 
 
 def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
-    """Returns the configuration of another project's ViT: `given.model` with sizes from the shapes and the fields that the user set."""
+    """Returns the configuration of another project's ViT: sizes come from the shapes, all other fields from the user's description."""
     sizes = vit_sizes(project, _shapes(arrays))
     if given.model is not None:
         named = _of_model(project is interop.TIMM, given.model)
@@ -142,7 +142,7 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
 
 
 def _of_model(timm: bool, name: str) -> VitConfig:
-    """The ViT `name`; for timm's parameters it may be a timm name."""
+    """Returns the configuration of the ViT `name`. If `timm` is true, `name` may be a timm name."""
     if timm and name in interop.models_of_timm():
         return interop.config_from_timm(interop.models_of_timm()[name])
     try:
@@ -168,7 +168,7 @@ _ASKED = {
 def _weights(
     project: Project, path: Path, arrays: Mapping[str, Any], config: Any, classes: Sequence[str] = ()
 ) -> Weights:
-    """This project's weights from another project's parameters by name."""
+    """Converts another project's parameters, by name, to this project's weights."""
     tree = nested(arrays) if project.separator == "/" else arrays
     about = {"Source": f"{project.name}, {path.name}"}
     return Weights(config, project.from_theirs(tree, config), about, tuple(classes))
@@ -198,7 +198,7 @@ def _read_huggingface(path: Path, given: Given) -> Weights:
 
 
 def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """The class names in transformers' config.json; none if they are placeholders or do not match the number of classes."""
+    """The class names in transformers' config.json; empty if the names are placeholders or do not match the number of classes."""
     labels = description.get("id2label")
     if not isinstance(labels, Mapping):
         return ()
@@ -209,7 +209,7 @@ def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
     arrays = interop.to_huggingface(weights.params, weights.config)
-    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # `to_huggingface` checked it
+    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # `to_huggingface` has checked the type
     if weights.classes:
         del description["num_labels"]
         description |= hub.labels(weights.classes)
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters by name. If the file holds more, they are under `params` or, in old files, under `opt/target`."""
+    """Returns the parameters by name. Larger files hold the parameters under `params` or, in old files, under `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]

@@ -1,7 +1,7 @@
 """Reads and writes a folder with the layout of a Hugging Face hub repository: config.json, model.safetensors, README.md.
 
-`model.safetensors` is a file of `own`; config.json repeats the model for the hub's pages. To upload the folder, use
-`huggingface-cli upload NAME FOLDER`.
+`model.safetensors` has the format of `own`; config.json repeats the model's configuration for the pages of the hub. To upload the folder,
+use `huggingface-cli upload NAME FOLDER`.
 """
 
 import json
@@ -27,7 +27,7 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 
 def read(path: Path, given: Any) -> Weights:
-    """The folder's weights. Raises CheckpointError if config.json describes a different model."""
+    """Reads the weights in a folder. Raises CheckpointError if config.json describes a different model or different classes."""
     weights, description = own.read_file(path / WEIGHTS, given), read_json(path / CONFIG)
     model = description.get("model")
     if not isinstance(model, dict):
@@ -42,14 +42,14 @@ def read(path: Path, given: Any) -> Weights:
 
 
 def write(path: Path, weights: Weights) -> None:
-    """Writes the folder, with a model card that lists the known facts about the weights."""
+    """Writes the weights to a folder with a model card, which lists the known facts about the weights."""
     model = {"model_type": "moespec", "moespec_version": version(), "model": described(weights.config)}
     documents: dict[str, Any] = {CONFIG: model | labels(weights.classes), CARD: card(path.resolve().name, weights)}
     write_folder(path, documents, flatten(weights.params), own.metadata_of(weights))
 
 
 def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The class names in the hub's config.json form; empty if unknown."""
+    """Returns the class names in the form of the hub's config.json; empty if the class names are unknown."""
     if not classes:
         return {}
     return {
@@ -61,9 +61,9 @@ def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
 def write_folder(
     path: Path, documents: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Writes model.safetensors and documents, JSON or text, into a new folder, which appears only when complete.
+    """Writes model.safetensors and documents (JSON or text) to a new folder, which appears only when all files are complete.
 
-    Replaces an existing folder that has only such files. Raises RunError for a folder that contains other files.
+    Replaces an existing folder if it contains only such files. Raises RunError for a folder that contains other files.
     """
     check_folder(path)
     path = path.resolve()  # a link stays a link
@@ -88,7 +88,7 @@ def write_folder(
 
 
 def check_folder(path: Path) -> None:
-    """Raises RunError for a folder that has files of other kinds, or that is or contains the working directory."""
+    """Raises RunError if the folder contains files of other kinds, or if it is or contains the working directory."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
         raise RunError(f"target={str(path)!r} is or contains the working directory; choose a folder inside it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
@@ -99,7 +99,7 @@ OWN = (WEIGHTS, CONFIG, CARD)
 
 
 def card(name: str, weights: Weights) -> str:
-    """A model card: the model, the origin of its weights, and how to use them."""
+    """Returns a model card: the model, the origin of the weights, and how to use the weights."""
     config = weights.config
     tags = ["- vision", *["- image-classification"] * bool(config.classes)]
     lines = ["---", "library_name: moespec", "tags:", *tags, "---", "", f"# {name}", ""]
@@ -121,7 +121,7 @@ def card(name: str, weights: Weights) -> str:
 
 
 def _usage(name: str, weights: Weights) -> list[str]:
-    """Example code that computes the label of a picture, or its features."""
+    """Returns example code that computes the label or the features of a picture."""
     config = weights.config
     images = {"mean": [0.5], "std": [0.5], "resize": 0, "background": "white", **weights.images}
     picture = f"{config.image_size}, channels={config.channels}, resize={images['resize']}, background={images['background']!r}"

@@ -1,4 +1,4 @@
-"""`moespec.training.load`: a model with its weights, for any framework."""
+"""Defines `moespec.training.load`, which loads a model with its weights for any framework."""
 
 import importlib
 from pathlib import Path
@@ -15,17 +15,17 @@ __all__ = ["Loaded", "load"]
 
 
 class Loaded(NamedTuple):
-    """model: see `moespec.models.Model`. params: its parameters, arrays of the model's backend."""
+    """model: see `moespec.models.Model`. params: the parameters of the model, arrays of the model's backend."""
 
     model: Model
     params: Any
 
     def __repr__(self) -> str:
-        """One line, without the parameters."""
+        """Describes the model in one line, without the parameters."""
         return f"Loaded(model={self.model!r}, params=...)"
 
     def module(self) -> Any:
-        """The model as a `moespec.training.pretrained.PretrainedModel`, a torch module with these weights, also for the hub.
+        """Returns a `moespec.training.pretrained.PretrainedModel`: the model as a torch module, which can be uploaded to the hub.
 
         Raises ConfigError if the weights were loaded for another framework than torch.
         """
@@ -48,17 +48,17 @@ def load(
     arguments: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Loaded:
-    """The model at `path` with its weights: `model, params = load("runs/x"); model.forward(params, images).logits`.
+    """Loads the model at `path` with its weights: `model, params = load("runs/x"); model.forward(params, images).logits`.
 
     path: the folder of a run, a file from `moespec convert`, a hub folder, or another project's weights.
-    backend: "jax", "torch" or "numpy"; by default, the backend chosen at import.
-    step: for a run, the checkpoint of this step, or best (training.keep_best), instead of the newest.
+    backend: one of "jax", "torch" and "numpy"; by default, the backend chosen at import.
+    step: for a run, the step of a checkpoint, or "best" (training.keep_best); by default, the newest checkpoint.
     format: a key of `moespec.training.weights.formats.FORMATS`, if the files do not determine it.
-    model, arguments, fields: for another project's weights, what the files do not specify (`moespec convert --help`).
+    model, arguments, fields: the description of another project's model, if the files lack it (`moespec convert --help`).
 
-    `load(path, backend="torch").module()` is the model as a torch module.
+    `load(path, backend="torch").module()` returns the model as a torch module.
 
-    Raises RunError or CheckpointError for missing or damaged files, ConfigError for weights that fit no model.
+    Raises RunError or CheckpointError for missing or damaged files, and ConfigError for weights that fit no model.
     """
     weights = read(Path(path), Given(model, arguments, fields, step), format)
     if backend not in (None, "jax", "torch", "numpy"):

@@ -1,8 +1,8 @@
 """moespec's own formats of weights: the checkpoints of a run, and a safetensors file that contains the model's configuration.
 
-The file stores the parameters by path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model` is the configuration,
-`moespec.about` has facts for the model card, and `moespec.version` is the version. If known, `moespec.classes` has the class names in
-logit order, and `moespec.images` has `Weights.images`.
+The file stores the parameters by path, such as `blocks/0/mlp/w1`. The metadata are in JSON. The entry `moespec.model` is the
+configuration, `moespec.about` contains facts for the model card, and `moespec.version` is the version. If known, `moespec.classes`
+contains the class names in logit order, and `moespec.images` contains `Weights.images`.
 """
 
 import json
@@ -31,7 +31,7 @@ IMAGES = "moespec.images"
 
 
 def read_run(path: Path, given: Any) -> Weights:
-    """The newest checkpoint of a run, or the checkpoint at `given.step`."""
+    """Reads the weights of a run from the newest checkpoint or from the checkpoint at `given.step`."""
     _nothing_given(given, "a run")
     directory = RunDirectory(path)
     config = directory.begun_config()
@@ -53,7 +53,7 @@ def read_run(path: Path, given: Any) -> Weights:
 
 
 def read_file(path: Path, given: Any) -> Weights:
-    """The weights in a file that `write_file` wrote."""
+    """Reads the weights from a file that `write_file` wrote."""
     _nothing_given(given, "a moespec file")
     arrays, metadata = read_safetensors(path)
     if MODEL not in metadata:
@@ -82,7 +82,7 @@ def metadata_of(weights: Weights) -> dict[str, str]:
 
 
 def _nothing_given(given: Any, what: str) -> None:
-    """Raises ConfigError if the user describes a model whose file already contains the description."""
+    """Raises ConfigError if the user describes a model that already has a description, or sets a step for a file."""
     if given.model is not None or given.arguments is not None or given.fields:
         raise ConfigError(f"model, arguments, set: {what} describes its own model; omit these options")
     if given.step is not None and what != "a run":

@@ -19,11 +19,11 @@ __all__ = ["PretrainedModel"]
 
 
 class PretrainedModel(nn.Model, HubMixin):
-    """A model with its weights; `moespec.training.load(path, backend="torch").module()` is one.
+    """A model with its weights. `moespec.training.load(path, backend="torch").module()` returns a `PretrainedModel`.
 
-    weights: the configuration, the parameters, and known facts about them, such as class names, for the model card.
+    weights: the configuration, the parameters, and known facts for the model card, such as class names.
 
-    With `huggingface_hub` installed (`pip install 'moespec[huggingface]'`) it has `save_pretrained`, `from_pretrained` and
+    If `huggingface_hub` is installed (`pip install 'moespec[huggingface]'`), the class has `save_pretrained`, `from_pretrained` and
     `push_to_hub`, which write and read the folder of `moespec convert --to hub`: config.json, model.safetensors and README.md.
     """
 
@@ -33,7 +33,7 @@ class PretrainedModel(nn.Model, HubMixin):
         self.about, self.classes, self.images = weights.about, weights.classes, weights.images
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
-        """Writes the folder, see `huggingface_hub.ModelHubMixin`. Raises RunError if the folder has other files."""
+        """Writes a hub folder, see `huggingface_hub.ModelHubMixin`. Raises RunError if the folder contains other files."""
         hub.check_folder(Path(save_directory))  # checked before the mixin removes an existing config.json
         return super().save_pretrained(save_directory, **options)
 
@@ -44,7 +44,7 @@ class PretrainedModel(nn.Model, HubMixin):
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
-        """The mixin's hook. The options control where and how the mixin queries the hub."""
+        """Loads a model for `from_pretrained` of the mixin. The options control where and how the mixin queries the hub."""
         for name, value in options.items():
             if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
                 raise ConfigError(f"{name}={value!r} is not an option of from_pretrained; see config.json")

@@ -17,10 +17,10 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True)
 class Weights:
-    """config: the model. params: its parameters (NumPy). about: facts for the model card, by title.
+    """config: the configuration of the model. params: the parameters (NumPy). about: facts for the model card, by title.
 
     classes: class names in logit order, if known.
-    images: how to convert a picture into an image, if known: `mean` and `std` (lists), `resize`, `background` of `DataConfig`.
+    images: how to convert a picture into an image, if known, by `mean` and `std` (lists), `resize`, `background` of `DataConfig`.
     """
 
     config: Config
@@ -31,13 +31,13 @@ class Weights:
 
 
 def described(config: Config) -> dict[str, Any]:
-    """The configuration as plain values: `family` (vit, mixer or sparse_mlp) and every field."""
+    """Returns the configuration as plain values, with `family` (vit, mixer or sparse_mlp) and every field."""
     names = {kind: name for name, kind in kinds().items()}
     return {"family": names[type(config)], **asdict(config)}
 
 
 def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
-    """The class names in a file. Raises CheckpointError unless there is one name per class, or none at all."""
+    """Returns the class names in a file. Raises CheckpointError unless the list is empty or has one name per class."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{where}: expected a list of class names")
     if names and len(names) != config.classes:
@@ -46,7 +46,7 @@ def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
 
 
 def images_of(values: Any, where: str) -> dict[str, Any]:
-    """`Weights.images` from a file. Raises CheckpointError unless the entry is complete or empty."""
+    """Parses `Weights.images` from a file. Raises CheckpointError unless the entry is complete or empty."""
     try:
         numbers = {name: [float(number) for number in values.pop(name)] for name in ("mean", "std") if values}
         return {**numbers, "resize": int(values["resize"]), "background": str(values["background"])} if numbers else {}
@@ -65,13 +65,13 @@ def of_description(values: Mapping[str, Any], where: str) -> Config:
 
 
 def with_fields(config: Model, values: Mapping[str, Any], where: str) -> Model:
-    """The configuration with these fields. Raises a ConfigError that begins with `where`, as `of_description` does."""
+    """Returns the configuration with some fields replaced. Raises a ConfigError that begins with `where`, as `of_description` does."""
     model: Model = _made(type(config), partial(replace, config), values, where)  # type: ignore[type-var]
     return model
 
 
 def _made(kind: type, make: Callable[..., Any], values: Mapping[str, Any], where: str) -> Any:
-    """Calls `make(**values)`, where the values belong to fields of `kind`."""
+    """Calls `make(**values)`. Raises ConfigError unless all values are fields of `kind` and are valid."""
     known = [field.name for field in fields(kind)]
     for name in values:
         if name not in known:

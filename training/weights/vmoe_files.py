@@ -1,7 +1,7 @@
 """The sharded checkpoints of google-research/vmoe: `PREFIX.index` and `PREFIX.data-00000-of-0000N`, in msgpack.
 
-The index has the keys `version`, `shard_count` and `index`. The last is a tree with a leaf for each parameter: its shape, its dtype and the
-shards that hold parts of it. A shard maps the number of a leaf (in JAX's pytree order: sorted keys) to its parts and slices.
+The index has the keys `version`, `shard_count` and `index`. `index` is a tree whose leaves contain the shape, the dtype and the
+shards of a parameter. A shard maps the number of a leaf (in JAX's pytree order: sorted keys) to parts of the parameter and their slices.
 
 Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, version 20220622, and older checkpoints without a version,
 which differ only in tree nodes that are not dictionaries.
@@ -38,7 +38,7 @@ class _Leaf(NamedTuple):
 
 
 def prefix_of(path: Path) -> Path:
-    """The prefix of a checkpoint, given the prefix or one of the files."""
+    """Returns the prefix of a checkpoint. path: the prefix or one of the files."""
     return path.with_name(re.sub(r"\.(index|data-\d+-of-\d+)$", "", path.name))
 
 
@@ -47,7 +47,7 @@ def is_vmoe_checkpoint(path: Path) -> bool:
 
 
 def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
-    """The parameters of a checkpoint by path, such as `Encoder/encoder_norm/scale`, without the optimiser's state.
+    """Reads the parameters of a checkpoint by path, such as `Encoder/encoder_norm/scale`, without the optimiser's state.
 
     Raises CheckpointError, naming the file and the array, for missing or damaged files and for other versions.
     """
@@ -82,7 +82,7 @@ def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_index(path: Path) -> tuple[dict[str, Any], int]:
-    """The tree of leaves, and the number of shards."""
+    """Reads the tree of leaves and the number of shards from the index."""
     index = _unpacked(path)
     tree = index.get("index") if isinstance(index, dict) else None
     if not isinstance(tree, dict):
@@ -112,7 +112,7 @@ def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], sl
 
 
 def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
-    """Writes a pytree of parameters as a checkpoint of one shard. The index comes last, since it makes the files a checkpoint."""
+    """Writes a pytree of parameters as a checkpoint of one shard. Writes the index last, since the index completes the checkpoint."""
     prefix = prefix_of(path)
     chunks: dict[str, Any] = {CHUNKS: True}
     numbers = iter(range(len(list(_leaves(tree)))))
@@ -179,5 +179,5 @@ def _decoded(code: int, data: bytes) -> Any:
 
 
 def _stored(dtype: str) -> np.dtype[Any]:
-    """The dtype of the numbers in the file: bfloat16, which NumPy lacks, is read as 16-bit integers."""
+    """The dtype of the values in the file. bfloat16, which NumPy lacks, is read as 16-bit integers."""
     return np.dtype("<u2" if dtype == "bfloat16" else dtype)
