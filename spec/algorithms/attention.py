@@ -21,13 +21,13 @@ __all__ = ["attention"]
 
 
 def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: bool = False) -> Array:
-    """Softmax attention: for each head, `softmax(q k^T / sqrt(dim)) v` with the softmax over keys.
+    """Computes `softmax(q k^T / sqrt(dim)) v` for each head, with the softmax over keys.
 
     Args:
         query: (queries, heads, dim).
         key: (keys, heads, dim).
         value: (keys, heads, dim).
-        causal: whether query i attends only to keys 0 to i. This requires equal numbers of keys and queries.
+        causal: whether query i attends only to keys 0 to i. Causal attention requires equal numbers of keys and queries.
 
     Returns:
         (queries, heads, dim).

@@ -1,4 +1,4 @@
-"""The balance loss: the fraction of tokens that choose an expert times its mean score, summed over experts.
+"""The balance loss: the product of an expert's fraction of tokens and its mean score, summed over experts.
 
 | here | Switch (arXiv 2101.03961) |
 |---|---|
@@ -74,22 +74,22 @@ ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), e
 
 
 def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
-    """Computes `E sum_e f[e] P[e]`. f[e] is the fraction of tokens that choose expert e, and P[e] is its mean score:
+    """Computes `E sum_e f[e] P[e]`. f[e] is the fraction of tokens that choose expert e. P[e] is the mean score of e:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
-    With `load`, f is computed from these counts: `f[e] = K load[e] / sum load` for K choices. P remains a mean over the
-    group. The mean of the losses of groups and devices then equals the loss of all their tokens.
+    If `load` is passed, `f[e] = K load[e] / sum load` for K choices. P remains a mean over the tokens of the group. With
+    groups of equal size, the mean of the losses of all groups and devices then equals the loss over all tokens together.
 
-    Only P carries a gradient. With `choices=1`, the loss is 1 for uniform scores and E if one expert takes every token. With
-    K choices, it is K for uniform scores. With one choice, training can lower the loss to 3 / 4 + 1 / (4 E). Then a fraction
-    (E + 1) / (2 E) of the tokens barely prefers expert 0, and equal numbers of the others are certain of experts 1 to E - 1.
+    Only P carries a gradient. Uniform scores give a loss of K for K choices. With `choices=1`, the loss is E if every token has
+    a score of 1 for the same expert. With `choices=1`, training can lower the loss to 3 / 4 + 1 / (4 E). A fraction
+    (E + 1) / (2 E) of the tokens then barely prefers expert 0, and the others choose experts 1 to E - 1 equally often, with scores of 1.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
         load: (experts,), at least 0 and not all 0: the number of tokens in the scope of the loss that choose each expert, from
             `expert_load` with the same `choices`; None to count the tokens of the group.
-        choices: the number of a token's best experts that f counts, from 1 to experts.
+        choices: K, the number of experts per token that f counts, from 1 to experts.
 
     Returns:
         A scalar, at most E.

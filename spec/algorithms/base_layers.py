@@ -8,8 +8,8 @@
 | `expert` (T,) | a_t, eq. (2); see `balanced_assignment` |
 | sigmoid(scores[t, a_t]) | the soft gate of eq. (1) |
 
-The layer returns `sigmoid(s) f(x)`, and the block adds the residual x, as it does around every layer. The public code
-writes the sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s)`.
+The layer returns `sigmoid(s) f(x)`. The transformer block adds the residual x, as for every other layer. The public code
+computes the same sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s)`.
 
 Ambiguity ledger
 
@@ -92,14 +92,14 @@ def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
 
 
 def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Routing:
-    """Sends each token to its expert, in token order, and weights it by the sigmoid of the score:
+    """Sends each token to its expert, in token order, and weights the output of the expert by the sigmoid of the score:
 
         combine[t, a_t, c] = sigmoid(scores[t, a_t]) dispatch[t, a_t, c]
 
     Args:
         scores: (tokens, experts).
         expert: a, (tokens,) integers, from 0 to E - 1.
-        capacity: at least 1: T / E in training, T at evaluation; a token whose expert is full is dropped.
+        capacity: at least 1; T / E in training and T at evaluation. If the expert of a token is full, the token is dropped.
 
     Returns:
         Routing of (tokens, experts, capacity).

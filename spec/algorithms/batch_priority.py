@@ -50,17 +50,17 @@ ALGORITHMS = (
 
 
 def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> NDArray[np.intp]:
-    """Sorts the tokens by descending priority, ties by lower index. `token_choice` assigns tokens in this order.
+    """Sorts the tokens by descending priority, with ties by lower index. `token_choice` accepts the result as `order`.
 
     Routers pass their selection scores: the noisy softmax, a Sinkhorn plan or, in noisy top-k, the noisy logits.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
-        by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of its `choices` best scores.
+        by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of the `choices` best scores of t.
         choices: K, the experts per token, from 1 to experts.
 
     Returns:
-        (tokens,) integers: the tokens in the order of assignment.
+        (tokens,) integers: the token indices in the order of assignment.
 
     Source: V-MoE, section 4.
 

@@ -1,4 +1,4 @@
-"""Capacity: how many slots each expert has.
+"""The capacity: the number of slots per expert.
 
 | here | Routers (arXiv 2401.15969), section 1.2 |
 |---|---|
@@ -79,16 +79,16 @@ def expert_capacity(
     Args:
         tokens: tokens T of one routing group.
         experts: experts E.
-        factor: capacity factor; 1 gives one slot per item, apart from rounding.
+        factor: capacity factor; before rounding, a factor of 1 gives one slot per item.
         choices: K for Token Choice, which distributes `K * T` items; 1 for Expert Choice and Soft MoE.
         rounding: "ceil", or "round" (to the nearest integer, half to even).
-        multiple_of: at least 1.
+        multiple_of: the capacity is rounded up to a multiple of this number, at least 1.
 
     Returns:
         The capacity C.
 
     Raises:
-        ConfigError: the quotient overflows or rounds to 0.
+        ConfigError: the quotient is not finite or rounds to 0.
 
     Source: Routers, section 1.2; V-MoE (arXiv 2106.05974).
 
@@ -117,7 +117,7 @@ def capacity_of(
     multiple_of: int,
     instead: str = "",
 ) -> int:
-    """Computes `expert_capacity`. Errors call the factor `name` and suggest `instead`, another way to set the capacity."""
+    """Computes `expert_capacity`. Error messages call the factor `name` and suggest the option `instead` to set the capacity."""
     check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
@@ -128,7 +128,7 @@ def capacity_of(
 
 
 def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: int) -> None:
-    """Raises `ConfigError` unless all numbers are in range. Errors call the factor `name`."""
+    """Raises `ConfigError` unless all numbers are in range. Error messages call the factor `name`."""
     check_at_least("tokens", tokens, 1)
     check_at_least("experts", experts, 1)
     check_at_least("choices", choices, 1)
@@ -143,7 +143,7 @@ def check_quotient(name: str, factor: float, quotient: float) -> float:
 
 
 def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, instead: str = "") -> None:
-    """Raises `ConfigError` if an expert has no slot. The message suggests `instead`, another way to set the capacity."""
+    """Raises `ConfigError` if an expert has no slot. The error message suggests the option `instead` to set the capacity."""
     if slots < 1:
         raise ConfigError(
             f"{name}: {factor} gives {plural(experts, 'experts')} a capacity of {slots} for {plural(tokens, 'tokens')}, "
@@ -155,11 +155,11 @@ class CapacityRule(Protocol):
     """The capacity rule of a public implementation."""
 
     def __call__(self, tokens: int, experts: int, factor: float, choices: int = 1) -> int:
-        """Slots per expert."""
+        """Returns the slots per expert."""
 
 
 def _checked(rule: Callable[[int, int, float, int], int]) -> CapacityRule:
-    """Returns a function that calls `rule` and checks its arguments and its result."""
+    """Returns a function that calls `rule` and checks the arguments and the result of the call."""
 
     def checked(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
         check_sizes("factor", tokens, experts, factor, choices)

@@ -12,11 +12,11 @@
 | `regularization` | lambda, 0.001 |
 | `iterations` | iterations of Dykstra's algorithm, 100 |
 
-Expert Choice then takes the C largest entries in each column of A instead of S. A only approximates the solution of a
-relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from
-the solution. An example has 512 tokens with normal logits of standard deviation 1.5, 16 experts, k = 64 and b = 2.
-Without the cap, 24 % of the tokens get more than 2 experts. With lambda = 0.001, 29 % of the tokens do after 100 iterations
-and 5 % after 1000. With lambda = 0.01, 5 % of the tokens do.
+Expert Choice then takes the C largest entries in each column of A instead of S. The matrix A only approximates the solution
+of a relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from
+the solution. In an example with 512 tokens, normal logits of standard deviation 1.5, 16 experts, k = 64 and b = 2, 24 % of
+the tokens get more than 2 experts without the cap. With the cap and lambda = 0.001, the fraction is 29 % after 100 iterations
+and 5 % after 1000 iterations. With the cap and lambda = 0.01, the fraction is 5 % after 100 iterations.
 
 Ambiguity ledger
 
@@ -60,15 +60,15 @@ def capped_affinity(
 ) -> Array:
     """Computes the affinity A by `iterations` rounds of Dykstra's algorithm, starting at `A = exp(S / lambda)`.
 
-    In logarithms `a = log A`, with corrections `p` (T,) and `q` (T, E) that start at 0, each round is
+    Each round updates `a = log A` and the corrections `p` (T,) and `q` (T, E), which start at 0:
 
         a[:, e] += log k - logsumexp_t a[t, e]                                 column sums k
         y[t, :]  = a[t, :] + p[t]
         p[t]     = max(logsumexp_e y[t, e] - log b, 0),   a = y - p            row sums at most b
         y        = a + q,   q = max(y, 0),   a = y - q                         entries at most 1
 
-    The projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A is used only for
-    selection and carries no gradient.
+    The three projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A is used only
+    for selection and carries no gradient.
 
     Args:
         scores: S, (tokens, experts), the softmax of the logits.
@@ -78,7 +78,7 @@ def capped_affinity(
         iterations: rounds, at least 1.
 
     Returns:
-        (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach values not above b.
+        (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach values of at most b.
 
     Raises:
         ConfigError: no A satisfies the constraints.
@@ -118,7 +118,7 @@ def capped_affinity(
 
 
 def check_cap(capacity: int, cap: int, tokens: int, experts: int) -> None:
-    """Raises `ConfigError` unless every expert can choose `capacity` tokens with at most `cap` experts per token."""
+    """Raises `ConfigError` unless every expert can choose `capacity` tokens while each token has at most `cap` experts."""
     check_capacity(capacity, tokens)
     if check_at_least("cap", cap, 1) * tokens < capacity * experts:
         slots = f"the {capacity * experts} slots of {plural(experts, 'experts')}"

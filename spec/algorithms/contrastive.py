@@ -1,4 +1,4 @@
-"""Losses of image-text pairs: each row of one tower should match its pair among the rows of the other.
+"""Contrastive losses: the features of an image should be more similar to those of its own text than to those of other texts.
 
 | here | SigLIP (arXiv 2303.15343) | CLIP (arXiv 2103.00020), Figure 3 |
 |---|---|---|
@@ -67,7 +67,7 @@ EPSILON = 1e-8
 
 
 def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
-    """The mean cross-entropy of matching each row with its pair, in both directions:
+    """Computes the mean cross-entropy of finding the other row of each pair, from images to texts and from texts to images:
 
         l[i, j] = exp(log_scale) <l2n(first[i]), l2n(second[j])>,    l2n(x) = x / (norm(x) + 1e-8)
         loss = 1 / (2 n) sum_i (log sum_j exp(l[i, j]) + log sum_j exp(l[j, i]) - 2 l[i, i])
@@ -75,7 +75,7 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
     Args:
         first: (pairs, width), the features of one tower, not normalised.
         second: (pairs, width), the features of the other tower; row i matches row i of `first`.
-        log_scale: a scalar, trainable; minus the logarithm of the temperature.
+        log_scale: a trainable scalar, the negative logarithm of the temperature.
 
     Returns:
         A scalar, at least 0; log n if all features are equal.
@@ -102,8 +102,8 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
     Args:
         first: (pairs, width), the features of one tower, not normalised.
         second: (pairs, width), the features of the other tower; row i matches row i of `first`.
-        log_scale: a scalar, trainable.
-        bias: a scalar, trainable; it offsets the larger number of pairs that do not match.
+        log_scale: a trainable scalar, as in `contrastive_loss`.
+        bias: a trainable scalar that compensates for the larger number of pairs that do not match.
 
     Returns:
         A scalar, at least 0.
@@ -120,7 +120,7 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
 
 
 def logits_of(first: Shared, second: Shared, log_scale: Shared) -> Array:
-    """The scaled cosines of the rows, (pairs, pairs)."""
+    """Returns the scaled cosines between all rows of both arguments, (pairs, pairs)."""
     first = as_array("first", first, "pairs width")
     second = as_array("second", second, "pairs width")
     check_same_shape("second", second, "first", first)

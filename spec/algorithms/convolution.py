@@ -1,4 +1,4 @@
-"""Convolution, for a convolutional stem before the patches of a vision transformer.
+"""The convolution in the convolutional stem of a vision transformer.
 
 Ambiguity ledger
 
@@ -32,9 +32,9 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
     Args:
         images: x, one image, (height, width, channels).
-        kernel: (size, size, channels, features), size odd; not flipped, as in all frameworks.
+        kernel: (size, size, channels, features), with an odd size. The kernel is not flipped, as in all frameworks.
         bias: (features,).
-        stride: pixels from one row or column of the result to the next, at least 1.
+        stride: the distance in input pixels between adjacent rows or columns of the result, at least 1.
 
     Returns:
         y, (ceil(height / stride), ceil(width / stride), features).
@@ -66,7 +66,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
 
 def check_kernel(kernel: Any, channels: int, bias: Any) -> int:
-    """Returns the padding per side in pixels. Raises `ShapeError` unless the kernel is square, odd, and fits `channels` and `bias`."""
+    """Returns the padding per side in pixels. Raises `ShapeError` unless the kernel is a square of odd size and fits the images."""
     size: int = kernel.shape[0]
     if size % 2 == 0:
         raise ShapeError(f"kernel: expected an odd size, got {size}")

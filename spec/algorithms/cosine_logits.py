@@ -66,18 +66,18 @@ def cosine_logits(
     *,
     form: str = "log_scale",
 ) -> Array:
-    """The cosine between the projected token and the expert's embedding, times the inverse temperature:
+    """Computes the cosine between each projected token and each expert's embedding, multiplied by the inverse temperature:
 
         cos(x[t] W + c, v[:, e]) exp(min(temperature, log(1 / 0.01)))       form="log_scale"
         cos(x[t] W + c, v[:, e]) / temperature                              form="divide"
 
-    Norms below 1e-12 count as 1e-12.
+    Norms below 1e-12 are replaced with 1e-12.
 
     Args:
         tokens: x, (tokens, width).
         projection: W, (width, dimensions).
         embeddings: v, (dimensions, experts).
-        temperature: a scalar; greater than 0 with "divide".
+        temperature: a scalar. With "log_scale", the logarithm of the inverse temperature; with "divide", greater than 0.
         projection_bias: c, (dimensions,); None for no bias.
         form: "log_scale" or "divide".
 
@@ -85,7 +85,7 @@ def cosine_logits(
         (tokens, experts), logits.
 
     Raises:
-        ContractError: `temperature` is not greater than 0 with "divide".
+        ContractError: with "divide", `temperature` is not greater than 0.
 
     Source: X-MoE, eqs. (6) and (7); microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
 

@@ -1,11 +1,11 @@
-"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes uniform draws.
+"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes random numbers.
 
 | here | Srivastava et al. 2014 | Huang et al. 2016 (arXiv 1603.09382) |
 |---|---|---|
 | `rate` | 1 - p | 1 - p_l |
 | `draws` | one per unit | one per residual branch and example |
 
-Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the first block (see `branch_rate`).
+In block l of L, counted from 0, residual branches have the rate `rate l / (L - 1)` (see `branch_rate`).
 
 Ambiguity ledger
 
@@ -48,13 +48,13 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
         y = x / (1 - rate)    if draw >= rate,  else 0
 
-    Draws are multiples of 2^-24. The rate is rounded up to a multiple of 2^-24, so every dtype keeps the same entries.
-    With one draw per example, this is stochastic depth.
+    Draws are multiples of 2^-24. They are compared with the rate rounded up to a multiple of 2^-24, so every dtype keeps the
+    same entries. With one draw per example, the function computes stochastic depth.
 
     Args:
         x: (...).
-        draws: (...), uniform on [0, 1), with the same number of axes as `x`; entries along an axis of length 1 share a draw.
-        rate: from 0 to less than 1.
+        draws: (...), uniform on [0, 1), with as many axes as `x`. Along an axis of length 1, all entries of `x` share a draw.
+        rate: the probability of dropping an entry, from 0 to less than 1.
 
     Returns:
         The shape of `x`.
@@ -74,7 +74,7 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
 
 def branch_rate(rate: float, *, block: int, depth: int) -> float:
-    """The stochastic depth rate of one block: `rate * block / (depth - 1)`, and 0 in a model with one block.
+    """Returns the stochastic depth rate of one block: `rate * block / (depth - 1)`, or 0 in a model with one block.
 
     Args:
         rate: rate of the last block, from 0 to less than 1.
@@ -104,12 +104,12 @@ def check_rate(name: str, value: float) -> float:
 
 
 def threshold(rate: float) -> float:
-    """Returns the smallest draw that keeps an entry, a multiple of 2^-24. Raises `ConfigError` for a rate out of range."""
+    """Returns the smallest multiple of 2^-24 that keeps an entry as its draw. Raises `ConfigError` for a rate out of range."""
     return math.ceil(check_rate("rate", rate) * 2**BITS) / 2**BITS
 
 
 def check_draws(draws: Any, x: Any) -> None:
-    """Raises `ShapeError` unless `draws` has the axes of `x`, each of the same length or of length 1."""
+    """Raises `ShapeError` unless `draws` and `x` have the same number of axes, and each axis of `draws` the length of `x` or 1."""
     shape, wanted = shape_of(draws), shape_of(x)
     if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
         raise ShapeError(f"draws: expected the shape of x, {wanted}, in which any axis may have length 1, got {shape}")

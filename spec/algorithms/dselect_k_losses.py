@@ -41,7 +41,7 @@ EPSILON = 1e-6
 
 
 def dselect_k_entropy(selectors: ArrayLike) -> Array:
-    """Computes `-sum r log(r + 1e-6)` over selectors, experts and tokens. The loss is about 0 when each selector chooses one expert.
+    """Computes `-sum r log(r + 1e-6)` over selectors, experts and tokens. The loss is close to 0 if each selector chooses one expert.
 
     Args:
         selectors: r, (..., choices, experts).
@@ -64,13 +64,13 @@ def dselect_k_entropy(selectors: ArrayLike) -> Array:
 def dselect_k_reachability(selectors: ArrayLike) -> Array:
     """Computes `sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. The loss drives selectors away from codes without an expert.
 
-    There is no gradient where the mass `sum_e r[e]` is below 1e-6.
+    Where the mass `sum_e r[e]` is below 1e-6, the gradient is 0.
 
     Args:
         selectors: r, (..., choices, experts).
 
     Returns:
-        A scalar, at least the number of selectors (times tokens), with equality if all mass is on experts.
+        A scalar. The loss is smallest if no selector puts weight on codes without an expert, and then equals the number of selectors.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._add_regularization_loss.

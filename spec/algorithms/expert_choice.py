@@ -51,17 +51,17 @@ ALGORITHMS = (Algorithm("expert_choice", "Liu et al. 2024 (arXiv 2401.15969), Al
 def expert_choice(
     scores: ArrayLike, *, capacity: int, combine_scores: ArrayLike | None = None, drop_zero: bool = False
 ) -> Routing:
-    """Expert Choice allocation (Algorithm 2).
+    """Assigns to each expert its C best tokens (Algorithm 2).
 
     `dispatch[t, e, c]` is 1 if token t is the c-th best of expert e (c = 0 is the best), else 0;
-    `combine[t, e, c] = combine_scores[t, e] * dispatch[t, e, c]`. Any number of experts can choose a token, including none.
+    `combine[t, e, c] = combine_scores[t, e] * dispatch[t, e, c]`. Several experts, or none, can choose the same token.
     Gradients flow only through the `combine_scores` of chosen tokens.
 
     Args:
         scores: (tokens, experts), the selection scores.
         capacity: slots C per expert, from 1 to tokens.
-        combine_scores: (tokens, experts), the combine weights; `scores` if None.
-        drop_zero: leave a slot empty if the score of its token is not above 0.
+        combine_scores: (tokens, experts), the combine weights, by default `scores`.
+        drop_zero: whether to leave a slot empty if the score of the token is not positive.
 
     Returns:
         Routing of (tokens, experts, capacity).
@@ -90,7 +90,7 @@ def expert_choice(
     # Selection.
     chosen = stable_order(scores, axis=0)[:capacity]
 
-    # Slots and dispatch: a token's rank among the tokens of an expert is its slot.
+    # Slots and dispatch: the slot of a token is its rank among the tokens of an expert.
     dispatch = np.zeros((tokens, experts, capacity))
     for expert in range(experts):
         for slot in range(capacity):

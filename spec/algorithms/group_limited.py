@@ -75,16 +75,16 @@ def group_limited_scores(
     best: int = 2,
     outside: str = "excluded",
 ) -> Array:
-    """Changes the selection scores so that experts outside a token's best groups come last or get 0:
+    """Replaces the selection scores of experts outside a token's best groups with 0 or with a number below all other scores:
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
-    Ties between groups go to the first. With `outside="excluded"`, tokens choose only experts of the best groups, whatever
-    their scores. The result carries no gradient.
+    Ties between groups go to the first. With `outside="excluded"`, a token prefers every expert in its best groups to any
+    other expert, even if all scores are negative. The result carries no gradient.
 
     Args:
         scores: (tokens, experts), the selection scores.
-        group_by: (tokens, experts), the scores that rank the groups; `scores` if None.
+        group_by: (tokens, experts), the scores that rank the groups, by default `scores`.
         groups: number of groups of equal size, a divisor of the number of experts.
         limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.
         best: the number of largest scores that make up the score of a group, from 1 to experts / groups.
@@ -116,7 +116,7 @@ def group_limited_scores(
 
 
 def group_scores(by: Array, groups: int, best: int) -> Array:
-    """The scores of the groups, (..., groups), from scores (..., experts)."""
+    """Returns the scores of the groups, (..., groups), from the scores of the experts, (..., experts)."""
     members = by.reshape(*by.shape[:-1], groups, -1)
     return np.take_along_axis(members, stable_order(members)[..., :best], axis=-1).sum(axis=-1)
 
@@ -125,7 +125,7 @@ def check_groups(
     groups: Any, limit: Any, best: Any, experts: int, names: tuple[str, str, str] = ("groups", "limit", "best")
 ) -> int:
     """Returns the number of experts per group. Raises `ConfigError` unless `groups` divides `experts` and is at least `limit`, and a group
-    has at least `best` experts. names: the names of the three arguments in errors."""
+    has at least `best` experts. names: the names of the three arguments in error messages."""
     number = check_at_least(names[0], groups, 1)
     if experts % number:
         raise ConfigError(f"{names[0]}: {plural(experts, 'experts')} cannot be divided into {number} equal groups")

@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1; the second expert is kept with a probability that grows with its gate.
+"""GShard's top-2: two experts with gates that sum to 1; a token keeps its second expert with a probability that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -85,10 +85,10 @@ __all__ = ["gshard_keep", "gshard_sample"]
 def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
     """Decides which of its two choices each token keeps: always the first, and the second if `2 g2 > noise`.
 
-    Here `g2` is the second-largest gate, so a second expert is kept with probability min(1, 2 g2).
+    Here `g2` is the second-largest gate, so a token keeps its second expert with probability min(1, 2 g2).
 
     Args:
-        gates: (tokens, experts) with at least 2 experts, divided by the sum of the two largest.
+        gates: (tokens, experts), with at least 2 experts; the gates of a token divided by the sum of its two largest gates.
         noise: (tokens,), uniform draws from [0, 1); the range is not checked.
 
     Returns:
@@ -108,8 +108,8 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
 
 
 def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
-    """Returns scores by which a token first chooses the expert with its largest logit. Then it chooses another expert
-    at random, with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
+    """Returns scores by which `token_choice` first chooses the expert with the largest logit of the token. The second choice
+    is drawn from the other experts with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
 
         S[t, e] = L[t, e] - log(-log noise[t, e]),    and 1 more than the largest of these for the first expert
 

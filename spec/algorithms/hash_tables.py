@@ -1,13 +1,13 @@
-"""Tables of hash layers, which map every token id to an expert. The tables are built once, before training.
+"""The tables by which hash layers map every token id to an expert. The tables are built once, before training.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
 | `table` (V,) | hash(.), an expert for each of the V ids |
 | `experts` | K |
 
-These functions draw no random numbers: the caller passes draws and initial centroids.
+The functions generate no random numbers. The caller passes random draws and initial centroids.
 
-The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) has only the random table.
+The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) implements only the random table.
 
 Ambiguity ledger
 
@@ -56,7 +56,7 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_random(draws: Shared, *, experts: int) -> Ids:
-    """A random table: `table[v] = floor(experts * draws[v])`.
+    """Returns a random table: `table[v] = floor(experts * draws[v])`.
 
     Args:
         draws: (ids,), uniform in [0, 1).
@@ -78,12 +78,12 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
-    """A table balanced by frequency: gives each id, most frequent first, to the expert with the smallest load so far.
+    """Returns a table that balances frequencies. Each id, most frequent first, goes to the expert with the smallest load so far.
 
     No expert's load exceeds the mean by more than the largest frequency.
 
     Args:
-        frequencies: (ids,), how often each id occurs, at least 0.
+        frequencies: (ids,), the frequency of each id, at least 0.
         experts: E, at least 1.
 
     Returns:
@@ -107,7 +107,7 @@ def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: int = 25) -> Ids:
-    """A table of clusters: similar ids share an expert.
+    """Returns a table that assigns ids with similar embeddings to the same expert.
 
     Args:
         embeddings: (ids, width), one per id.
@@ -127,10 +127,10 @@ def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: i
 
 
 def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
-    """A table that spreads each cluster over the experts: similar ids go to different experts.
+    """Returns a table that spreads the ids of each cluster over the experts.
 
-    The ids of cluster 0, then the ids of cluster 1, and so on, go to experts 0, 1, ..., E - 1, 0, ... without a restart.
-    Experts differ by at most one id, both within each cluster and overall.
+    The ids are sorted by cluster and then assigned in turn to experts 0, 1, ..., E - 1, 0, and so on.
+    The numbers of ids per expert differ by at most one, both within each cluster and overall.
 
     Args:
         clusters: (ids,) non-negative integers: the cluster of each id, for example from `k_means`.

@@ -10,7 +10,7 @@
 | load (E,) | Load_H(X)_{i,j} |
 | the tokens of a branch | X^(i) |
 
-Each level is gated as in `noisy_top_k`. It chooses K entries, or all if it has fewer.
+Each level uses the gates of `noisy_top_k` and chooses K entries, or all entries if there are fewer than K.
 
 Ambiguity ledger
 
@@ -71,15 +71,15 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
 
         G[t, i b + j] = P[t, i] S[t, i, j]
 
-    P is the softmax over the K branches with the largest noisy logits. S[t, i] is this softmax over the K best experts of branch i.
+    P is the softmax over the K branches with the largest noisy logits. S[t, i] is the same softmax over the K best experts of branch i.
 
     Args:
-        noisy_logits: (tokens, branches + experts): first the branches, then the experts, branch by branch.
+        noisy_logits: (tokens, branches + experts): the columns of the branches, then those of the experts, branch by branch.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; a level with fewer chooses all.
+        choices: K, at least 1. A level with fewer than K entries chooses all of them.
 
     Returns:
-        (tokens, experts); rows sum to 1, and experts that are not chosen get 0.
+        (tokens, experts). Rows sum to 1. The gates of experts that are not chosen are 0.
 
     Source: Shazeer et al. 2017, eq. (12).
 
@@ -100,19 +100,19 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
 def hierarchical_load_loss(
     logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, branches: int, choices: int
 ) -> Array:
-    """Squared coefficient of variation of the load of all experts:
+    """Computes the squared coefficient of variation of the load of all experts:
 
         load[i b + j] = branch load[i] * load[i, j] / n[i]
 
     The branch load is defined as in `noisy_top_k_load_loss`. n[i] is the number of tokens that choose branch i, and
-    load[i, j] is the load of its expert j, summed over these tokens.
+    load[i, j] is the load of expert j of branch i, summed over these tokens.
 
     Args:
         logits: (tokens, branches + experts), without noise; columns as in `hierarchical_affinity`.
         noise_logits: the same shape.
         noisy_logits: the same shape, used for the selection.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; a level with fewer chooses all.
+        choices: K, at least 1. A level with fewer than K entries chooses all of them.
 
     Returns:
         A scalar, from 0 (balanced) to E - 1.
@@ -145,13 +145,13 @@ def hierarchical_load_loss(
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
-    """Splits the columns into branches, (tokens, a), and experts, (tokens * a, b)."""
+    """Splits the columns into those of branches, (tokens, a), and those of experts, (tokens * a, b)."""
     branches, size = check_branches(branches, array.shape[1])
     return array[:, :branches], array[:, branches:].reshape(-1, size)
 
 
 def check_branches(branches: Any, columns: int) -> tuple[int, int]:
-    """Returns `branches` and the experts per branch, for a number of columns. Raises `ConfigError` unless branches are equal in size."""
+    """Returns the numbers of branches and of experts per branch. Raises `ConfigError` unless all branches have the same size."""
     number = check_at_least("branches", branches, 1)
     experts = columns - number
     if experts < number or experts % number:

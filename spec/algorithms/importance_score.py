@@ -1,7 +1,7 @@
-"""Importance-score routing: removes the least important tokens and lets the rest choose in order of importance.
+"""Importance-score routing: removes the least important tokens. The others choose experts in order of importance.
 
 The remaining tokens are routed by Batch Priority Routing. Sparse-MLP routes channels in this way, in the efficient mode
-of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection carries it.
+of its token-mixing layer. A removed token has combine weights of 0, so it passes only through the residual connection.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
@@ -10,7 +10,7 @@ of its token-mixing layer. A removed token has combine weights of 0, so only the
 | `drop` | 10 %, the fraction of removed channels |
 | survivors | the remaining channels, sorted by importance score |
 
-With `drop=0`, this is Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
+With `drop=0`, the routing is Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
 
 Ambiguity ledger
 
@@ -60,7 +60,7 @@ __all__ = ["importance_score_choice", "importance_score_order"]
 
 
 def surviving_tokens(tokens: int, drop: Any) -> int:
-    """The number of tokens that remain after the fraction `drop` is removed: `T - floor(drop * T)`.
+    """Returns the number of tokens that remain after the fraction `drop` is removed: `T - floor(drop * T)`.
 
     Raises ConfigError unless `0 <= drop < 1`.
 
@@ -74,14 +74,14 @@ def surviving_tokens(tokens: int, drop: Any) -> int:
 
 
 def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[np.intp]:
-    """Returns the remaining tokens by descending importance `max_e scores[t, e]`, ties by lower index.
+    """Sorts the remaining tokens by descending importance `max_e scores[t, e]`, with ties by lower index.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
-        drop: fraction of the tokens to remove, at least 0 and below 1: the last `floor(drop * tokens)` of the order.
+        drop: fraction of the tokens to remove, at least 0 and below 1. The last `floor(drop * tokens)` tokens are removed.
 
     Returns:
-        (survivors,) integers: the tokens in the order of assignment.
+        (survivors,) integers: the token indices in the order of assignment.
 
     Source: Sparse-MLP, section 2.2, eq. (3).
 
@@ -102,17 +102,17 @@ def importance_score_choice(
     drop: float = 0.1,
     combine_scores: ArrayLike | None = None,
 ) -> Routing:
-    """Token Choice among the remaining tokens, in order of importance.
+    """Routes the remaining tokens by Token Choice, in order of importance.
 
     The rows of removed tokens are 0 in `dispatch` and `combine`. Gradients flow only through the `combine_scores` of kept
-    choices. With `drop=0` this is `token_choice` in the order of `batch_priority`.
+    choices. With `drop=0`, the result equals that of `token_choice` with the order of `batch_priority`.
 
     Args:
-        scores: (tokens, experts), the scores that sort the tokens and select experts.
+        scores: (tokens, experts), the scores that rank the tokens and select experts.
         choices: K, the experts per token, from 1 to experts.
         capacity: slots C per expert, at least 1; the router uses the `expert_capacity` of the remaining tokens.
         drop: fraction of the tokens to remove; see `importance_score_order`.
-        combine_scores: (tokens, experts), the combine weights; `scores` if None.
+        combine_scores: (tokens, experts), the combine weights, by default `scores`.
 
     Returns:
         Routing of (tokens, experts, capacity).

@@ -1,4 +1,4 @@
-"""Entropy losses for experts that several modalities share: each token should be certain, and each modality should spread over the experts.
+"""Entropy losses for experts shared by several modalities. A token should prefer one expert. A modality should use many experts.
 
 | here | LIMoE (arXiv 2206.02770) |
 |---|---|
@@ -47,7 +47,7 @@ ALGORITHMS = (
 
 
 def local_entropy_loss(scores: ArrayLike) -> Array:
-    """`1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`: small if each token is certain of an expert.
+    """Computes `1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`. The loss is small if each token prefers one expert.
 
     Args:
         scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
@@ -67,11 +67,11 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
 
 
 def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) -> Array:
-    """`-H(mean_t A[t])`, small if the tokens of a modality spread over the experts. With a threshold, it is
+    """Computes `-H(mean_t A[t])`, which is small if the tokens of a modality use all experts. With a threshold, the loss is
 
         max(0, threshold - H(mean_t A[t]))
 
-    For a threshold of log S, the loss is 0 only if the tokens spread over at least S experts.
+    For a threshold of log S, the loss is 0 only if the tokens use at least S experts.
 
     Args:
         scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
@@ -97,7 +97,7 @@ def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) ->
 
 
 def _checked(scores: ArrayLike) -> Array:
-    """Checks the scores, which must not be negative."""
+    """Checks and returns the scores. Raises `ContractError` if a score is negative."""
     array = as_array("scores", scores, "tokens experts")
     if (array.real < 0).any():
         raise ContractError(f"scores: expected no negative numbers, got {array.real.min():g}")
@@ -105,6 +105,6 @@ def _checked(scores: ArrayLike) -> Array:
 
 
 def _entropy(p: Array) -> Array:
-    """`-sum p log p` along the last axis; a term with p = 0 is 0."""
+    """Computes the entropy `-sum p log p` along the last axis. Terms with p = 0 are 0."""
     positive = p.real > 0
     return -np.sum(np.where(positive, p * np.log(np.where(positive, p, 1.0)), 0.0), axis=-1)

@@ -1,11 +1,11 @@
-"""A soft cap on router logits: a hyperbolic tangent keeps them between two bounds.
+"""A soft cap on router logits: a hyperbolic tangent keeps the logits between -c and c.
 
 | here | Gemma 2 (arXiv 2408.00118), section 2 |
 |---|---|
 | `logits` L (T, E) | logits |
 | `cap` c | soft_cap |
 
-Gemma 2 uses it in attention and after its last layer. praxis uses it in routers (gating_logit_cap).
+Gemma 2 caps the logits of attention and of the last layer. praxis caps the logits of routers (gating_logit_cap).
 
 Ambiguity ledger
 

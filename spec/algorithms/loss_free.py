@@ -1,4 +1,4 @@
-"""Balance without a loss: each expert's scores get a bias, which moves against the load of the expert after each step.
+"""Balance without a loss: the scores of each expert get a bias. Each step lowers the bias of experts with a high load.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|
@@ -92,17 +92,17 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
 
 
 def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Summed:
-    """The number of tokens that choose each expert, before capacity drops any:
+    """Counts the tokens that choose each expert, before the capacity drops any choice:
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
 
-    The loads of groups, micro-batches and devices add up.
+    The caller adds the loads of groups, micro-batches and devices.
 
     Args:
         scores: (tokens, experts), the selection scores, as for `token_choice`.
         choices: K, from 1 to experts.
         scope: "batch" for the sum over all groups that a device computes together, "global" for the sum over all devices of
-            a mesh. Here both scopes are the same, because there is only one group.
+            a mesh. In the specification, both scopes give the same result, because there is only one group.
 
     Returns:
         (experts,) whole numbers as floats.
@@ -120,7 +120,7 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
 
 
 def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = False) -> Array:
-    """The bias after a step: it rises where the load is below its mean, falls where it is above, and stays where they are equal:
+    """Returns the bias after a step. The bias of an expert rises if the expert's load is below the mean load, and falls if it is above:
 
         b[e] + rate sign(mean of load - load[e])
 
@@ -143,6 +143,6 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
     """
     bias, load = as_array("bias", bias, "experts"), as_array("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
-    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 at the mean if loads are whole numbers
+    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 for an expert with the mean load, if loads are whole numbers
     change = check_non_negative("rate", rate) * np.where(excess < 0, 1.0, np.where(excess > 0, -1.0, 0.0))
     return bias + (change - np.mean(change) if recentre else change)

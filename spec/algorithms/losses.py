@@ -58,7 +58,7 @@ ALGORITHMS = (
 
 
 def importance_loss(scores: ArrayLike) -> Array:
-    """Squared coefficient of variation of the importance of the experts:
+    """Computes the squared coefficient of variation of the importance of the experts:
 
         importance[e] = sum_t A[t, e],    loss = variance(importance) / mean(importance)^2
 
@@ -66,7 +66,7 @@ def importance_loss(scores: ArrayLike) -> Array:
         scores: A, (tokens, experts), not negative: the softmax of the logits without noise.
 
     Returns:
-        A scalar, from 0 (balanced) to E - 1 (all on one expert).
+        A scalar, from 0 (balanced) to E - 1 (all importance on one expert).
 
     Raises:
         ContractError: `scores` holds a negative number, or all experts have importance 0.
@@ -85,12 +85,12 @@ def importance_loss(scores: ArrayLike) -> Array:
 
 
 def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise_std: float) -> Array:
-    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+    """Computes the squared coefficient of variation of the load, the expected number of tokens that choose an expert:
 
         load[e] = sum_t p[t, e],    p[t, e] = 1 - Phi((threshold[t] - L[t, e]) / noise_std)
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi is the distribution function of the
-    standard normal. p is the probability that the expert reaches the threshold if its noise is drawn again. The gradient flows
+    standard normal. p is the probability that the noisy logit reaches the threshold if its noise is drawn again. The gradient flows
     through L and the value of the threshold. Routers that select by a transport plan also compute this loss from the logits.
 
     Args:
@@ -125,7 +125,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
 
 def squared_variation(name: str, values: Array) -> Array:
-    """Returns the variance divided by the squared mean. Without a square root, the derivative at equal values is 0, not NaN."""
+    """Returns the variance divided by the squared mean. Because no square root is taken, the derivative at equal values is 0, not NaN."""
     mean = np.mean(values)
     if mean.real == 0:
         raise ContractError(f"{name}: every expert has a total of 0, so the coefficient of variation is undefined")

@@ -71,7 +71,7 @@ EPSILON = 1e-12
 def moco_loss(
     first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
 ) -> Array:
-    """Computes the symmetric contrastive loss. Among the keys of all images, each query must match the key of the other view of its image:
+    """Computes the symmetric contrastive loss of matching each query with the key of the other view of the same image, among all keys:
 
         loss = ctr(first_query, second_key) + ctr(second_query, first_key)
         ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])
@@ -81,9 +81,9 @@ def moco_loss(
 
     Args:
         first_query: (batch, width), the predictor's outputs for the first views, not normalised.
-        second_query: (batch, width), for the second views.
+        second_query: (batch, width), the predictor's outputs for the second views.
         first_key: (batch, width), the momentum encoder's projector outputs for the first views.
-        second_key: (batch, width), for the second views.
+        second_key: (batch, width), the momentum encoder's projector outputs for the second views.
         temperature: greater than 0.
 
     Returns:
@@ -109,14 +109,14 @@ def moco_loss(
 
 
 def _contrast(query: Array, key: Array, temperature: float) -> Array:
-    """`ctr` of normalised rows."""
+    """Computes `ctr` of `moco_loss` for normalised rows."""
     logits = np.einsum("id,jd->ij", query, key) / temperature
     own = np.sum(logits * np.eye(len(logits)), axis=1)
     return 2 * temperature * np.mean(logsumexp(logits, axis=1) - own)
 
 
 def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
-    """`decay * average + (1 - decay) * current`, for one parameter array.
+    """Returns `decay * average + (1 - decay) * current` for one parameter array.
 
     Args:
         average: any shape, parameters of the momentum encoder.
@@ -144,9 +144,9 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 
 
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
-    """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the population variance.
+    """Computes `(x - mean) / sqrt(variance + epsilon)` for each feature, with the mean and the population variance of the batch.
 
-    The normalisation has no scale and no bias. It has no running statistics, because evaluation does not use the projector and predictor.
+    The normalisation has no scale and no bias, and no running statistics, because evaluation skips the projector and the predictor.
 
     Args:
         x: (batch, width), all images of the batch.
@@ -156,7 +156,7 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
         (batch, width).
 
     Raises:
-        ShapeError: the batch has a single image, so all features would become 0.
+        ShapeError: the batch has only one image. All features would become 0.
 
     Source: Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1; facebookresearch/moco-v3, moco/builder.py,
     MoCo._build_mlp.

@@ -40,7 +40,7 @@ ALGORITHMS = (
 
 
 def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon: float = 1e-6) -> Array:
-    """`(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the population variance.
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the population variance.
 
     Args:
         x: (..., width).
@@ -78,10 +78,10 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
         bias: (features,), or None for no bias.
 
     Returns:
-        (patches, features); patch i covers row `i // (width / patch)` of the grid.
+        (patches, features). Patch i lies in row `i // (width / patch)` of the patch grid.
 
     Raises:
-        ShapeError: the image does not divide into patches.
+        ShapeError: the height or width is not a multiple of the patch size.
 
     Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), eq. (1).
 
@@ -107,7 +107,7 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
 
 
 def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
-    """`-sum_c y[c] log softmax(z)[c]` along the last axis.
+    """Computes the cross-entropy `-sum_c y[c] log softmax(z)[c]` along the last axis.
 
     Args:
         logits: z, (..., classes).
@@ -128,7 +128,7 @@ def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
 
 
 def sigmoid_cross_entropy(logits: Leading, targets: Leading) -> Array:
-    """`sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis: the losses of one binary decision per class, summed.
+    """Computes `sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis, the sum of one binary cross-entropy per class.
 
     Args:
         logits: z, (..., classes).

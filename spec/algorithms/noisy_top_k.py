@@ -9,7 +9,7 @@
 | `choices` K | k |
 | threshold (T, E) | kth_excluding(H(x), k, i) |
 
-With K = 1 the gate is always 1, so only the auxiliary losses train the kernels.
+With K = 1, the gate is always 1, so only the auxiliary losses train the router's kernels.
 
 Ambiguity ledger
 
@@ -78,7 +78,7 @@ ALGORITHMS = (
 
 
 def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayLike | None) -> Array:
-    """Noisy logits `H = L + noise * log(1 + exp(N))`. With `noise=None` (evaluation), the logits are returned unchanged.
+    """Returns the noisy logits `H = L + noise * log(1 + exp(N))`. With `noise=None` (evaluation), the logits are returned unchanged.
 
     Args:
         logits: L, (tokens, experts).
@@ -102,7 +102,7 @@ def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayL
 
 
 def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
-    """The gates: a softmax over the K experts with the largest noisy logits, and 0 elsewhere:
+    """Computes the gates, a softmax over the K experts with the largest noisy logits. All other gates are 0:
 
         G[t, e] = exp(H[t, e]) / sum_e' in top K exp(H[t, e'])
 
@@ -135,12 +135,12 @@ def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
 def noisy_top_k_load_loss(
     logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int
 ) -> Array:
-    """The squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+    """Computes the squared coefficient of variation of the load, the expected number of tokens that choose an expert:
 
         load[e] = sum_t P[t, e],    P[t, e] = Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))
 
     where `threshold[t, e]` is the K-th largest noisy logit of the *other* experts. P is the probability that token t
-    chooses expert e if only the noise of that logit is redrawn. The gradient flows through L, N and the value of the
+    chooses expert e if only the noise of `H[t, e]` is drawn again. The gradient flows through L, N and the value of the
     threshold. With K = E, every expert is chosen and P is 1.
 
     Args:

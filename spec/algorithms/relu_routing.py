@@ -1,4 +1,4 @@
-"""ReLU routing: sparse gates from a ReLU, and a penalty that controls how many are above 0.
+"""ReLU routing: sparse gates from a ReLU, and a penalty that controls how many gates are positive.
 
 | here | ReMoE (arXiv 2412.14711), sections 3.2-3.4 |
 |---|---|
@@ -51,7 +51,7 @@ ALGORITHMS = (
 
 
 def relu_affinity(logits: ArrayLike) -> Array:
-    """The ReLU of each logit, `max(L[t, e], 0)`. The derivative at 0 is 0.
+    """Computes the ReLU of each logit, `max(L[t, e], 0)`. The derivative of the ReLU at 0 is 0.
 
     Args:
         logits: L, (tokens, experts).
@@ -69,7 +69,7 @@ def relu_affinity(logits: ArrayLike) -> Array:
 
 
 def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
-    """The penalty times an L1 norm of the gates with a weight f per expert. f carries no gradient:
+    """Computes the penalty times a weighted L1 norm of the gates. The weight f[e] of an expert carries no gradient:
 
         loss = lambda / T sum_te f[e] R[t, e],    f[e] = E / (K T) #{t : R[t, e] > 0}
 
@@ -93,16 +93,16 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 
 
 def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
-    """The number of gates above 0 minus its target, `#{(t, e) : R[t, e] > 0} - K T`.
+    """Returns the number of positive gates minus the target K T: `#{(t, e) : R[t, e] > 0} - K T`.
 
-    Its sign is that of the target sparsity, 1 - K / E, minus the actual sparsity. Add up the results of groups, micro-batches and devices.
+    The result is positive if the gates are less sparse than the target. The caller adds the results of groups, micro-batches and devices.
 
     Args:
         gates: R, (tokens, experts).
         choices: K, from 1 to experts.
 
     Returns:
-        A scalar, an integer as a float; for several groups, their sum.
+        A scalar, a whole number as a float, summed if there are several groups.
 
     Source: ReMoE, eqs. (7) and (8).
 
@@ -115,7 +115,7 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
 
 
 def renewed_penalty(penalty: Shared, excess: Shared, *, multiplier: float = 1.2) -> Array:
-    """Returns the penalty after a step, `lambda alpha^sign(excess)`, which rises if too many gates were above 0 and falls if too few were.
+    """Returns the penalty after a step, `lambda alpha^sign(excess)`. Too many positive gates raise the penalty, and too few lower it.
 
     Args:
         penalty: lambda, a scalar.

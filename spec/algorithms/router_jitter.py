@@ -31,7 +31,7 @@ ALGORITHMS = (Algorithm("router_jitter", "Fedus et al. 2021 (arXiv 2101.03961)",
 
 
 def router_jitter(tokens: ArrayLike, noise: ArrayLike | None, *, epsilon: float = 0.01) -> Array:
-    """Computes the tokens that the router gets in training, `X (1 + epsilon noise)`. With `noise=None`, the tokens are returned unchanged.
+    """Computes the input of the router in training, `X (1 + epsilon noise)`. With `noise=None`, the tokens are returned unchanged.
 
     Args:
         tokens: X, (tokens, width).

@@ -57,22 +57,22 @@ ALGORITHMS = (Algorithm("sinkhorn", "Liu et al. 2024 (arXiv 2401.15969), eq. (8)
 
 
 def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """The plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` after `iterations` updates from `f = 0`:
+    """Computes the plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` by `iterations` updates, starting at `f = 0`:
 
         g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
         f[t] = -logsumexp_e(L[t, e] + g[e])
 
-    In the log domain, large logits do not overflow. The plan is differentiable through the iterations.
+    The updates use logarithms, so large logits do not overflow. The plan is differentiable through the iterations.
 
     Args:
         logits: L, (tokens, experts).
         iterations: the maximum number of updates, at least 1.
-        tolerance: greater than 0. Stop after the first update with `max_e |sum_t P[t, e] - T / E| <= tolerance`. None:
-            no early stopping.
+        tolerance: the updates stop after the first one with `max_e |sum_t P[t, e] - T / E| <= tolerance`; greater than 0,
+            or None to compute all updates.
 
     Returns:
-        (tokens, experts). Entries are at least 0 (small ones underflow to 0). Rows sum to 1 to rounding, columns
-        approximately to T / E.
+        (tokens, experts). Entries are at least 0, and small entries underflow to 0. Rows sum to 1 up to rounding.
+        Columns sum to approximately T / E.
 
     Source: Routers, eq. (8); Cuturi 2013 (arXiv 1306.0895).
 

@@ -82,26 +82,26 @@ def soft_routing(
     dispatch: str = "soft",
     combine: str = "soft",
 ) -> DenseRouting:
-    """Soft routing. With the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`:
+    """Computes soft routing from the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`:
 
         dispatch[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])              over tokens
         combine[t, e, c]  = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])          over experts and slots
 
-    The routing is smooth in all arguments, with the derivative of the norm defined as 0 at a zero vector.
+    The routing is differentiable in all arguments. At a zero vector, the derivative of the norm is defined as 0.
 
     Args:
         tokens: X, (tokens, width), the tokens of one image.
         slots: Phi, (width, experts, capacity).
-        scale: a scalar, trainable.
-        normalize: if False, `L = X Phi` without normalisation and without `scale`.
+        scale: a trainable scalar.
+        normalize: whether to normalise and scale; if False, the logits are `X Phi`.
         norm_form: "paper" or "rsqrt", the two forms of `normalize_l2`.
         dispatch: "soft"; "uniform", 1 / T everywhere; "identity", token t in slot `t // E` of expert `t % E`.
         combine: "soft"; "uniform", 1 / (E C) everywhere; "identity", the same tensor as dispatch.
 
-    "identity" must be set for both tensors or neither, and requires equal numbers of slots and tokens.
+    "identity" must be set for both tensors or for neither. "identity" requires equal numbers of slots and tokens.
 
     Returns:
-        Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens, `combine` over experts and capacity.
+        Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens. `combine` sums to 1 over experts and slots.
 
     Raises:
         ConfigError: "identity" is set for only one of the two tensors.
@@ -128,7 +128,7 @@ def soft_routing(
         slots = scale * normalize_l2(slots, 0, form=norm_form)
     logits = np.einsum("td,dec->tec", tokens, slots)
 
-    # There is no selection: every slot is used. Dispatch, combine.
+    # Dispatch, combine. There is no selection, because every slot is used.
     D = softmax(logits, axis=0)
     C = softmax(logits, axis=(1, 2))
     if dispatch == combine == "soft":
@@ -137,7 +137,7 @@ def soft_routing(
 
 
 def ablated(weights: Array, kind: str, size: int) -> Array:
-    """Returns the softmax weights over `size` numbers, or the weights that replace them in the paper's Table 2."""
+    """Returns the softmax weights, or for an ablation in the paper's Table 2, the weights that replace the softmax over `size` entries."""
     if kind == "identity":
         return identity(*weights.shape)
     return weights if kind == "soft" else np.full(weights.shape, 1 / size)

@@ -86,7 +86,7 @@ ALGORITHMS = (
 
 
 def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
-    """Linear logits `L = X W`, or `X W + b` with a bias.
+    """Computes the linear logits `L = X W`, or `X W + b` with a bias.
 
     Args:
         tokens: X, (tokens, width).
@@ -113,7 +113,7 @@ def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None)
 
 
 def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: float = 1.0) -> Array:
-    """Noisy logits `L + multiplier / E * noise`. With `noise=None` (evaluation), the logits are returned unchanged.
+    """Returns the noisy logits `L + multiplier / E * noise`. With `noise=None` (evaluation), the logits are returned unchanged.
 
     Args:
         logits: (tokens, experts).
@@ -138,7 +138,7 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
 
 
 def softmax_affinity(logits: ArrayLike) -> Array:
-    """The softmax of each token's logits over the experts:
+    """Computes the softmax of each token's logits over the experts:
 
         A[t, e] = exp(L[t, e]) / sum_e' exp(L[t, e'])
 
@@ -148,7 +148,7 @@ def softmax_affinity(logits: ArrayLike) -> Array:
         logits: L, (tokens, experts).
 
     Returns:
-        (tokens, experts). Entries are at least 0 (small ones underflow to 0); rows sum to 1.
+        (tokens, experts). Entries are at least 0, and small entries underflow to 0. Rows sum to 1.
 
     Source: Routers, eqs. (1), (6), (7).
 

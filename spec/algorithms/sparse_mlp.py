@@ -1,7 +1,7 @@
 """Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
 
 A sparse block maps its input to new numbers of tokens and channels. One MoE routes channels and mixes tokens, a second MoE
-routes tokens and mixes channels, both with residual connections. A last map restores the sizes. See `moespec.models.sparse_mlp`.
+routes tokens and mixes channels, both with residual connections. A last map restores both numbers. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -9,9 +9,9 @@ routes tokens and mixes channels, both with residual connections. A last map res
 | `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
-With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, S, B
-and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). For Table 5, a model with two sparse blocks
-at the start has 70.0 million (paper: 69), and with four at the end 80.8 (79, see SL-9). No public implementation is known.
+With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, the sizes
+S, B and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). In Table 5, two sparse blocks at the start
+give 70.0 million parameters (paper: 69). Four at the end give 80.8 million (paper: 79, see SL-9). No public implementation is known.
 
 Ambiguity ledger
 
@@ -76,21 +76,21 @@ AXES = {
 
 
 def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
-    """Applies two linear maps, first to the tokens, then to the channels, with nothing in between:
+    """Applies two linear maps, first to the tokens and then to the channels, without an activation in between:
 
         R(x) = (W_S^T x + b_S 1^T) W_C + 1 b_C^T
 
     Args:
         x: one image, (tokens, channels).
         params: `token_kernel` W_S (tokens, new tokens) and `token_bias` b_S (new tokens,), `channel_kernel` W_C (channels,
-            new channels) and `channel_bias` b_C (new channels,). Without the first pair, tokens are not mapped;
-            without the second, channels are not. At least one pair is required.
+            new channels) and `channel_bias` b_C (new channels,). Without the token parameters, only the channels
+            are mapped. Without the channel parameters, only the tokens are mapped. One of the two pairs is required.
 
     Returns:
         (new tokens, new channels).
 
     Raises:
-        ConfigError: a kernel without its bias, a bias without its kernel, no map, or an unknown parameter.
+        ConfigError: a kernel or bias is missing, both maps are missing, or a parameter is unknown.
 
     Source: Sparse-MLP, section 3 (two linear layers, one per axis); eqs. (4) and (7) name it.
 
@@ -113,7 +113,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
 
 
 def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None:
-    """Raises ConfigError, ShapeError or DtypeError unless `params` are maps for these numbers of tokens and channels."""
+    """Raises ConfigError, ShapeError or DtypeError unless `params` are valid for inputs with these numbers of tokens and channels."""
     names = list(AXES)
     if set(params) not in ({*names}, {*names[:2]}, {*names[2:]}):
         raise ConfigError(f"params: expected {', '.join(names)}, or only the first or last two, got {sorted(params)}")

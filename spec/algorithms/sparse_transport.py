@@ -1,9 +1,9 @@
 """The sparsity-constrained affinity: a transport plan in which each expert receives from at most k tokens.
 
-`transport_duals` defines the problem, its duals and the symbols. `transport_solvers` has the solvers.
+`transport_duals` defines the problem, the duals and the symbols. `transport_solvers` implements the solvers.
 
 If k < T / E (a capacity factor below 1), the problem is infeasible: at most k E < T entries are non-zero, so at least
-T - k E rows are 0. The solvers maximise the duals regardless.
+T - k E rows are 0. The solvers do not reject infeasible problems.
 
 Ambiguity ledger
 
@@ -87,27 +87,27 @@ def sparse_transport_affinity(
 ) -> Array:
     """The transport plan at the dual potentials that a solver reaches. The plan carries no gradient.
 
-    The row sums show how close the solver came to the optimum. With the semi-dual, 1 minus the row sums is the
-    gradient, which is 0 at the optimum. After 20 updates, this gradient is still large: for 256 tokens with standard
-    normal logits, 32 experts and k = 8, the row sums range from 0 to 2, and 8 % of them are 0.
+    With the semi-dual, the gradient is 1 minus the row sums. If all row sums are 1, the solver has reached the optimum.
+    After 20 updates, the gradient is still large. For 256 tokens with standard normal logits, 32 experts and k = 8, the
+    row sums range from 0 to 2, and 8 % of the row sums are 0.
 
-    Among equal utilities, each projection keeps the tokens with lower indices. The updates then lower their potentials.
-    If all rows are equal, the non-zeros are therefore at the highest indices after 20 updates.
+    Among equal utilities, each projection keeps the tokens with lower indices. The updates then lower the potentials of
+    these tokens. If all rows are equal, the non-zeros are therefore at the highest indices after 20 updates.
 
     Args:
         utility: U, (tokens, experts), the softmax of the logits.
         capacity: k, the maximum number of non-zeros per column or, with `sparsity="token"`, per row.
-        objective: the function to maximise: "semi_dual" (`transport_semi_dual`) or "dual" (`transport_dual`).
-        solver: "adam", the reference, or "lbfgs", which is accurate (see `solve_lbfgs`).
+        objective: the maximised function, "semi_dual" (`transport_semi_dual`) or "dual" (`transport_dual`).
+        solver: "adam" (the reference) or "lbfgs" (more accurate, see `solve_lbfgs`).
         sparsity: "expert": columns are sparse; "token": rows are sparse, and tokens and experts swap roles; "none":
             only the quadratic regularisation remains, and `capacity` is ignored.
         steps, learning_rate: the options of Adam, at least 1 and greater than 0.
-        tolerance: Adam stops after an update with at most this gradient norm; greater than 0.
+        tolerance: the norm of the gradient at which Adam stops, greater than 0.
         regularization: gamma, greater than 0.
 
     Returns:
-        (tokens, experts). With the semi-dual, columns sum to T / E to rounding, and rows sum to 1 only at the optimum
-        of a feasible problem; with "token", rows and columns swap. With the dual, row and column sums are exact only at the optimum.
+        (tokens, experts). With the semi-dual, columns sum to T / E up to rounding. Rows sum to 1 only at the optimum of a feasible
+        problem. With "token", rows and columns swap. With the dual, rows and columns have the required sums only at the optimum.
 
     Raises:
         ContractError: the plan overflows.

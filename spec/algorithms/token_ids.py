@@ -1,4 +1,4 @@
-"""Token ids, by which hash layers route. The ids are computed before any layer runs.
+"""The token ids by which hash layers choose experts. The ids are computed before any layer runs.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
@@ -56,8 +56,8 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
         id    = argmin_v |x - codebook[v]|^2                     ties go to the lower index
 
     Args:
-        patches: (tokens, pixels), all channels of each patch in a row.
-        codebook: (codes, pixels), of normalised patches.
+        patches: (tokens, pixels). A row holds all channels of one patch.
+        codebook: (codes, pixels), codewords for normalised patches.
 
     Returns:
         (tokens,) integers below the number of codes.
@@ -74,7 +74,7 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
 
 
 def normalized_patches(patches: Array) -> Array:
-    """Patches (tokens, pixels) normalised to mean 0 and variance 1, like the entries of a codebook."""
+    """Normalises each row of `patches` (tokens, pixels) to mean 0 and variance 1, as for a codebook."""
     centred = patches - np.mean(patches, axis=1, keepdims=True)
     return centred / np.sqrt(variance(patches, axis=1)[:, None] + EPSILON)
 
@@ -118,7 +118,7 @@ def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
     """Combines two ids into one: `first * vocabulary + second`.
 
     `pair_ids(previous_ids(ids), ids, ...)` gives bigrams. With `position_ids` as `first`, equal ids at different
-    positions become different.
+    positions get different results.
 
     Args:
         first: (tokens,) integers, at least 0.

@@ -56,15 +56,15 @@ Found = TypeVar("Found", SemiDual, Dual)
 def transport_semi_dual(
     potential: ArrayLike, utility: ArrayLike, *, capacity: int, regularization: float = 1.0
 ) -> SemiDual:
-    """The semi-dual, its gradient and its plan:
+    """Computes the semi-dual, the gradient and the transport plan:
 
         s(alpha)        = sum_t alpha[t] - sum_e conj(alpha + U[:, e])
         conj(x)         = max <x, p> - gamma / 2 |p|^2   over p >= 0, sum(p) = T / E, at most k non-zeros
         P[:, e]         = the maximiser, the sparse projection of (alpha + U[:, e]) / gamma
         gradient[t]     = 1 - sum_e P[t, e]
 
-    For every alpha, columns of P sum to T / E and have at most k non-zeros. Rows sum to 1 only where the gradient is 0.
-    For k < T the problem is not convex, and there may be no alpha with gradient 0.
+    For every alpha, the columns of P sum to T / E and have at most k non-zeros. A row sums to 1 only if its gradient is 0.
+    For k < T, the problem is not convex. There may be no alpha at which the gradient is 0.
 
     Args:
         potential: alpha, (tokens,).
@@ -122,14 +122,14 @@ def transport_dual(
     capacity: int,
     regularization: float = 1.0,
 ) -> Dual:
-    """The dual, its gradients and its plan: with `x = alpha + beta[e] + U[:, e]` for column e,
+    """Computes the dual, the gradients and the transport plan from `x = alpha + beta[e] + U[:, e]` for each column e:
 
         P[t, e]            = max(x[t], 0) / gamma on the k largest entries of x, else 0
         value              = sum_t alpha[t] + T / E sum_e beta[e] - gamma / 2 |P|^2
         token_gradient[t]  = 1 - sum_e P[t, e]
         expert_gradient[e] = T / E - sum_t P[t, e]
 
-    The maximum over beta is the semi-dual.
+    The maximum of the dual over beta is the semi-dual.
 
     Args:
         token_potential: alpha, (tokens,).
@@ -180,13 +180,13 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """Checks that the result of a dual is finite and returns it."""
+    """Returns `found`, the value of a dual. Raises `ContractError` if an array in `found` is not finite."""
     for part in found:
         check_overflow(part)
     return found
 
 
 def check_overflow(array: Array) -> None:
-    """Raises `ContractError` if a number is not finite."""
+    """Raises `ContractError` if an entry of `array` is not finite."""
     if not np.isfinite(array).all():
         raise ContractError("utility: too large for the regularization; the plan overflows")

@@ -24,7 +24,7 @@ ALGORITHMS = (Algorithm("z_loss", "Zoph et al. 2022 (arXiv 2202.08906), eq. (5)"
 
 
 def z_loss(logits: ArrayLike) -> Array:
-    """`1 / T sum_t (log sum_e exp(L[t, e]))^2`, which keeps the logits small.
+    """Computes `1 / T sum_t (log sum_e exp(L[t, e]))^2`. The loss keeps the logits small.
 
     Args:
         logits: L, (tokens, experts).
