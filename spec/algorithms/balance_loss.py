@@ -74,11 +74,11 @@ ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), e
 
 
 def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
-    """Computes `E sum_e f[e] P[e]`. f[e] is the fraction of tokens that choose expert e. P[e] is the mean score of e:
+    """Computes `E sum_e f[e] P[e]`. f[e] is the fraction of tokens that choose expert e. P[e] is the mean score of expert e:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
-    If `load` is passed, `f[e] = K load[e] / sum load` for K choices. P remains a mean over the tokens of the group. With
+    If `load` is passed, `f[e] = K load[e] / sum load` for K choices. P is still the mean over the tokens of the group. With
     groups of equal size, the mean of the losses of all groups and devices then equals the loss over all tokens together.
 
     Only P carries a gradient. Uniform scores give a loss of K for K choices. With `choices=1`, the loss is E if every token has

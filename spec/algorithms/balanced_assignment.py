@@ -18,10 +18,10 @@ __all__ = ["Assignment", "base_assignment"]
 
 
 class Assignment(NamedTuple):
-    """A balanced assignment, and an upper bound on the difference between the best possible total score and its total score.
+    """A balanced assignment with an upper bound on the gap between its total score and the best total score.
 
     expert: (tokens,) integers. objective: the total score `sum_t scores[t, expert[t]]`.
-    gap: the upper bound; 0, up to rounding, if the assignment is the best.
+    gap: the upper bound, which is 0 up to rounding if the assignment is optimal.
     """
 
     expert: Any
@@ -51,8 +51,8 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
     assigned separately, so an expert gets T / (S E) tokens of each shard. Objective and gap are summed over the shards.
 
     Args:
-        scores: (tokens, experts), `tokens` a multiple of `shards * experts`.
-        noise: (tokens,), random numbers by which the tokens are sorted, ties by lower index. None keeps the tokens in order.
+        scores: (tokens, experts), with the number of tokens a multiple of `shards * experts`.
+        noise: (tokens,), random numbers by which the tokens are sorted, ties by lower index. If None, the tokens keep their order.
         shards: S, the number of shards, at least 1.
 
     Returns:

@@ -25,7 +25,7 @@ class Clustering(NamedTuple):
 
 
 def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clustering:
-    """Lloyd's algorithm: repeatedly moves each centroid to the mean of its nearest points.
+    """Runs Lloyd's algorithm, which repeatedly moves each centroid to the mean of the points nearest to it.
 
         cluster[i] = argmin_k |points[i] - centroids[k]|^2     ties by lower index
 

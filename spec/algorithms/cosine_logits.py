@@ -77,7 +77,7 @@ def cosine_logits(
         tokens: x, (tokens, width).
         projection: W, (width, dimensions).
         embeddings: v, (dimensions, experts).
-        temperature: a scalar. With "log_scale", the logarithm of the inverse temperature; with "divide", greater than 0.
+        temperature: a scalar: the logarithm of the inverse temperature with "log_scale", or a temperature above 0 with "divide".
         projection_bias: c, (dimensions,); None for no bias.
         form: "log_scale" or "divide".
 

@@ -44,12 +44,12 @@ ALGORITHMS = (
 
 
 def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
-    """Sets entries to 0 where their draw is below the rate, and divides the others by `1 - rate`.
+    """Sets each entry with a draw below the rate to 0, and divides the other entries by `1 - rate`.
 
         y = x / (1 - rate)    if draw >= rate,  else 0
 
-    Draws are multiples of 2^-24. They are compared with the rate rounded up to a multiple of 2^-24, so every dtype keeps the
-    same entries. With one draw per example, the function computes stochastic depth.
+    Draws are multiples of 2^-24. Before the comparison, the rate is rounded up to a multiple of 2^-24, so every dtype keeps
+    the same entries. With one draw per example, the function computes stochastic depth.
 
     Args:
         x: (...).
@@ -104,12 +104,12 @@ def check_rate(name: str, value: float) -> float:
 
 
 def threshold(rate: float) -> float:
-    """Returns the smallest multiple of 2^-24 that keeps an entry as its draw. Raises `ConfigError` for a rate out of range."""
+    """Returns the smallest draw that keeps an entry, the rate rounded up to a multiple of 2^-24. Raises `ConfigError` for invalid rates."""
     return math.ceil(check_rate("rate", rate) * 2**BITS) / 2**BITS
 
 
 def check_draws(draws: Any, x: Any) -> None:
-    """Raises `ShapeError` unless `draws` and `x` have the same number of axes, and each axis of `draws` the length of `x` or 1."""
+    """Raises `ShapeError` unless `draws` has as many axes as `x`, and every axis of `draws` has length 1 or the same length as in `x`."""
     shape, wanted = shape_of(draws), shape_of(x)
     if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
         raise ShapeError(f"draws: expected the shape of x, {wanted}, in which any axis may have length 1, got {shape}")

@@ -23,7 +23,7 @@ ALGORITHMS = (Algorithm("embedding", "Vaswani et al. 2017 (arXiv 1706.03762), se
 def embedding(ids: ArrayLike, table: Shared) -> Array:
     """Returns the vector of each token: `y[t] = table[ids[t]]`.
 
-    The gradient of a table row is the sum of the gradients of all tokens with that id.
+    The gradient of a table row is the sum of the gradients of all tokens whose id selects the row.
 
     Args:
         ids: (tokens,) integers, from 0 to the number of table rows - 1.

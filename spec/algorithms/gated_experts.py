@@ -73,7 +73,7 @@ def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
 def expert_parameters(
     params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None, plain: bool = False
 ) -> dict[str, Array]:
-    """Checks and returns the parameters of expert MLPs for inputs of size `width`. If `experts` is None, their number is not checked.
+    """Checks and returns the parameters of expert MLPs for inputs of size `width`. If `experts` is None, any number is valid.
 
     plain: whether to require exactly two linear maps, both with a bias.
     """

@@ -79,7 +79,7 @@ def group_limited_scores(
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
-    Ties between groups go to the first. With `outside="excluded"`, a token prefers every expert in its best groups to any
+    Ties go to the group with the lower index. With `outside="excluded"`, a token prefers every expert in its best groups to any
     other expert, even if all scores are negative. The result carries no gradient.
 
     Args:

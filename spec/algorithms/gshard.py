@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1; a token keeps its second expert with a probability that grows with its gate.
+"""GShard's top-2: two experts with gates that sum to 1. A token keeps the second expert with a probability that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -83,13 +83,13 @@ __all__ = ["gshard_keep", "gshard_sample"]
 
 
 def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
-    """Decides which of its two choices each token keeps: always the first, and the second if `2 g2 > noise`.
+    """Decides which of two choices each token keeps: always the first choice, and the second choice if `2 g2 > noise`.
 
-    Here `g2` is the second-largest gate, so a token keeps its second expert with probability min(1, 2 g2).
+    `g2` is the second-largest gate of a token. The token keeps the second choice with probability min(1, 2 g2).
 
     Args:
-        gates: (tokens, experts), with at least 2 experts; the gates of a token divided by the sum of its two largest gates.
-        noise: (tokens,), uniform draws from [0, 1); the range is not checked.
+        gates: (tokens, experts), with at least 2 experts. The two largest gates of each token sum to 1.
+        noise: (tokens,), uniform draws from [0, 1). The range is not checked.
 
     Returns:
         (tokens, 2) booleans.
@@ -111,7 +111,7 @@ def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
     """Returns scores by which `token_choice` first chooses the expert with the largest logit of the token. The second choice
     is drawn from the other experts with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
 
-        S[t, e] = L[t, e] - log(-log noise[t, e]),    and 1 more than the largest of these for the first expert
+        S[t, e] = L[t, e] - log(-log noise[t, e]),    but 1 + max_e' S[t, e'] for the expert with the largest logit
 
     Args:
         logits: L, (tokens, experts).

@@ -61,7 +61,7 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
-    """Returns the table of one hash as integers. A hash layer stores its tables as floating parameters.
+    """Returns the table of one hash as integers. A hash layer stores its tables as floating-point parameters.
 
     Args:
         tables: (hashes, ids), whole numbers, in a floating or integer dtype.

@@ -80,7 +80,7 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
     """Returns a table that balances frequencies. Each id, most frequent first, goes to the expert with the smallest load so far.
 
-    No expert's load exceeds the mean by more than the largest frequency.
+    No expert's load exceeds the mean load by more than the largest frequency.
 
     Args:
         frequencies: (ids,), the frequency of each id, at least 0.

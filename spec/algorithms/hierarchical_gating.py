@@ -71,12 +71,12 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
 
         G[t, i b + j] = P[t, i] S[t, i, j]
 
-    P is the softmax over the K branches with the largest noisy logits. S[t, i] is the same softmax over the K best experts of branch i.
+    P is the softmax over the K branches with the largest noisy logits. S[t, i] is the softmax over the K best experts of branch i.
 
     Args:
         noisy_logits: (tokens, branches + experts): the columns of the branches, then those of the experts, branch by branch.
         branches: a, a divisor of the number of experts.
-        choices: K, at least 1. A level with fewer than K entries chooses all of them.
+        choices: K, at least 1. A level with fewer than K entries chooses all entries.
 
     Returns:
         (tokens, experts). Rows sum to 1. The gates of experts that are not chosen are 0.
@@ -104,15 +104,15 @@ def hierarchical_load_loss(
 
         load[i b + j] = branch load[i] * load[i, j] / n[i]
 
-    The branch load is defined as in `noisy_top_k_load_loss`. n[i] is the number of tokens that choose branch i, and
-    load[i, j] is the load of expert j of branch i, summed over these tokens.
+    The branch load is defined as in `noisy_top_k_load_loss`. n[i] is the number of tokens that choose branch i.
+    load[i, j] is the load of expert j of branch i, summed over the tokens that choose branch i.
 
     Args:
         logits: (tokens, branches + experts), without noise; columns as in `hierarchical_affinity`.
         noise_logits: the same shape.
         noisy_logits: the same shape, used for the selection.
         branches: a, a divisor of the number of experts.
-        choices: K, at least 1. A level with fewer than K entries chooses all of them.
+        choices: K, at least 1. A level with fewer than K entries chooses all entries.
 
     Returns:
         A scalar, from 0 (balanced) to E - 1.

@@ -33,7 +33,7 @@ def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"
     Args:
         tokens: (tokens, width).
         images: number of images, at least 1, a divisor of the number of tokens.
-        pool: "mean" for the mean of the tokens of an image, "first" for its first token.
+        pool: "mean" for the mean of the tokens of an image, "first" for the first token of an image.
 
     Returns:
         (images, width).

@@ -1,7 +1,7 @@
-"""Importance-score routing: removes the least important tokens. The others choose experts in order of importance.
+"""Importance-score routing: removes the least important tokens. The other tokens choose experts in order of importance.
 
 The remaining tokens are routed by Batch Priority Routing. Sparse-MLP routes channels in this way, in the efficient mode
-of its token-mixing layer. A removed token has combine weights of 0, so it passes only through the residual connection.
+of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection transmits the token.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|

@@ -68,7 +68,7 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
         (tokens, output).
 
     Raises:
-        ShapeError: the output of `experts` has another number of experts or slots than the input.
+        ShapeError: the input and the output of `experts` differ in the number of experts or slots.
 
     Source: Routers, section 1.2.
 
@@ -102,7 +102,7 @@ def expert_mlp(
         result = w2[e] f(w1[e] x + b1[e]) + b2[e]
         result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      with `w3`
 
-    with f(z) = gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A bias that is not passed is 0.
+    Here, f(z) is gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A bias that is not passed is 0.
 
     Args:
         inputs: (experts, capacity, width).
@@ -158,7 +158,7 @@ def moe_mlp(
     or an infinite `capacity_factor`), the computation grows with the number of tokens, not with the number of slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
-    expert with the sum of the hidden widths. The bias `b2` of the merged expert is the sum of the biases `b2` of the shared experts.
+    expert. Its hidden width is the sum of their hidden widths, and its bias `b2` is the sum of their biases `b2`.
 
     Args:
         tokens: (tokens, width).

@@ -1,4 +1,4 @@
-"""A soft cap on router logits: a hyperbolic tangent keeps the logits between -c and c.
+"""A soft cap on router logits: a hyperbolic tangent keeps the logits between -cap and cap.
 
 | here | Gemma 2 (arXiv 2408.00118), section 2 |
 |---|---|

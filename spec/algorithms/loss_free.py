@@ -1,4 +1,4 @@
-"""Balance without a loss: the scores of each expert get a bias. Each step lowers the bias of experts with a high load.
+"""Balance without a loss: routers add a bias to the scores of each expert. Each step lowers the bias of experts with a high load.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|
@@ -96,7 +96,7 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
 
-    The caller adds the loads of groups, micro-batches and devices.
+    The caller sums the loads over groups, micro-batches and devices.
 
     Args:
         scores: (tokens, experts), the selection scores, as for `token_choice`.
@@ -126,7 +126,7 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
 
     Args:
         bias: b, (experts,).
-        load: (experts,), at least 0, over all tokens of the step.
+        load: (experts,), the load of all tokens of the step, at least 0.
         rate: at least 0.
         recentre: whether to subtract the mean of the changes.
 

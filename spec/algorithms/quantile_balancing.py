@@ -8,7 +8,7 @@
 | `choices` | k |
 
 Consider the assignment that maximises `sum_te x[t, e] s[t, e]` with K experts per token and K T / E tokens per expert.
-Its dual prices are alpha for tokens and beta for experts. Coordinate descent sets each price to a quantile of
+The dual prices are alpha for tokens and beta for experts. Coordinate descent sets each price to a quantile of
 the scores minus the prices of the other side. BASE solves this problem for each group with K = 1.
 
 Ambiguity ledger
@@ -52,12 +52,12 @@ ALGORITHMS = (
 
 
 def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
-    """Returns one histogram per expert of the bias r that each token requires to choose the expert at the token's current cutoff:
+    """Returns one histogram per expert. Each histogram counts the biases r that the tokens require to choose the expert:
 
         r[t, e] = (the (K + 1)-th largest of s[t, :] + b) - s[t, e]
 
-    Bins of equal width cover min(b) - 1 to max(b) + 1. If scores lie between 0 and 1, all r are in this range. Other values
-    are counted in the first or last bin. The caller adds the counts of groups, micro-batches and devices.
+    Bins of equal width cover min(b) - 1 to max(b) + 1. If scores lie between 0 and 1, all r are in this range. Values
+    outside this range are counted in the first or last bin. The caller sums counts over groups, micro-batches and devices.
 
     Args:
         scores: s, (tokens, experts).

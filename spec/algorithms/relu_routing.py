@@ -95,7 +95,7 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
     """Returns the number of positive gates minus the target K T: `#{(t, e) : R[t, e] > 0} - K T`.
 
-    The result is positive if the gates are less sparse than the target. The caller adds the results of groups, micro-batches and devices.
+    The result is positive if the sparsity is below the target 1 - K / E. The caller sums results over groups, micro-batches and devices.
 
     Args:
         gates: R, (tokens, experts).

@@ -21,7 +21,7 @@ ALGORITHMS = (
 
 
 def collapse_metrics(routing: Routing) -> dict[str, Array]:
-    """Measures how close the softmaxes of Soft MoE are to one-hot vectors. The softmaxes collapse to one-hot vectors as the width grows.
+    """Measures how close the softmaxes of Soft MoE are to one-hot vectors, to which the softmaxes can collapse as the width grows.
 
         dispatch_max = mean over slots of max_t dispatch[t, e, c]
         combine_max  = mean over tokens of max_e,c combine[t, e, c]

@@ -46,7 +46,7 @@ def normalize_selected(
     norm: str = "sum",
     epsilon: float = 0.0,
 ) -> Array:
-    """Divides combine scores by the sum over the K experts that a token chooses, so the K weights sum to 1 if epsilon is 0:
+    """Divides combine scores by the sum or another norm of the scores of the K experts that a token chooses:
 
         B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Divides the weights of each token by the norm of its weights with `kept` 1. Weights of tokens without a kept choice do not change."""
+    """Divides the weights of a token by the norm of the weights with `kept` 1, if there are any. Both arrays are (tokens, experts)."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

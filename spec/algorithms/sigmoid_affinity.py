@@ -10,7 +10,7 @@ __all__ = ["sigmoid_affinity", "sqrt_softplus_affinity"]
 
 
 def sigmoid_affinity(logits: ArrayLike) -> Array:
-    """Computes the sigmoid of each logit, `1 / (1 + exp(-L[t, e]))`. The score of an expert depends only on its logit.
+    """Computes the sigmoid of each logit, `1 / (1 + exp(-L[t, e]))`. The score of an expert depends only on the logit of this expert.
 
     Args:
         logits: L, (tokens, experts).

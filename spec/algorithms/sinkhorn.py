@@ -67,7 +67,7 @@ def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: flo
     Args:
         logits: L, (tokens, experts).
         iterations: the maximum number of updates, at least 1.
-        tolerance: the updates stop after the first one with `max_e |sum_t P[t, e] - T / E| <= tolerance`; greater than 0,
+        tolerance: the updates stop after the first update with `max_e |sum_t P[t, e] - T / E| <= tolerance`; greater than 0,
             or None to compute all updates.
 
     Returns:

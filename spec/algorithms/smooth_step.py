@@ -14,7 +14,7 @@ def smooth_step(z: Leading, *, gamma: float = 1.0) -> Array:
 
         S(z) = -2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2    for |z| < gamma / 2
 
-    S(z) is 0 below this range and 1 above, and `1 - S(z) = S(-z)`. The code uses `S = t^2 (3 - 2 t)` with
+    S is 0 for smaller z and 1 for larger z. The step satisfies `1 - S(z) = S(-z)`. The code uses `S = t^2 (3 - 2 t)` with
     `t = z / gamma + 1/2`. This form is never negative and avoids cancellation if S is small.
 
     Args:

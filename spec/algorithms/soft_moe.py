@@ -137,7 +137,7 @@ def soft_routing(
 
 
 def ablated(weights: Array, kind: str, size: int) -> Array:
-    """Returns the softmax weights, or for an ablation in the paper's Table 2, the weights that replace the softmax over `size` entries."""
+    """Returns the softmax weights, or the weights of an ablation in the paper's Table 2. size: the number of entries of a softmax."""
     if kind == "identity":
         return identity(*weights.shape)
     return weights if kind == "soft" else np.full(weights.shape, 1 / size)

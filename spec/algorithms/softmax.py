@@ -1,7 +1,7 @@
 """The softmax affinity and the gating noise of V-MoE. Sparse-MLP uses the same affinity and noise.
 
 Sparse-MLP (arXiv 2109.02008), eq. (2), writes TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts. 1 / N^2 is
-the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are not divided by their sum.
+the variance, so the standard deviation is 1 / N as in V-MoE. The gates of the K chosen experts are not divided by their sum.
 
 | here | Routers (arXiv 2401.15969) | V-MoE (arXiv 2106.05974) |
 |---|---|---|

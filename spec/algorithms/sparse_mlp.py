@@ -1,7 +1,7 @@
 """Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
 
-A sparse block maps its input to new numbers of tokens and channels. One MoE routes channels and mixes tokens, a second MoE
-routes tokens and mixes channels, both with residual connections. A last map restores both numbers. See `moespec.models.sparse_mlp`.
+A sparse block maps its input to new numbers of tokens and channels. One MoE layer routes channels and mixes tokens. A second
+MoE layer routes tokens and mixes channels. Both have residual connections. A last map restores the original numbers.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -10,8 +10,8 @@ routes tokens and mixes channels, both with residual connections. A last map res
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
 With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, the sizes
-S, B and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). In Table 5, two sparse blocks at the start
-give 70.0 million parameters (paper: 69). Four at the end give 80.8 million (paper: 79, see SL-9). No public implementation is known.
+S, B and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). For Table 5, two sparse blocks at the start
+give 70.0 million parameters (paper: 69), and four at the end 80.8 million (paper: 79, see SL-9). No public implementation is known.
 
 Ambiguity ledger
 
@@ -84,7 +84,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
         x: one image, (tokens, channels).
         params: `token_kernel` W_S (tokens, new tokens) and `token_bias` b_S (new tokens,), `channel_kernel` W_C (channels,
             new channels) and `channel_bias` b_C (new channels,). Without the token parameters, only the channels
-            are mapped. Without the channel parameters, only the tokens are mapped. One of the two pairs is required.
+            are mapped. Without the channel parameters, only the tokens are mapped. At least one pair is required.
 
     Returns:
         (new tokens, new channels).

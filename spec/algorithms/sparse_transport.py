@@ -1,4 +1,4 @@
-"""The sparsity-constrained affinity: a transport plan in which each expert receives from at most k tokens.
+"""The sparsity-constrained affinity: a transport plan in which each expert receives mass from at most k tokens.
 
 `transport_duals` defines the problem, the duals and the symbols. `transport_solvers` implements the solvers.
 
@@ -85,7 +85,7 @@ def sparse_transport_affinity(
     tolerance: float = 1e-3,
     regularization: float = 1.0,
 ) -> Array:
-    """The transport plan at the dual potentials that a solver reaches. The plan carries no gradient.
+    """Computes the transport plan at the dual potentials that the solver reaches. The plan carries no gradient.
 
     With the semi-dual, the gradient is 1 minus the row sums. If all row sums are 1, the solver has reached the optimum.
     After 20 updates, the gradient is still large. For 256 tokens with standard normal logits, 32 experts and k = 8, the
@@ -101,13 +101,13 @@ def sparse_transport_affinity(
         solver: "adam" (the reference) or "lbfgs" (more accurate, see `solve_lbfgs`).
         sparsity: "expert": columns are sparse; "token": rows are sparse, and tokens and experts swap roles; "none":
             only the quadratic regularisation remains, and `capacity` is ignored.
-        steps, learning_rate: the options of Adam, at least 1 and greater than 0.
-        tolerance: the norm of the gradient at which Adam stops, greater than 0.
+        steps, learning_rate: the number of Adam updates, at least 1, and the learning rate, greater than 0.
+        tolerance: Adam stops after an update with a gradient norm of at most this number, greater than 0.
         regularization: gamma, greater than 0.
 
     Returns:
         (tokens, experts). With the semi-dual, columns sum to T / E up to rounding. Rows sum to 1 only at the optimum of a feasible
-        problem. With "token", rows and columns swap. With the dual, rows and columns have the required sums only at the optimum.
+        problem. With "token", rows and columns exchange roles. With the dual, rows and columns have the required sums only at the optimum.
 
     Raises:
         ContractError: the plan overflows.

@@ -107,7 +107,7 @@ def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
         mask: M, (tokens, experts) booleans.
 
     Returns:
-        (tokens, experts). Each row sums to 1, or to 0 if all gates of the row are 0.
+        (tokens, experts). Each row sums to 1, or to 0 if the mask keeps no positive gate of the token.
 
     Source: Shazeer et al. 2017, eq. (16).
 

@@ -102,7 +102,7 @@ def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Wor
 
     Args:
         origin: (4,) integers: the low word and high word of the seed, the step and the first row. Only the lowest 32 bits are used.
-        stream: an integer for the purpose of the numbers, at least 0.
+        stream: the index of the stream, at least 0.
         rows: R, at least 1.
         columns: C, at least 1. The words of a column do not depend on C.
 

@@ -5,7 +5,7 @@
 | `ids` (T,) | the token x_t, an entry of the vocabulary |
 | `pair_ids(previous_ids(ids), ids)` | bigram hash |
 
-In vision, an id is a property of the input image: the position of a patch, or the codeword nearest to its pixels.
+In vision, an id is a property of the input image: the position of a patch, or the codeword nearest to the pixels of a patch.
 
 Ambiguity ledger
 
@@ -50,7 +50,7 @@ EPSILON = 1e-6
 
 
 def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
-    """Returns the id of each patch: the index of the codeword nearest to its pixels.
+    """Returns the id of each patch: the index of the codeword nearest to the pixels of the patch.
 
         x    <- (x - mean(x)) / sqrt(variance(x) + 1e-6)      over the pixels of the patch
         id    = argmin_v |x - codebook[v]|^2                     ties go to the lower index
@@ -74,13 +74,13 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
 
 
 def normalized_patches(patches: Array) -> Array:
-    """Normalises each row of `patches` (tokens, pixels) to mean 0 and variance 1, as for a codebook."""
+    """Normalises each row of `patches` (tokens, pixels) to mean 0 and variance 1, like the codewords."""
     centred = patches - np.mean(patches, axis=1, keepdims=True)
     return centred / np.sqrt(variance(patches, axis=1)[:, None] + EPSILON)
 
 
 def position_ids(tokens: ArrayLike) -> Ids:
-    """Returns the position of each token as its id: 0, 1, 2, ...
+    """Uses the position of each token as the id of the token: 0, 1, 2, ...
 
     Args:
         tokens: (tokens, width).

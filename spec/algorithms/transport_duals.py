@@ -180,7 +180,7 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """Returns `found`, the value of a dual. Raises `ContractError` if an array in `found` is not finite."""
+    """Returns `found`, the result of a dual function. Raises `ContractError` if an array in `found` is not finite."""
     for part in found:
         check_overflow(part)
     return found

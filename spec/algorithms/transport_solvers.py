@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 
 def evaluate(potential: Array, problem: Problem) -> SemiDual:
-    """Evaluates the objective at `potential`, which holds the row potentials and, for the dual, then the column potentials."""
+    """Evaluates the objective. `potential` holds the row potentials and, if the objective is the dual, also the column potentials."""
     utility, row_mass, column_mass, nonzeros, gamma, objective = problem
     if objective == "semi_dual":
         return semi_dual(potential, utility, row_mass, column_mass, nonzeros, gamma)
@@ -63,8 +63,8 @@ def solve_lbfgs(problem: Problem) -> Array:
 
     Stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
     iterations. If all entries may be non-zero, the problem is convex. The entries of the final gradient are then at most
-    about 1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps. The
-    row and column sums of the plan then differ from the required sums by the gradient, which `evaluate` returns.
+    about 1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps
+    and is nowhere 0. The row and column sums of the plan then differ from the required sums by the gradient.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
