@@ -83,13 +83,13 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
 
     Only P carries a gradient. Uniform scores give a loss of K for K choices. With `choices=1`, the loss is E if every token has
     a score of 1 for the same expert. With `choices=1`, training can lower the loss to 3 / 4 + 1 / (4 E). A fraction
-    (E + 1) / (2 E) of the tokens then barely prefers expert 0, and the others choose experts 1 to E - 1 equally often, with scores of 1.
+    (E + 1) / (2 E) of the tokens then barely prefers expert 0. The others choose experts 1 to E - 1 equally often, with scores of 1.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
         load: (experts,), at least 0 and not all 0: the number of tokens in the scope of the loss that choose each expert, from
             `expert_load` with the same `choices`; None to count the tokens of the group.
-        choices: K, the number of experts per token that f counts, from 1 to experts.
+        choices: K, the number of choices per token that f counts, from 1 to experts.
 
     Returns:
         A scalar, at most E.

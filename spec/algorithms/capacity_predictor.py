@@ -100,7 +100,7 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
     """Returns the C-th largest score of each expert, and a count of 1 for the group.
 
-    The caller sums the results over groups, micro-batches and devices. The sum of scores divided by the sum of counts is their mean.
+    The caller sums the results over groups, micro-batches and devices. The mean score is the sum of scores divided by the sum of counts.
 
     Args:
         scores: (tokens, experts), the sigmoid of `capacity_logits`.
@@ -168,6 +168,6 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *,
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
     taken = predicted.real > thresholds.real
-    if largest:  # each expert takes as many tokens as before, but those with the largest scores
+    if largest:  # keep the number of tokens per expert, but take those with the largest scores
         taken = stable_order(-stable_order(scores, axis=0), axis=0) < taken.sum(axis=0)
     return np.where(taken, scores, 0.0)

@@ -1,4 +1,4 @@
-"""Contrastive losses: the features of an image should be more similar to those of its own text than to those of other texts.
+"""Contrastive losses: an image should have features more similar to those of its own text than to those of any other text.
 
 | here | SigLIP (arXiv 2303.15343) | CLIP (arXiv 2103.00020), Figure 3 |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Two levels of noisy top-k gating: branches of experts, and the experts within each branch.
+"""Noisy top-k gating at two levels: a token chooses branches of experts, and then experts within these branches.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix B, eqs. (12)-(14) |
 |---|---|

@@ -1,7 +1,7 @@
 """Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
 
-A sparse block maps its input to new numbers of tokens and channels. One MoE layer routes channels and mixes tokens. A second
-MoE layer routes tokens and mixes channels. Both have residual connections. A last map restores the original numbers.
+A sparse block maps its input to new numbers of tokens and channels. One MoE layer routes channels and mixes tokens. A second MoE layer
+routes tokens and mixes channels. Both have residual connections. A last map restores the sizes. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|

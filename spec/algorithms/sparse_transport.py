@@ -102,7 +102,7 @@ def sparse_transport_affinity(
         sparsity: "expert": columns are sparse; "token": rows are sparse, and tokens and experts swap roles; "none":
             only the quadratic regularisation remains, and `capacity` is ignored.
         steps, learning_rate: the number of Adam updates, at least 1, and the learning rate, greater than 0.
-        tolerance: Adam stops after an update with a gradient norm of at most this number, greater than 0.
+        tolerance: the gradient norm at or below which Adam stops after an update, greater than 0.
         regularization: gamma, greater than 0.
 
     Returns:

@@ -107,7 +107,7 @@ def token_choice(
         choices: K, the number of experts that a token chooses, from 1 to experts.
         capacity: C, the number of slots per expert, at least 1.
         combine_scores: (tokens, experts), the combine weights, by default `scores`.
-        order: (tokens,) integers, the order in which tokens are assigned, by default ascending.
+        order: (tokens,) integers, the order in which tokens are assigned, by default 0, 1, 2, ...
         keep: (tokens, tries) booleans, whether each choice is made. By default, all choices are made.
         hold: whether a choice that is not made still takes up a slot, which stays empty. If False, such a choice requests no slot.
         tries: the maximum number of experts that a token tries, from `choices` to experts, by default `choices`.

@@ -101,7 +101,7 @@ def transport_semi_dual(
 def semi_dual(
     alpha: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> SemiDual:
-    """Computes `transport_semi_dual` for checked arguments, with rows of mass `row_mass` and columns of mass `column_mass`."""
+    """Computes `transport_semi_dual` without checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
     columns = []
     value = row_mass * np.sum(alpha)
     for u in utility.T:
@@ -167,7 +167,7 @@ def transport_dual(
 def dual(
     alpha: Array, beta: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> Dual:
-    """Computes `transport_dual` for checked arguments, with rows of mass `row_mass` and columns of mass `column_mass`."""
+    """Computes `transport_dual` without checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
     columns = []
     for b, u in zip(beta, utility.T, strict=True):
         x = alpha + b + u
