@@ -136,7 +136,7 @@ def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: in
 
 
 def check_quotient(name: str, factor: float, quotient: float) -> float:
-    """Returns `quotient`. Raises `ConfigError` if the factor called `name` makes the quotient overflow."""
+    """Returns `quotient`. Raises `ConfigError` if `quotient` is not finite. The error message calls the factor `name`."""
     if not math.isfinite(quotient):
         raise ConfigError(f"{name}: {factor} gives a capacity that is not finite")
     return quotient

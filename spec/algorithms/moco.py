@@ -71,7 +71,7 @@ EPSILON = 1e-12
 def moco_loss(
     first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
 ) -> Array:
-    """Computes the symmetric contrastive loss of matching each query with the key of the other view of the same image, among all keys:
+    """Computes the symmetric contrastive loss that matches each query with the key of the other view of the same image:
 
         loss = ctr(first_query, second_key) + ctr(second_query, first_key)
         ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])

@@ -99,7 +99,7 @@ def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
 
 
 def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """Returns the sum of each row, or the square root of the sum of its squares, plus epsilon, (tokens, 1)."""
+    """Adds epsilon to the sum of each row, or to the square root of the sum of squares of each row. Returns (tokens, 1)."""
     totals = (weights if norm == "sum" else weights * weights).sum(axis=1, keepdims=True)
     if epsilon == 0 and (totals.real == 0).any():
         raise ContractError("combine_scores: the scores of a token's chosen experts sum to 0; expected a nonzero sum")

@@ -90,7 +90,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
         (new tokens, new channels).
 
     Raises:
-        ConfigError: a kernel or bias is missing, both maps are missing, or a parameter is unknown.
+        ConfigError: a kernel or bias is missing, `params` is empty, or a parameter is unknown.
 
     Source: Sparse-MLP, section 3 (two linear layers, one per axis); eqs. (4) and (7) name it.
 
