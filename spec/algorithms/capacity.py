@@ -9,14 +9,14 @@
 
 Ambiguity ledger
 
-CA-1: How is the capacity rounded, and to a multiple of what?
-    Reading: up, to a multiple of 1. Both are arguments.
+CA-1: How is the capacity rounded, and to a multiple of which number?
+    Reading: up, to a multiple of 1. Both the rounding and the multiple are arguments.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
-    Alternative b: to the nearest, half to even.
+    Alternative b: to the nearest integer, with ties to the even integer.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity (ceil_or_round="round"); google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer.
-    Alternative c: down.
+    Alternative c: down to an integer.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1; databricks/megablocks,
         megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel, tutel/impls/fast_dispatch.py,
         extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks;
@@ -24,9 +24,9 @@ CA-1: How is the capacity rounded, and to a multiple of what?
     Alternative d: up to a multiple of 4.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
 CA-2: What happens if the capacity is below 1?
-    Reading: an error, raised before the capacity is rounded to a multiple.
+    Reading: an error is raised before the capacity is rounded to a multiple.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
-    Alternative b: the capacity has a minimum of 4 or more slots, for any factor.
+    Alternative b: the capacity has a minimum of 4 or more slots, regardless of the capacity factor.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer (min_expert_capacity=4); deepspeedai/DeepSpeed,
@@ -37,18 +37,18 @@ CA-3: In which order is `choices * tokens * factor / experts` evaluated?
         arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         transformer_moe_layer_v1.
-    Alternative b: the quotient first. Rounding can then change the result by one slot.
+    Alternative b: the quotient is evaluated first. Rounding can then change the capacity by one slot.
         By: databricks/megablocks, megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py,
         RoutedMoE.generate_masks; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
 CA-4: Does the capacity grow with the number of choices?
-    Reading: yes, `choices * tokens` items request slots.
+    Reading: yes, because each of the K choices of a token requests a slot: `choices * tokens` requests in total.
         By: google-research/vmoe, vmoe/moe.py, get_top_experts_per_item_dispatcher; databricks/megablocks,
         megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel, tutel/impls/fast_dispatch.py,
         extract_critical; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating;
         NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, apply_router_token_dropping.
-    Alternative b: no, only the number of tokens counts.
+    Alternative b: no, the capacity grows only with the number of tokens.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer, flaxformer/architectures/moe/moe_layers.py,
         MoeLayer; lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.

@@ -9,20 +9,20 @@
 
 Ambiguity ledger
 
-CE-1: Where do the thresholds start?
-    Reading: at 0, below every probability.
+CE-1: What are the initial thresholds?
+    Reading: 0, which is below every probability.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
-    Alternative b: at the values of the first step.
+    Alternative b: the thresholds computed in the first step.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, EMAParameter.forward.
 CE-2: What is the activation of the predictor?
-    Reading: SiLU.
+    Reading: the activation of the predictor is SiLU.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.
-    Alternative b: GELU.
+    Alternative b: the activation of the predictor is GELU.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.
-CE-3: Does an expert take a token exactly at its threshold?
-    Reading: no, only above it.
+CE-3: Does an expert take a token whose predicted probability equals the threshold?
+    Reading: no, the probability must be above the threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
-    Alternative b: yes.
+    Alternative b: yes, a probability equal to the threshold is sufficient.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
 """
 

@@ -21,22 +21,22 @@ than 2 experts after 100 iterations, and 5 % after 1000. With lambda = 0.01, 5 %
 Ambiguity ledger
 
 CP-1: In which order does Dykstra's algorithm project onto the three sets?
-    Reading: column sums k, then row sums at most b, then entries at most 1.
-    Alternative b: row sums, then entries, then column sums.
+    Reading: first onto column sums of k, then onto row sums of at most b, and last onto entries of at most 1.
+    Alternative b: first onto the row sums, then onto the entries, and last onto the column sums.
 CP-2: When does Dykstra's algorithm stop?
     Reading: after `iterations` rounds of the three projections.
-    Alternative b: earlier, once a round changes little (the paper's "a maximum of 100 iterations" gives no criterion).
-CP-4: What is the router's default lambda?
-    Reading: 0.01 (`cap_regularization`), for which 100 iterations come close to the solution.
-    Alternative b: 0.001.
+    Alternative b: earlier, once a round changes little. The paper's "a maximum of 100 iterations" gives no criterion.
+CP-4: What is the default lambda of the router?
+    Reading: 0.01 (`cap_regularization`). With this lambda, 100 iterations come close to the solution.
+    Alternative b: the default lambda is 0.001.
         By: the paper, section 3.3, footnote 2.
 
 Often done differently
 
-CP-3: Is the limit of b experts per token enforced after the choice?
-    Reading: no, each expert takes the k largest entries of its column.
+CP-3: Is the limit of b experts per token enforced after the experts have chosen tokens?
+    Reading: no, each expert keeps the k tokens with the largest entries in its column.
         By: the paper, section 3.3 ("TopK(A, k)").
-    Alternative b: yes, a token keeps its b best experts, and its slots at the others stay empty.
+    Alternative b: yes, each token keeps its b best experts, and the slots of the token at all other experts stay empty.
 """
 
 import numpy as np

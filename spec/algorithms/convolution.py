@@ -2,10 +2,10 @@
 
 Ambiguity ledger
 
-CV-1: Where is an image padded when the stride is 2?
-    Reading: equally on each side, by (size - 1) / 2 pixels.
+CV-1: How is an image padded if the stride is 2?
+    Reading: by (size - 1) / 2 pixels on every side.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: by enough to give the result height / stride rows. If the number of padding rows is odd, the extra row is at the end.
+    Alternative b: by enough to give height / stride output rows. If the padding is odd, the end gets the extra row.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 

@@ -10,19 +10,19 @@
 Ambiguity ledger
 
 CR-1: How is the temperature learned?
-    Reading: as the logarithm of its inverse (`form="log_scale"`), which is at most log(1 / 0.01).
+    Reading: as the logarithm of the inverse temperature (`form="log_scale"`), which is at most log(1 / 0.01).
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
-    Alternative b: directly (`form="divide"`), without a bound.
+    Alternative b: directly as a parameter (`form="divide"`), without a bound.
         By: the paper, eq. (7).
-    Alternative c: not at all. The embeddings have norm 1.5 instead.
+    Alternative c: the temperature is not learned. Instead, the embeddings have norm 1.5.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.forward.
 CR-2: Does the projection have a bias?
-    Reading: no, unless one is passed.
+    Reading: no, unless a bias is passed.
         By: the paper, section 3.1; microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.
-    Alternative b: yes.
+    Alternative b: yes, the projection has a bias.
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
 CR-3: Which temperature does the balance loss use?
-    Reading: the temperature of the gates.
+    Reading: the same temperature as the gates.
         By: microsoft/Tutel, tutel/impls/moe_layer.py, MOELayer.
     Alternative b: a constant temperature.
         By: the paper, eq. (8).
@@ -30,9 +30,9 @@ CR-3: Which temperature does the balance loss use?
 Often done differently
 
 CR-4: Are the projected tokens normalised?
-    Reading: yes, like the embeddings.
+    Reading: yes, the projected tokens are normalised, like the embeddings.
         By: the paper, eq. (6); microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.forward.
-    Alternative b: no.
+    Alternative b: no, the projected tokens are not normalised.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate._cosine.
 """
 

@@ -9,18 +9,18 @@ In block l of L, counted from 0, residual branches have the rate `rate l / (L - 
 
 Ambiguity ledger
 
-DO-1: Are kept units or branches divided by the probability of keeping them?
-    Reading: yes, both, in training. Evaluation changes neither.
+DO-1: Are kept units and kept branches divided by the probability of keeping them?
+    Reading: yes, both units and branches are divided in training. At evaluation, both stay unchanged.
         By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
-    Alternative b: no. A branch is 0 or unchanged in training, and unchanged at evaluation.
+    Alternative b: no. In training, a branch is either 0 or unchanged. At evaluation, a branch is unchanged.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
-    Alternative c: no. At evaluation they are multiplied by this probability.
+    Alternative c: no. At evaluation, units or branches are instead multiplied by the probability of keeping them.
         By: Stochastic depth (arXiv 1603.09382), eq. (5).
-DO-2: How do the rates of the blocks grow?
-    Reading: linearly from 0 for the first to `rate` for the last.
+DO-2: How does the stochastic depth rate increase over the blocks?
+    Reading: linearly from 0 for the first block to `rate` for the last block.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer; huggingface/pytorch-image-models,
         timm/layers/drop.py, calculate_drop_path_rates.
-    Alternative b: linearly from `rate / L` for the first to `rate` for the last.
+    Alternative b: linearly from `rate / L` for the first block to `rate` for the last block.
         By: Stochastic depth (arXiv 1603.09382), eq. (4).
 """
 

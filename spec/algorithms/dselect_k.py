@@ -13,13 +13,13 @@ function of each token.
 
 Ambiguity ledger
 
-DK-1: Which code does each expert have?
-    Reading: expert i (from 0) has the binary digits of i, most significant first.
+DK-1: Which binary code does each expert have?
+    Reading: expert i (counted from 0) has the binary digits of i, most significant digit first.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.build.
-    Alternative b: least significant first, which relabels the experts.
+    Alternative b: expert i has the binary digits of i, least significant digit first, which relabels the experts.
 DK-2: What happens if the number of experts is not a power of two?
-    Reading: codes without an expert keep their mass, so the gate sums to less than 1. A loss (`dselect_k_reachability`)
-        moves that mass to the experts.
+    Reading: codes without an expert keep their mass, so the gate sums to less than 1. The loss `dselect_k_reachability`
+        moves this mass to the experts.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.
     Alternative b: the gate is divided by its sum.

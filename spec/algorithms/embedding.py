@@ -2,11 +2,11 @@
 
 Ambiguity ledger
 
-EM-1: Are embeddings multiplied by the root of their width?
-    Reading: no.
+EM-1: Are embeddings multiplied by the square root of their width?
+    Reading: no, embeddings are not multiplied by a factor.
         By: google-research/big_vision, big_vision/models/proj/image_text/text_transformer.py, _Model; openai/CLIP,
         clip/model.py, encode_text.
-    Alternative b: yes.
+    Alternative b: yes, embeddings are multiplied by the square root of their width.
         By: Vaswani et al. 2017 (arXiv 1706.03762), section 3.4.
 """
 

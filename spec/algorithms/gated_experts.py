@@ -11,23 +11,23 @@ have no biases. In timm and Megatron-LM, biases are optional, but the shared exp
 
 Ambiguity ledger
 
-GE-1: Which of two kernels, or which half of a packed one, computes the gate of a gated expert?
-    Reading: the first, `w1`: silu(x w1) * (x w3).
+GE-1: Which of two kernels, or which half of a packed kernel, computes the gate of a gated expert?
+    Reading: the first kernel, `w1`, computes the gate: silu(x w1) * (x w3).
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Expert.forward; pytorch/torchtitan, torchtitan/models/common/moe.py,
         GroupedExperts.forward; databricks/megablocks, megablocks/layers/glu.py, SparseGLU.forward (v1 is w3); NVIDIA/Megatron-LM,
         megatron/core/transformer/mlp.py, MLP.forward (the first half); huggingface/pytorch-image-models, timm/layers/mlp.py,
         SwiGLU and SwiGLUPacked (the first half).
-    Alternative b: the second, or the last half.
+    Alternative b: the second kernel, or the last half of a packed kernel, computes the gate.
         By: huggingface/pytorch-image-models, timm/layers/mlp.py, GluMlp (gate_last, its default).
 GE-2: What is the weight of a shared expert's output?
-    Reading: 1, regardless of the combine weights of the routed experts.
+    Reading: the weight is 1, regardless of the combine weights of the routed experts.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, MoE.forward;
         pytorch/torchtitan, torchtitan/models/common/moe.py, MoE.forward; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_layer.py, MoELayer.postprocess; databricks/megablocks, megablocks/layers/mlp.py,
         SharedMLP.add_experts_sharedexpert.
-    Alternative b: 1 / (K + 1), and K / (K + 1) for the combined output of the K chosen experts.
+    Alternative b: 1 / (K + 1). The combined output of the K chosen experts has weight K / (K + 1).
         By: databricks/megablocks, megablocks/layers/mlp.py, SharedMLP.add_experts_sharedexpert (shared_expert_weighted_sum).
-    Alternative c: the sigmoid of a separate logit x w, as in Qwen2.
+    Alternative c: the sigmoid of a separate logit, x w, as in Qwen2.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate).
 """
 

@@ -10,36 +10,36 @@
 Ambiguity ledger
 
 GL-1: What is the score of a group of experts?
-    Reading: the sum of its 2 best scores (`best`).
+    Reading: the sum of the 2 best scores in the group (`best`).
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate (with a bias); AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.expert_group_mask; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: the sum of its K / M best scores.
+    Alternative b: the sum of the K / M best scores in the group.
         By: the paper, section 2.1.2; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, group_limited_topk.
-    Alternative c: its best score.
+    Alternative c: the best score in the group.
         By: DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; deepseek-ai/DeepSeek-V3, inference/model.py, Gate (without a
         bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward.
-GL-2: Which score do experts outside the chosen groups get?
-    Reading: minus infinity, so none of them is chosen.
+GL-2: Which score do experts outside the chosen groups receive?
+    Reading: minus infinity, so no expert outside the chosen groups is chosen.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: 0, so they rank above an expert of a chosen group whose biased score is below 0.
+    Alternative b: 0, so these experts rank above an expert of a chosen group with a biased score below 0.
         By: huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward; huggingface/transformers, src/transformers/models/mistral4/modeling_mistral4.py,
         Mistral4TopkRouter.forward.
-GL-3: Does a selection bias count in the score of a group?
-    Reading: yes.
+GL-3: Does the score of a group of experts include the selection bias?
+    Reading: yes, the score of a group is computed from biased scores.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: no, only affinity scores count.
+    Alternative b: no, the score of a group is computed from affinity scores without the bias.
         By: the paper, section 2.1.2.
 """
 

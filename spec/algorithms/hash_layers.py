@@ -16,20 +16,20 @@ The paper's section numbers, here and in `hash_tables` and `token_ids`, come fro
 Ambiguity ledger
 
 HL-1: Does an expert of a hash layer have a capacity?
-    Reading: no, every token has a slot. With an optional capacity, tokens are assigned in order.
+    Reading: no, every token has a slot. If an optional capacity is set, slots are assigned in token order.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
-    Alternative b: yes, as in the other routers.
+    Alternative b: yes, the experts have a capacity, as in other routers.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
-HL-2: Which hash does a bias of MultiHash belong to?
-    Reading: the bias is cut into one segment per hash, like the outputs of its matrix.
-    Alternative b: none. MultiHash has no biases.
+HL-2: Which hash does each entry of a MultiHash bias belong to?
+    Reading: each bias is split into one segment per hash, like the outputs of the corresponding matrix.
+    Alternative b: to no hash, because MultiHash has no biases.
 HL-3: Which activation does MultiHash use, and where?
-    Reading: ReLU, after the segments of the first matrix are joined.
+    Reading: ReLU, applied after the output segments of the first matrix are concatenated.
         By: the paper, the formula of MultiHash.
-    Alternative b: GELU (`activation`).
-HL-4: What surrounds the perceptron of an expert?
-    Reading: nothing: the block has the residual connection and the norm, as for every router.
-    Alternative b: a second residual connection and norm, nested inside the block's own and shared by all experts.
+    Alternative b: GELU, selected by `activation`.
+HL-4: What surrounds the MLP of an expert in a hash layer?
+    Reading: nothing, because the block has the residual connection and the norm, as for every router.
+    Alternative b: a second residual connection and norm, nested inside those of the block and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 

@@ -12,18 +12,18 @@ The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) impl
 Ambiguity ledger
 
 HT-1: How does a balanced table break ties between ids of equal frequency and between experts of equal load?
-    Reading: by the lower id and the lower expert.
-    Alternative b: arbitrarily.
+    Reading: in favour of the lower id and of the expert with the lower index.
+    Alternative b: ties are broken arbitrarily.
 HT-2: What happens to a k-means cluster without points?
-    Reading: it keeps its centroid.
-    Alternative b: it is dropped.
-    Alternative c: it restarts at the farthest point.
-HT-3: Which of two centroids at equal distance is the nearest?
-    Reading: the one with the lower index.
-    Alternative b: the one with the higher index.
-HT-4: Does a dispersed table start every cluster at expert 0?
-    Reading: no, it continues where the last cluster ended, so the experts also have equal numbers of ids overall, up to one.
-    Alternative b: yes. Experts with a low index then get more ids.
+    Reading: the cluster keeps its centroid.
+    Alternative b: the cluster is dropped.
+    Alternative c: the cluster restarts at the farthest point.
+HT-3: Which centroid is the nearest if two centroids are at equal distance?
+    Reading: the centroid with the lower index.
+    Alternative b: the centroid with the higher index.
+HT-4: Does a dispersed table start each cluster at expert 0?
+    Reading: no, each cluster starts where the last one ended, so the numbers of ids per expert differ by at most one.
+    Alternative b: yes, each cluster starts at expert 0. Experts with a low index then get more ids.
 """
 
 import numpy as np

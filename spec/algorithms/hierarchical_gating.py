@@ -15,32 +15,32 @@ Each level uses the gates of `noisy_top_k` and chooses K entries, or all entries
 Ambiguity ledger
 
 HM-1: What is the load of experts in a branch that no token chooses, where eq. (14) is 0 / 0?
-    Reading: 0.
-    Alternative b: NaN.
-HM-2: What do the losses balance?
-    Reading: all experts together, by the importance and load of the hierarchy.
+    Reading: the load is 0.
+    Alternative b: the load is NaN.
+HM-2: Do the losses balance all experts together, or each level of the hierarchy separately?
+    Reading: all experts together, by the importance and load of the whole hierarchy.
         By: the paper, eqs. (13) and (14).
-    Alternative b: each level separately: the branches, and the experts within each branch. The losses are added.
+    Alternative b: each level separately (the branches, and the experts within each branch). The losses are added.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
-HM-3: Does a branch have a capacity, beyond which tokens do not reach its experts?
-    Reading: no, only experts can have one.
-    Alternative b: yes.
+HM-3: Does a branch have a capacity that limits how many tokens reach its experts?
+    Reading: no, only experts can have a capacity.
+    Alternative b: yes, each branch has a capacity.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 
 Often done differently
 
 HM-4: How many experts does a token choose in its second-best branch?
-    Reading: the same number as in the best, K at each level: four in total with K = 2.
+    Reading: K, as in the best branch: with K = 2, the token chooses four experts in total.
         By: the paper, appendix C.1.
-    Alternative b: one, with the gate of the branch: three in total with K = 2.
+    Alternative b: one, with the gate of the branch: with K = 2, the token chooses three experts in total.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
-HM-5: Does the load of an expert depend on the gate of its branch, not only on which tokens reach it?
+HM-5: Does the load of an expert depend on the gate of its branch, and not only on the tokens that reach the branch?
     Reading: yes, the load within the branch is multiplied by the branch's load and divided by the branch's token count.
         By: the paper, eq. (14).
-    Alternative b: no, it is the load within the branch, without a gradient with respect to the gate of the branch.
+    Alternative b: no, the load is computed within the branch only, without a gradient for the gate of the branch.
 """
 
 from typing import Any

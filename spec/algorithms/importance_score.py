@@ -17,29 +17,29 @@ Ambiguity ledger
 IS-1: Over which axis is the maximum of the importance score taken?
     Reading: over the experts.
         By: the paper, eq. (3).
-    Alternative b: over the channels, as in the sentence before the equation. This would give every channel the same score.
+    Alternative b: over the channels, as in the sentence before the equation. All channels would then have equal scores.
 IS-2: How many tokens are removed?
-    Reading: floor(drop * T), evaluated in double precision.
-    Alternative b: rounded up, or to the nearest.
-IS-3: Which of several equally important tokens at the cut is removed?
-    Reading: the one with the higher index.
-    Alternative b: whichever an unstable sort puts last.
-IS-4: From how many tokens is the capacity computed?
-    Reading: from the remaining tokens. This is how removal saves work.
-    Alternative b: from all tokens.
+    Reading: floor(drop * T) tokens, evaluated in double precision.
+    Alternative b: drop * T tokens, rounded up or to the nearest integer.
+IS-3: Which token is removed first if several tokens are equally important?
+    Reading: the token with the higher index.
+    Alternative b: the token that an unstable sort happens to put last.
+IS-4: From which number of tokens is the capacity computed?
+    Reading: from the number of remaining tokens, which is how the removal of tokens saves computation.
+    Alternative b: from the number of all tokens.
 IS-6: Are tokens also removed at evaluation?
-    Reading: yes.
-    Alternative b: no, only in training. The paper does not specify it.
-IS-7: Which tokens enter the auxiliary losses?
-    Reading: all tokens, because the gradient can make removed tokens important again.
-    Alternative b: the remaining tokens.
+    Reading: yes, tokens are removed at evaluation as in training.
+    Alternative b: no, tokens are removed only in training. The paper specifies neither.
+IS-7: From which tokens are the auxiliary losses computed?
+    Reading: from all tokens, because the gradient can make removed tokens important again.
+    Alternative b: from the remaining tokens.
 
 Often done differently
 
-IS-5: Do removed tokens take slots before they are removed?
-    Reading: no, they are removed before any token chooses.
+IS-5: Do removed tokens occupy slots before they are removed?
+    Reading: no, tokens are removed before any token chooses an expert.
         By: the paper, section 2.2.
-    Alternative b: yes, they are assigned like all other tokens, and their combine weights are set to 0.
+    Alternative b: yes, removed tokens are assigned like all other tokens. Their combine weights are then set to 0.
 """
 
 import math

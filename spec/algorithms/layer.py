@@ -10,18 +10,18 @@
 Ambiguity ledger
 
 LA-1: Which form of GELU do the experts use?
-    Reading: the tanh approximation, flax's default.
+    Reading: the tanh approximation, which is the default of flax.
         By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu);
         google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock (the same class).
-    Alternative b: the exact one with erf, torch's default.
+    Alternative b: the exact form with erf, which is the default of torch.
         By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward; bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
         vit_pytorch/vit.py, FeedForward.
-LA-2: What does a token without a slot get?
-    Reading: 0, so only the residual connection carries it.
+LA-2: What does the layer return for a token without a slot?
+    Reading: 0, so only the residual connection carries the token.
         By: google-research/vmoe, vmoe/moe.py, EinsumDispatcher.combine; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1.
-    Alternative b: the token itself.
+    Alternative b: the token itself, unchanged.
 """
 
 from collections.abc import Callable, Mapping

@@ -9,19 +9,19 @@
 
 Ambiguity ledger
 
-LI-1: Over which tokens is the mean of the global entropy taken?
-    Reading: over the tokens of one modality in a routing group. The loss is the mean over groups.
-    Alternative b: over the tokens of one modality in the batch.
-LI-2: What is `p log p` at p = 0?
-    Reading: 0, with a derivative of 0.
-    Alternative b: p log(p + epsilon).
+LI-1: Over which tokens does the global entropy loss average the probabilities?
+    Reading: over the tokens of one modality in a routing group. The loss is the mean over the groups.
+    Alternative b: over the tokens of one modality in the entire batch.
+LI-2: What is the value of `p log p` at p = 0?
+    Reading: the value is 0, with a derivative of 0.
+    Alternative b: the term is computed as p log(p + epsilon).
 LI-3: Are the probabilities computed before noise is added?
-    Reading: yes: the softmax of the clean logits. No public code of the authors is known.
-    Alternative b: no, from the noisy logits.
-LI-4: Does the global loss fall as tokens spread over experts?
-    Reading: yes: it is minus the entropy of the mean, and with a threshold max{0, tau + Omega_global}.
+    Reading: yes, the softmax of the clean logits is used. No public code of the authors is known.
+    Alternative b: no, the probabilities are computed from the noisy logits.
+LI-4: Does the global entropy loss decrease as tokens spread over the experts?
+    Reading: yes, the loss is minus the entropy of the mean, or max{0, tau + Omega_global} with a threshold.
         By: LIMoE (arXiv 2206.02770), the formula of the threshold.
-    Alternative b: no, the loss is the entropy of the mean, which falls as tokens concentrate on one expert.
+    Alternative b: no, the loss is the entropy of the mean, which decreases as tokens concentrate on one expert.
         By: koayon/ml-implementations, moet_experiment/hf_model.py, global_entropy_loss.
 """
 

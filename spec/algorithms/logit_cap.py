@@ -10,7 +10,7 @@ Gemma 2 caps the logits of attention and of the last layer. praxis caps the logi
 Ambiguity ledger
 
 LC-1: Are the logits of a router capped?
-    Reading: no.
+    Reading: no, the logits are not capped.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/praxis, praxis/gshard_utils.py,
         top2_gating_on_logits (gating_logit_cap=0.0, the default).

@@ -16,22 +16,22 @@ AL-1: Which standard deviation does the coefficient of variation use?
     Alternative b: the unbiased standard deviation, with divisor E - 1.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss; davidmrau/mixture-of-experts, moe.py,
         MoE.cv_squared.
-AL-2: Does the threshold of the load loss count the expert itself?
-    Reading: yes, it is the K-th largest noisy logit of the row.
+AL-2: Does the threshold of the load loss include the logit of the expert itself?
+    Reading: yes, the threshold is the K-th largest noisy logit of the row.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
-    Alternative b: no, it is the K-th largest of the other experts.
+    Alternative b: no, the threshold is the K-th largest noisy logit of the other experts.
         By: Shazeer et al. 2017 (arXiv 1701.06538), appendix A; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, _prob_in_top_k.
-    Alternative c: yes, but it is compared with the probability of an expert, not with its logit.
+    Alternative c: yes, but the threshold is compared with the expert's probability instead of the expert's logit.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss (called in tutel/impls/moe_layer.py with
         the softmax of the logits).
 AL-4: Is the load summed or averaged over tokens?
-    Reading: summed.
+    Reading: the load is summed over tokens.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating; microsoft/Tutel,
         tutel/impls/losses.py, load_importance_loss.
-    Alternative b: averaged. The coefficient of variation is the same.
+    Alternative b: the load is averaged over tokens. The coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
-AL-6: From which logits is the importance loss computed?
+AL-6: From which logits or gates is the importance loss computed?
     Reading: from the clean logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.

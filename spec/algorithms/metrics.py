@@ -2,10 +2,10 @@
 
 Often done differently
 
-ME-1: Which tokens count as dropped?
-    Reading: tokens that no expert processes.
+ME-1: Which tokens or choices count as dropped?
+    Reading: every token that no expert processes.
         By: Soft MoE (arXiv 2308.00951), appendix B.
-    Alternative b: every choice without a slot counts, even if another expert processes the token.
+    Alternative b: every choice without a slot, even if another expert processes the token.
 """
 
 import numpy as np

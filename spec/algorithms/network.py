@@ -2,20 +2,20 @@
 
 Ambiguity ledger
 
-NW-1: What does the layer norm add to the variance, and which variance does it use?
-    Reading: 1e-6, flax's default, and the population variance.
+NW-1: Which epsilon does the layer norm add to the variance, and which variance does it use?
+    Reading: an epsilon of 1e-6, the default of flax, and the population variance.
         By: google-research/vmoe, vmoe/nn/vit_moe.py, EncoderBlock (flax.linen.LayerNorm); bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer.
-    Alternative b: 1e-5, torch's default.
+    Alternative b: an epsilon of 1e-5, the default of torch.
         By: lucidrains/vit-pytorch, vit_pytorch/vit.py, Transformer (torch.nn.LayerNorm).
-    Alternative c: 1e-6, and the unbiased variance.
+    Alternative c: an epsilon of 1e-6, and the unbiased variance.
         By: harvardnlp/annotated-transformer, the_annotated_transformer.py, LayerNorm, which adds it to the standard
         deviation.
 NW-2: Is the sigmoid cross-entropy summed or averaged over classes?
-    Reading: summed.
+    Reading: the sigmoid cross-entropy is summed over classes.
         By: google-research/big_vision, big_vision/utils.py, sigmoid_xent; google-research/vmoe, vmoe/train/trainer.py,
         get_loss_fn.
-    Alternative b: averaged.
+    Alternative b: the sigmoid cross-entropy is averaged over classes.
 """
 
 import numpy as np

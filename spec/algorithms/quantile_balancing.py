@@ -14,25 +14,25 @@ the scores minus the prices of the other side. BASE solves this problem for each
 Ambiguity ledger
 
 QB-1: Over which tokens is the quantile taken?
-    Reading: over all tokens of a step. Their counts are summed.
-    Alternative b: over the tokens of one device and one micro-batch. The quantiles are averaged.
+    Reading: over all tokens of a step. The counts of all groups are summed.
+    Alternative b: over the tokens of one micro-batch on one device. The quantiles are averaged.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
-QB-2: Which required bias is the quantile?
-    Reading: the bias of rank K T / E, interpolated within its bin.
-    Alternative b: the bias of rank K T / E + 1, without bins.
+QB-2: Which of an expert's required biases is the quantile?
+    Reading: the required bias of rank K T / E, interpolated within its bin.
+    Alternative b: the required bias of rank K T / E + 1, without bins.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.
-    Alternative c: the bias of rank K T / E, without bins.
+    Alternative c: the required bias of rank K T / E, without bins.
         By: marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-3: To which scores is the bias added?
-    Reading: the sigmoid of the logits, or other scores from 0 to 1.
-    Alternative b: the logits.
+    Reading: to the sigmoid of the logits, or to other scores from 0 to 1.
+    Alternative b: to the logits.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.quantile_balancing;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-4: Is the bias recentred?
-    Reading: yes, its mean is 0.
+    Reading: yes, the mean of the bias over the experts is 0.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta.
-    Alternative b: no.
+    Alternative b: no, the bias is not recentred.
 """
 
 import numpy as np

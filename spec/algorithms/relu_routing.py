@@ -11,22 +11,22 @@
 Ambiguity ledger
 
 RE-1: How does the penalty change if exactly K T gates are above 0?
-    Reading: it does not change.
+    Reading: the penalty does not change.
         By: the paper, eq. (7).
-    Alternative b: it is divided.
+    Alternative b: the penalty is divided by the multiplier.
         By: thu-ml/ReMoE, megatron/training/training.py, train.
 
 Often done differently
 
-RE-2: How does the loss weight the gates of an expert?
+RE-2: How does the loss weight the gates of each expert?
     Reading: by the expert's token count relative to the target, so the loss balances the load.
         By: the paper, eq. (10); thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
-    Alternative b: equally, as in the L1 norm.
+    Alternative b: the gates of all experts have equal weights, as in the L1 norm.
         By: the paper, eq. (9) (replaced by eq. (10)).
-RE-3: Does an expert's token count carry a gradient?
-    Reading: no.
+RE-3: Does the token count of an expert carry a gradient?
+    Reading: no, the token count carries no gradient.
         By: the paper, section 3.4; thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
-    Alternative b: yes, through a smooth count.
+    Alternative b: yes, the gradient flows through a smooth count.
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ SW-1: What is jittered, and how?
         databricks/megablocks, megablocks/layers/router.py, LearnedRouter.jitter.
     Alternative b: a draw from [1 - epsilon, 1 + epsilon] is added to each logit.
         By: the paper, appendix F (Figure 15, the pseudo-code of the router).
-    Alternative c: each token is multiplied by one draw.
+    Alternative c: all entries of a token are multiplied by the same draw.
 """
 
 from moespec.spec.algorithm import Algorithm

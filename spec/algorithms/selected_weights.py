@@ -7,14 +7,14 @@
 
 Ambiguity ledger
 
-TC-5: If the weights of a token are normalised, what are they divided by?
-    Reading: their sum.
+TC-5: If the weights of a token are normalised, by what are they divided?
+    Reading: by the sum of the weights.
         By: the paper, Algorithm 1; databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward
         (moe_normalize_expert_weights=1); huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py,
         MixtralTopKRouter.
-    Alternative b: the square root of the sum of their squares (`normalize_norm="euclidean"`).
+    Alternative b: by the square root of the sum of their squares (`normalize_norm="euclidean"`).
         By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
-    Alternative c: their sum, but at least 2^-23.
+    Alternative c: by the sum of the weights, but by at least 2^-23.
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.

@@ -8,10 +8,10 @@
 
 Ambiguity ledger
 
-SI-1: If only some of several equal values may be non-zero, which are chosen?
-    Reading: the ones with the lower index.
+SI-1: Which of several equal values are non-zero if only some of them may be?
+    Reading: the values with the lowest indices.
         By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
-    Alternative b: whichever an unstable sort keeps.
+    Alternative b: the values that an unstable sort happens to keep.
         By: PythonOT/POT, ot/utils.py, projection_sparse_simplex (argsort).
 """
 

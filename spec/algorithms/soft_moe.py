@@ -15,39 +15,39 @@ SM-2: Which slots belong to which expert?
     Reading: slot i of the flattened list belongs to expert `i // C`.
         By: the paper, section 2.1; google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter;
         bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
-    Alternative b: it belongs to expert `i % E`. The identity ablation (SM-7) then puts token i into slot i of the list.
+    Alternative b: slot i belongs to expert `i % E`. The identity ablation (SM-7) then puts token i into slot i.
         By: the paper, caption of Figure 2 ("round-robin").
 
 Often done differently
 
-SM-1: Where does epsilon enter the l2 norm?
-    Reading: `x / (norm + 1e-6)`.
+SM-1: How does the l2 normalisation use epsilon?
+    Reading: epsilon is added to the norm: `x / (norm + 1e-6)`.
         By: the paper, Algorithm 2.
-    Alternative b: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`).
+    Alternative b: epsilon is added inside the square root: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`).
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, normalize.
-    Alternative c: `x / max(norm, 1e-12)`, torch's `normalize`.
+    Alternative c: epsilon is the smallest denominator: `x / max(norm, 1e-12)`, as in torch's `normalize`.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
-SM-3: Do the slots mix the tokens or the normalised tokens?
-    Reading: the tokens. Normalised tokens are used only for the logits.
+SM-3: Do the slots mix the tokens themselves or the normalised tokens?
+    Reading: the tokens themselves. The normalised tokens are used only for the logits.
         By: the paper, section 2.3 (only line 3 of Algorithm 1 is replaced);
         google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
     Alternative b: the normalised tokens.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward;
         lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, SoftMoE.forward.
 SM-4: What does `scale` multiply?
-    Reading: the normalised slots. Without normalisation there is no scale.
+    Reading: the normalised slots. Without normalisation, there is no scale.
         By: the paper, section 2.3; bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
-    Alternative b: the normalised tokens or the logits, which is the same apart from rounding.
+    Alternative b: the normalised tokens or the logits, which gives the same result up to rounding.
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter (the smaller of tokens and slots).
-SM-5: Over what is the combine softmax taken?
+SM-5: Over which slots or experts is the combine softmax taken?
     Reading: over all slots of all experts together.
         By: the paper, eq. (2); google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
-    Alternative b: over the slots of each expert.
-    Alternative c: over the experts, separately for each slot index.
+    Alternative b: separately for each expert, over the slots of the expert.
+    Alternative c: separately for each slot index, over the experts.
 SM-7: Which expert processes token t in the identity ablation, if experts have several slots?
-    Reading: expert `t % E`, in its slot `t // E`: the tokens are dealt to the experts in turn.
+    Reading: expert `t % E`, in its slot `t // E`, so the tokens are dealt to the experts in turn.
         By: the paper, section 3.6 and appendix A ("in a round robin fashion").
-    Alternative b: expert `t // C`, filling one expert after another.
+    Alternative b: expert `t // C`, so the tokens fill one expert after another.
 """
 
 import numpy as np

@@ -16,37 +16,37 @@ give 70.0 million parameters (paper: 69), and four at the end 80.8 million (pape
 Ambiguity ledger
 
 SL-1: Which axis does the rescale sub-layer map first?
-    Reading: tokens, then channels.
-    Alternative b: channels, then tokens. The result differs by the first bias times the second kernel.
-SL-2: Do the maps of the rescale sub-layer have biases?
-    Reading: yes, both.
-    Alternative b: no, neither.
-SL-3: Is an axis mapped if its size does not change, like the channels in Sparse-S?
-    Reading: no: only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
-    Alternative b: yes, by a square map, which would add 1.1 million parameters to Sparse-S.
+    Reading: the token axis, then the channel axis.
+    Alternative b: the channel axis, then the token axis. The result differs by the first bias times the second kernel.
+SL-2: Do the linear maps of the rescale sub-layer have biases?
+    Reading: yes, both linear maps have biases.
+    Alternative b: no, neither linear map has a bias.
+SL-3: Is an axis mapped if its size does not change, such as the channel axis in Sparse-S?
+    Reading: no, only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
+    Alternative b: yes, by a square matrix, which would add 1.1 million parameters to Sparse-S.
 SL-4: Is there a residual connection around the two rescale sub-layers?
-    Reading: no. The residual connections are inside, at the new sizes.
-    Alternative b: yes.
-SL-5: What is a routing group?
-    Reading: all channels, or all tokens, of the batch. `group_size` and `group_images` of the model split it.
-    Alternative b: the channels, or the tokens, of one image.
+    Reading: no, the residual connections lie between the two rescale sub-layers, at the new sizes.
+    Alternative b: yes, a residual connection surrounds both sub-layers.
+SL-5: Which channels or tokens form a routing group?
+    Reading: all channels or all tokens of the batch. The model options `group_size` and `group_images` split the group.
+    Alternative b: the channels or the tokens of one image.
 SL-6: What is the capacity factor?
-    Reading: 1.05 in the models, rounded up. The paper does not state it. The router `importance_score` defaults to 1.
-    Alternative b: 1.
-    Alternative c: V-MoE's factor at evaluation.
+    Reading: 1.05 in the models (capacity rounded up), and 1 by default in `importance_score`. The paper states none.
+    Alternative b: a capacity factor of 1.
+    Alternative c: the capacity factor of V-MoE at evaluation.
 SL-7: Which of the two MoE layers uses importance-score routing?
-    Reading: the layer over channels (token mixing).
+    Reading: only the layer that routes channels (token mixing).
         By: the paper, section 2.2.
-    Alternative b: both (`channel_router` of the models).
-SL-8: Does stochastic depth drop an image before routing, or only the experts' output for it?
-    Reading: the output, image by image: the image's channels and tokens still take slots and count in the losses.
-    Alternative b: the image before routing, which leaves more slots for the other images of its group.
-    Alternative c: neither, because the branch is dropped for all images of the batch or for none.
-SL-9: How many parameters does Sparse-B have with its last four blocks sparse instead of the last two?
-    Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L. The
-        tables give 59, 69 and 130 for these models.
-    Alternative b: 79 million, which is 69 + (69 - 59). For any size of the rescale sub-layers, this contradicts the 130 of Sparse-L,
-        which has 16 experts in six of 14 blocks: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
+    Alternative b: both MoE layers (`channel_router` of the models).
+SL-8: Does stochastic depth drop an image before routing, or only the experts' output for the image?
+    Reading: only the output, per image: the channels and tokens of the image still take slots and count in the losses.
+    Alternative b: the image, before routing, which leaves more slots for the other images of the group.
+    Alternative c: neither, because the branch is dropped either for all images of the batch or for none.
+SL-9: How many parameters does Sparse-B have if its last four blocks are sparse instead of its last two?
+    Reading: 80.8 million. The same count gives 59.1 million for Mixer-B, 70.0 million for Sparse-B and 130.4 million
+        for Sparse-L, where the paper's tables give 59, 69 and 130 million.
+    Alternative b: 79 million, or 69 + (69 - 59). For any rescale sizes, this contradicts the 130 of Sparse-L (16
+        experts in six of 14 blocks): two more blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
         By: the paper, caption of Table 5.
 """
 

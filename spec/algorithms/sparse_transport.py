@@ -8,41 +8,41 @@ T - k E rows are 0. The solvers do not reject infeasible problems.
 Ambiguity ledger
 
 ST-1: How accurately is the dual solved?
-    Reading: 20 Adam updates with learning rate 0.01 from 0, fewer only if the gradient norm falls to 1e-3. The plan
-        stays far from the optimum on purpose: it only nudges the choice.
+    Reading: 20 Adam updates from 0 with learning rate 0.01, or fewer if the gradient norm falls to 1e-3. The plan stays
+        far from the optimum on purpose, because it should only nudge the choice.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: to convergence (`solver="lbfgs"`).
+    Alternative b: the dual is solved to convergence (`solver="lbfgs"`).
 ST-3: Does the plan carry a gradient?
-    Reading: no, even if it weights the experts' outputs.
+    Reading: no, even if the plan weights the outputs of the experts.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
     Alternative b: yes, through the unrolled updates.
     Alternative c: yes, by implicit differentiation at the optimum.
-ST-5: Which dual is maximised?
-    Reading: the semi-dual, over one potential per token. The columns of its plan sum to T / E after every update.
+ST-5: Which dual problem is maximised?
+    Reading: the semi-dual, over one potential per token. The columns of the plan sum to T / E after every update.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         _get_sparsity_constrained_ot_algorithm.
-    Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows either.
-ST-6: What is the plan if k < T / E, where no plan has all row sums 1?
-    Reading: the result of the same updates: its columns sum to T / E, and at least T - k E of its rows are 0.
+    Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows both duals.
+ST-6: What is the plan if k < T / E, so that no plan has row sums of 1?
+    Reading: the result of the same updates. Its columns sum to T / E, and at least T - k E of its rows are 0.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: there is none, and this is an error.
+    Alternative b: no plan exists, and an error is raised.
 
 Often done differently
 
-ST-2: What is the utility?
-    Reading: the softmax of the logits, because it is positive.
+ST-2: Which matrix is the utility of the transport problem?
+    Reading: the softmax of the logits, because the softmax is positive.
         By: the paper, section 2.5 ("a positive utility matrix");
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: the raw logits, as in the Sinkhorn affinity.
-ST-4: Which axis is sparse?
-    Reading: the columns, with at most k tokens per expert.
+ST-4: Which axis of the plan is sparse?
+    Reading: the columns are sparse, with at most k tokens per expert.
         By: the paper, section 2.5 ("nonzeros in each column");
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: the rows, with at most k experts per token (`sparsity="token"`).
+    Alternative b: the rows are sparse, with at most k experts per token (`sparsity="token"`).
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopExpertsPerItemRouter.
 """

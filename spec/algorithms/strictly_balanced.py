@@ -12,32 +12,32 @@ A routing group here corresponds to a batch in the paper.
 
 Ambiguity ledger
 
-BG-1: What are the gates of a token that no expert takes, whose kept gates sum to 0?
+BG-1: What are the gates of a token that no expert takes, so that its kept gates sum to 0?
     Reading: 0, so the layer adds nothing to the token.
-    Alternative b: NaN, the quotient as written.
+    Alternative b: NaN, because the quotient is computed as written.
 BG-2: Does the threshold loss also train the gates?
-    Reading: yes, eq. (20) treats nothing as constant.
-    Alternative b: no, it trains only the thresholds.
+    Reading: yes, because eq. (20) treats no factor as constant.
+    Alternative b: no, the threshold loss trains only the thresholds.
 BG-3: What are the initial thresholds?
-    Reading: 1 / E, the mean of the gates.
-    Alternative b: 0, below every gate.
+    Reading: 1 / E, which is the mean of the gates.
+    Alternative b: 0, which is below every gate.
 
 Often done differently
 
-BG-4: Are the gates that the mask keeps divided by their sum?
-    Reading: yes.
+BG-4: Are the gates kept by the mask divided by their sum?
+    Reading: yes, the kept gates are divided by their sum.
         By: the paper, eq. (16).
-    Alternative b: no.
+    Alternative b: no, the kept gates are not divided.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
 BG-5: Which tokens do the experts take at evaluation?
     Reading: all tokens with a gate above the expert's threshold.
         By: the paper, eq. (19).
-    Alternative b: their best tokens, as in training.
+    Alternative b: each expert takes its best tokens, as in training.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
 BG-6: Is the threshold loss summed or averaged over tokens and experts?
-    Reading: summed.
+    Reading: the threshold loss is summed over tokens and experts.
         By: the paper, eq. (20).
-    Alternative b: averaged.
+    Alternative b: the threshold loss is averaged over tokens and experts.
 """
 
 import numpy as np

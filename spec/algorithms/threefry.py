@@ -19,15 +19,15 @@ roundoff u, the error is at most `4 u r (1 + |a|)`, which is below 17 u r. The r
 
 Ambiguity ledger
 
-RN-1: How do 32 bits become a uniform number?
+RN-1: How are 32 random bits converted to a uniform number?
     Reading: the 24 highest bits are divided by 2^24. The result is in [0, 1) and exact in float32 and float64.
-    Alternative b: all 32 bits are divided by 2^32, and 2^-33 is added. This rounds in float32.
+    Alternative b: all 32 bits are divided by 2^32, and 2^-33 is added. In float32, the result is rounded.
         By: DEShawResearch/random123, include/Random123/uniform.hpp, u01.
-RN-2: How do two words become normal numbers?
+RN-2: How are two random words converted to normal numbers?
     Reading: by the Box-Muller transform, with the first word for the radius.
-    Alternative b: by the Box-Muller transform, with the first word for the angle and the sine first.
+    Alternative b: by the Box-Muller transform, with the first word for the angle and the sine before the cosine.
         By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
-    Alternative c: each word becomes one, by the inverse distribution function, which float32 does not compute accurately everywhere.
+    Alternative c: by the inverse normal CDF of each word, which float32 does not compute accurately everywhere.
 """
 
 import numpy as np

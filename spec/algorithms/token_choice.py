@@ -11,34 +11,34 @@
 Ambiguity ledger
 
 TC-1: Which of several experts with equal scores wins?
-    Reading: the one with the lowest index.
+    Reading: the expert with the lowest index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jax.lax.top_k).
-    Alternative b: the one with the highest index.
-    Alternative c: whichever an unstable sort returns first.
+    Alternative b: the expert with the highest index.
+    Alternative c: the expert that an unstable sort happens to return first.
 TC-2: In which order are choices assigned to slots?
-    Reading: all first choices before any second choice.
+    Reading: slots go to all first choices before any second choice.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _top_2_gating; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: all choices of a token before the choices of the next token (`slot_order="token"`), a possible
-        reading of "sequentially going through the rows" in Routers, section 2.1.
+    Alternative b: all choices of a token before the choices of the next token (`slot_order="token"`), which is a
+        possible reading of "sequentially going through the rows" in Routers, section 2.1.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks.
-TC-3: What happens to a choice that finds its expert full?
-    Reading: it is dropped, unless `tries` is greater than `choices`.
+TC-3: What happens to a choice of an expert that is already full?
+    Reading: the choice is dropped, unless `tries` is greater than `choices`.
         By: the paper, section 2.1; google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common;
         tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating and _top_2_gating.
-    Alternative b: the token tries its next-best expert at once, before the choices of later tokens are assigned.
-    Alternative c: the token tries its next-best expert after the choices of all tokens (`tries`; no token left behind).
+    Alternative b: the token tries its next-best expert immediately, before the choices of later tokens are assigned.
+    Alternative c: the token tries its next-best expert once all choices are assigned (`tries`; no token left behind).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating; Switch (arXiv 2101.03961), appendix B.
 TC-4: Are the combine weights of a token renormalised when one of its choices is dropped?
-    Reading: no.
+    Reading: no, the remaining weights do not change.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_einsum_dispatcher; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _top_2_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         apply_router_token_dropping.
-    Alternative b: the remaining weights are divided by their sum (`normalize="sum"`).
+    Alternative b: yes, the remaining weights are divided by their sum (`normalize="sum"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (normalize_gate_prob_before_dropping=False); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits
         (legacy_mtf_behavior=False); google/praxis, praxis/gshard_utils.py, top2_gating_on_logits

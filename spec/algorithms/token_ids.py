@@ -10,16 +10,16 @@ In vision, an id is a property of the input image: the position of a patch, or t
 Ambiguity ledger
 
 TI-1: What is a token id in an image?
-    Reading: the codeword nearest to the patch's normalised pixels, or the position of the patch. The class token has an
-        additional id.
+    Reading: the codeword nearest to the normalised pixels of the patch, or the position of the patch. The class token
+        has an additional id.
     Alternative b: a code of the hidden state, which changes during training.
 TI-2: How are the pixels of a patch normalised?
-    Reading: `(x - mean) / sqrt(variance + 1e-6)`, so that a single-colour patch becomes 0 instead of rounding errors.
-    Alternative b: divided by the standard deviation, which is undefined for such a patch.
-    Alternative c: not normalised.
-TI-3: What precedes the first token, for bigrams and previous ids?
-    Reading: id 0.
-    Alternative b: a separate id.
+    Reading: as `(x - mean) / sqrt(variance + 1e-6)`, so a single-colour patch becomes 0 instead of rounding noise.
+    Alternative b: by division by the standard deviation, which is undefined for a single-colour patch.
+    Alternative c: the pixels are not normalised.
+TI-3: Which id precedes the first token in bigrams and previous ids?
+    Reading: id 0 precedes the first token.
+    Alternative b: a separate id precedes the first token.
 """
 
 import numpy as np

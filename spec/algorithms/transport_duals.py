@@ -14,8 +14,8 @@
 Ambiguity ledger
 
 TD-1: Which constant does the conjugate contain?
-    Reading: no constant: `conj(x) = max <x, p> - gamma / 2 |p|^2`.
-    Alternative b: a constant per column. Gradients and plans are the same.
+    Reading: none: `conj(x) = max <x, p> - gamma / 2 |p|^2`.
+    Alternative b: a constant per column, which changes neither the gradients nor the plans.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
 """
 

@@ -3,7 +3,7 @@
 Ambiguity ledger
 
 AL-7: Which logits does the z-loss of a noisy router use?
-    Reading: the clean logits, while the balance loss uses the noisy logits.
+    Reading: the clean logits, although the balance loss uses the noisy logits.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
     Alternative b: the noisy logits (`z_logits="noisy"`).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating (of the jittered tokens);
