@@ -22,7 +22,7 @@ HT-3: Which centroid is the nearest if two centroids are at equal distance?
     Reading: the centroid with the lower index.
     Alternative b: the centroid with the higher index.
 HT-4: Does a dispersed table start each cluster at expert 0?
-    Reading: no, each cluster starts where the last one ended, so the numbers of ids per expert differ by at most one.
+    Reading: no, each cluster starts where the last one ended, so the total ids per expert differ by at most one.
     Alternative b: yes, each cluster starts at expert 0. Experts with a low index then get more ids.
 """
 

@@ -30,7 +30,7 @@ MD-3: Is the C-th best token of a group chosen?
     Reading: yes, exactly C tokens are chosen.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
         MoDTransformerBlock.forward.
-    Alternative b: no, only better tokens than the C-th best are chosen, unless C is 1.
+    Alternative b: no, only tokens better than the C-th best are chosen, unless C is 1.
         By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward.
 
 Often done differently

@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 RT-5: Which capacity factor and which rounding does the study use?
-    Reading: the capacity factor of the router, and rounding up.
+    Reading: the capacity factor of the router, with the capacity rounded up.
     Alternative b: unknown, because the paper states only the factor.
 """
 
