@@ -3,7 +3,7 @@
 Every function checks its arguments. Docstrings do not list the following errors, because `Args` states what is valid:
 
 ConfigError: an option is out of range or has an unknown value.
-ShapeError: an array with the wrong axes or an empty axis, or axes with the same name but different sizes.
-DtypeError: an array that is not floating, or does not hold the integers or booleans that `Args` requires.
-ContractError: an array that contains NaN, infinity or a number out of range.
+ShapeError: an array has the wrong axes or an empty axis, or axes with the same name differ in size.
+DtypeError: an array is not floating, or does not hold the integers or booleans that `Args` requires.
+ContractError: an array contains NaN, infinity or a number out of range.
 """

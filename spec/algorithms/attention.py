@@ -2,11 +2,11 @@
 
 Ambiguity ledger
 
-NW-3: Which keys does a query see in causal attention with more keys than queries?
-    Reading: an error: queries and keys belong to one sequence and are equal in number.
-    Alternative b: query i sees keys 0 to i (aligned at the first key).
+NW-3: Which keys does a query attend to in causal attention if there are more keys than queries?
+    Reading: no key: an error is raised, because queries and keys belong to one sequence and are equal in number.
+    Alternative b: query i attends to keys 0 to i (aligned at the first key).
         By: pytorch/pytorch, torch/nn/functional.py, scaled_dot_product_attention (is_causal).
-    Alternative c: query i sees all keys except the last `queries - 1 - i` (aligned at the last key).
+    Alternative c: query i attends to all keys except the last `queries - 1 - i` (aligned at the last key).
         By: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py, flash_attn_func (since 2.1).
 """
 
@@ -21,13 +21,13 @@ __all__ = ["attention"]
 
 
 def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: bool = False) -> Array:
-    """Softmax attention: for each head, `softmax(q k^T / sqrt(dim)) v` with the softmax over keys.
+    """Computes `softmax(q k^T / sqrt(dim)) v` for each head, with the softmax over keys.
 
     Args:
         query: (queries, heads, dim).
         key: (keys, heads, dim).
         value: (keys, heads, dim).
-        causal: whether query i attends only to keys 0 to i. This requires equal numbers of keys and queries.
+        causal: whether query i attends only to keys 0 to i. Causal attention requires equal numbers of keys and queries.
 
     Returns:
         (queries, heads, dim).

@@ -1,4 +1,4 @@
-"""The balance loss: the fraction of tokens that choose an expert times its mean score, summed over experts.
+"""The balance loss: the product of an expert's fraction of tokens and its mean score, summed over experts.
 
 | here | Switch (arXiv 2101.03961) |
 |---|---|
@@ -7,26 +7,26 @@
 Ambiguity ledger
 
 AL-3: How is the balance loss scaled?
-    Reading: E times the sum, so that uniform scores give 1.
+    Reading: the loss is E times the sum over experts, so uniform scores give a loss of 1.
         By: Switch (arXiv 2101.03961), eq. (4); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         _switch_gating and _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits;
         microsoft/Tutel, tutel/impls/losses.py, gshard_loss.
-    Alternative b: 1 / E times the sum.
+    Alternative b: the loss is 1 / E times the sum over experts.
         By: GShard (arXiv 2006.16668), Algorithm 1, line 13.
-    Alternative c: E times the sum, divided by K or by the number of layers.
+    Alternative c: the loss is E times the sum over experts, divided by K or by the number of layers.
         By: databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss; deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         switch_load_balancing_loss_func.
 AL-5: From which scores is the balance loss computed?
-    Reading: from the noisy gates, before capacity drops choices.
+    Reading: from the noisy gates, before the capacity limit drops any choice.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating.
-    Alternative b: from the clean gates.
-    Alternative c: from the gates that remain after drops.
+    Alternative b: from the clean gates, without noise.
+    Alternative c: from the gates that remain after the capacity limit has dropped choices.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 AL-8: Which choices of a token does the balance loss count?
-    Reading: only the first, so the smallest values are near 1.
+    Reading: only the first choice of each token, so the smallest values of the loss are near 1.
         By: GShard (arXiv 2006.16668), Algorithm 1, lines 11 and 13; google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating; microsoft/Tutel, tutel/impls/losses.py, gshard_loss; google/praxis, praxis/gshard_utils.py,
@@ -35,7 +35,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, top2gating; laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward;
         lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating; lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: all K (`balance_counts="all"`), so the smallest values are near K, unless the loss is divided by K.
+    Alternative b: all K choices (`balance_counts="all"`), so the smallest losses are near K unless divided by K.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss; huggingface/transformers,
         src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func; databricks/megablocks,
@@ -43,8 +43,8 @@ AL-8: Which choices of a token does the balance loss count?
         src/levanter/models/mixtral.py, MixtralSparseMoeBlock.__call__ (divided by K); deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
-AL-9: Over which tokens are the fractions of the balance loss counted?
-    Reading: over the tokens of a routing group. The losses of all groups are averaged.
+AL-9: Over which tokens does the balance loss compute the fraction of choices per expert?
+    Reading: over the tokens of one routing group. The losses of all groups are averaged.
         By: DeepSeek-V3 (arXiv 2412.19437), eqs. (17)-(20) (of a sequence); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics; google/flaxformer,
         flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
@@ -56,7 +56,7 @@ AL-9: Over which tokens are the fractions of the balance loss counted?
     Alternative c: over the tokens of all devices (`balance_scope="global"`).
         By: Qiu et al. 2025 (arXiv 2501.11873); NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py,
         TopKRouter._apply_global_aux_loss (averaged over the micro-batches so far).
-    Alternative d: over the tokens of all layers.
+    Alternative d: over the tokens of all layers together.
         By: huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func.
 """
 
@@ -74,22 +74,22 @@ ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), e
 
 
 def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
-    """Computes `E sum_e f[e] P[e]`. f[e] is the fraction of tokens that choose expert e, and P[e] is its mean score:
+    """Computes `E sum_e f[e] P[e]`. f[e] is the fraction of tokens that choose expert e. P[e] is the mean score of expert e:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
-    With `load`, f is computed from these counts: `f[e] = K load[e] / sum load` for K choices. P remains a mean over the
-    group. The mean of the losses of groups and devices then equals the loss of all their tokens.
+    If `load` is passed, `f[e] = K load[e] / sum load` for K choices. P is still the mean over the tokens of the group. With
+    groups of equal size, the mean of the losses of all groups and devices then equals the loss over all tokens together.
 
-    Only P carries a gradient. With `choices=1`, the loss is 1 for uniform scores and E if one expert takes every token. With
-    K choices, it is K for uniform scores. With one choice, training can lower the loss to 3 / 4 + 1 / (4 E). Then a fraction
-    (E + 1) / (2 E) of the tokens barely prefers expert 0, and equal numbers of the others are certain of experts 1 to E - 1.
+    Only P carries a gradient. Uniform scores give a loss of K for K choices. With `choices=1`, the loss is E if every token has
+    a score of 1 for the same expert. With `choices=1`, training can lower the loss to 3 / 4 + 1 / (4 E). A fraction
+    (E + 1) / (2 E) of the tokens then barely prefers expert 0. The others choose experts 1 to E - 1 equally often, with scores of 1.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
         load: (experts,), at least 0 and not all 0: the number of tokens in the scope of the loss that choose each expert, from
             `expert_load` with the same `choices`; None to count the tokens of the group.
-        choices: the number of a token's best experts that f counts, from 1 to experts.
+        choices: K, the number of choices per token that f counts, from 1 to experts.
 
     Returns:
         A scalar, at most E.

@@ -1,6 +1,6 @@
 """The balanced assignment of BASE layers: the same number of tokens per expert, with the largest total score.
 
-Symbols and ledger: see `base_layers`.
+See `base_layers` for the symbols and the ambiguity ledger.
 """
 
 from typing import Any, NamedTuple
@@ -18,10 +18,10 @@ __all__ = ["Assignment", "base_assignment"]
 
 
 class Assignment(NamedTuple):
-    """A balanced assignment, and a bound on how far its total score is below the best.
+    """A balanced assignment with an upper bound on the gap between its total score and the best total score.
 
     expert: (tokens,) integers. objective: the total score `sum_t scores[t, expert[t]]`.
-    gap: an upper bound on how much larger another balanced total can be; 0, up to rounding, for the best assignment.
+    gap: the upper bound, which is 0 up to rounding if the assignment is optimal.
     """
 
     expert: Any
@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
 
 
 def even_slots(scores: Any, shards: int = 1) -> int:
-    """Returns `T / (S E)`, the tokens per expert and shard, from the shape of `scores`. Raises `ShapeError` unless it is an integer."""
+    """Returns `T / (S E)`, the tokens per expert and shard, from the shape of `scores`. Raises `ShapeError` if S E does not divide T."""
     tokens, experts = scores.shape[-2:]
     if tokens % (experts * check_at_least("shards", shards, 1)):
         among = plural(experts, "experts") + (f" in each of {shards} shards" if shards > 1 else "")
@@ -43,23 +43,23 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
 
         maximise sum_t scores[t, a_t]    with #{t : a_t = e} = T / E for every expert e
 
-    This is a linear assignment problem in which the column of each expert appears T / E times, expert after expert.
-    The gap comes from the dual: for any prices p of the experts, no balanced assignment has a larger total than
-    `sum_t max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
+    This is a linear assignment problem in which the column of each expert is repeated T / E times.
+    The gap follows from the dual problem. For any prices p of the experts, the total score of a balanced assignment is
+    at most `sum_t max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
 
-    With several shards, the tokens are sorted by descending noise and cut into S equal parts. Each part is solved
-    separately, so an expert gets T / (S E) tokens from each part. Objective and gap are sums over the parts.
+    With several shards, the tokens are sorted by descending noise and split into S shards of equal size. Each shard is
+    assigned separately, so an expert gets T / (S E) tokens of each shard. Objective and gap are summed over the shards.
 
     Args:
-        scores: (tokens, experts), `tokens` a multiple of `shards * experts`.
-        noise: (tokens,), random numbers that sort the tokens into shards, ties by lower index; None to sort them by index.
-        shards: S, the number of separate problems, at least 1.
+        scores: (tokens, experts), with the number of tokens a multiple of `shards * experts`.
+        noise: (tokens,), random numbers by which the tokens are sorted, with ties by lower index. If None, the tokens keep their order.
+        shards: S, the number of shards, at least 1.
 
     Returns:
-        Assignment. The experts and the gap are constants, but the objective is differentiable.
+        Assignment. The objective is differentiable in the scores. The gap carries no gradient.
 
     Raises:
-        ShapeError: `shards * experts` does not divide the tokens.
+        ShapeError: `shards * experts` does not divide the number of tokens.
 
     Source: BASE, eq. (2); several shards: section 3.2.1, where each worker solves the problem for a random subset of the tokens.
 
@@ -89,10 +89,10 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
 
 
 def _gap(scores: Array, expert: NDArray[np.intp]) -> Array:
-    """The gap at prices that make each token's assigned expert its best, if such prices exist.
+    """Computes the gap at prices that make the assigned expert of each token the token's best expert, if such prices exist.
 
-    `cost[e, f]` is the smallest loss of moving a token from e to f. Prices with `p[e] <= cost[e, f] + p[f]` are the lengths
-    of shortest paths, unless a cycle has negative cost.
+    `cost[e, f]` is the smallest decrease of the total score if one token moves from expert e to expert f. If no cycle has
+    negative cost, the lengths of shortest paths are prices with `p[e] <= cost[e, f] + p[f]`.
     """
     own = scores[np.arange(len(scores)), expert]
     loss = own[:, None] - scores

@@ -8,45 +8,45 @@
 | `expert` (T,) | a_t, eq. (2); see `balanced_assignment` |
 | sigmoid(scores[t, a_t]) | the soft gate of eq. (1) |
 
-The layer returns `sigmoid(s) f(x)`, and the block adds the residual x, as it does around every layer. The public code
-writes the sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s)`.
+The layer returns `sigmoid(s) f(x)`. The transformer block adds the residual x, as for every other layer. The public code
+computes the same sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s)`.
 
 Ambiguity ledger
 
 BL-1: Which balanced assignment is used?
-    Reading: one with the largest total score, found exactly. If several have the same total, any of them is used.
+    Reading: an assignment with the largest total score, found exactly. Any of several such assignments may be used.
         By: the paper, eq. (2).
-    Alternative b: the result of an auction that stops early, with a lower total.
+    Alternative b: the result of an auction algorithm that stops early, with a lower total score.
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.
 BL-4: Are the scores computed before or after the norm?
-    Reading: after, from the input of the layer, which a pre-norm block has normalised.
-    Alternative b: before, from the unnormalised token. Each expert then applies the norm.
+    Reading: after the norm, from the input of the layer, which a pre-norm block has already normalised.
+    Alternative b: before the norm, from the unnormalised tokens. Each expert then applies the norm.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
 BL-5: In which order do the tokens of an expert fill its slots?
-    Reading: by index.
-    Alternative b: in the order in which the workers send them, shuffled in training.
+    Reading: in the order of the token indices.
+    Alternative b: in the order in which the workers send the tokens, which are shuffled in training.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-6: Over which tokens is the assignment balanced in training?
-    Reading: over all tokens of the group.
-    Alternative b: over each of several random parts of the tokens, separately (`shards`).
+    Reading: over all tokens of the group together.
+    Alternative b: separately over each of several random subsets of the tokens (`shards`).
         By: the paper, section 3.2.1; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
-BL-7: What is an expert?
-    Reading: a perceptron of two linear maps, as for every router.
-    Alternative b: a stack of such perceptrons, each with a norm before it, a residual connection around it and a last
-        kernel with initial value 0.
+BL-7: What is the architecture of an expert?
+    Reading: a two-layer MLP, as for every router.
+    Alternative b: a stack of two-layer MLPs. Each MLP has a norm before it, a residual connection around it and a
+        second kernel with initial value 0.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer and BaseSublayer.
 
 Often done differently
 
 BL-2: How are tokens assigned at evaluation?
-    Reading: to the expert with the highest score, without balance, so the capacity is T.
+    Reading: each token goes to the expert with the highest score, without balancing, so the capacity is T.
         By: the paper, section 3.2.2; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.greedy_assignment.
-    Alternative b: balanced, as in training.
+    Alternative b: by a balanced assignment, as in training.
 BL-3: How is the output of an expert weighted?
-    Reading: by the sigmoid of the token's score.
+    Reading: by the sigmoid of the token's score for the expert.
         By: the paper, eq. (1); facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
-    Alternative b: by the softmax of its scores.
-    Alternative c: not at all (weight 1).
+    Alternative b: by the softmax of the token's scores over the experts.
+    Alternative c: the output is not weighted (weight 1).
 """
 
 import numpy as np
@@ -74,7 +74,7 @@ ALGORITHMS = (
 
 
 def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
-    """Returns the expert of each token at evaluation: the expert with the highest score, ties by lower index.
+    """Returns the expert of each token at evaluation: the expert with the highest score, with ties by lower index.
 
     Args:
         scores: (tokens, experts).
@@ -92,14 +92,14 @@ def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
 
 
 def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Routing:
-    """Sends each token to its expert, in token order, and weights it by the sigmoid of the score:
+    """Sends each token to its expert, in token order, and weights the output of the expert by the sigmoid of the score:
 
         combine[t, a_t, c] = sigmoid(scores[t, a_t]) dispatch[t, a_t, c]
 
     Args:
         scores: (tokens, experts).
         expert: a, (tokens,) integers, from 0 to E - 1.
-        capacity: at least 1: T / E in training, T at evaluation; a token whose expert is full is dropped.
+        capacity: at least 1; T / E in training and T at evaluation. If the expert of a token is full, the token is dropped.
 
     Returns:
         Routing of (tokens, experts, capacity).

@@ -10,26 +10,26 @@
 Ambiguity ledger
 
 BP-1: What is the priority of a token that makes several choices?
-    Reading: its highest score.
+    Reading: the highest score of the token.
         By: the paper, section 4 (one of its two scores); google-research/vmoe, vmoe/moe.py,
         _get_top_experts_per_item_common; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (batch_prioritized_routing=True); google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: the sum of the scores of its choices (`by="sum"`).
+    Alternative b: the sum of the scores of the token's choices (`by="sum"`).
         By: the paper, section 4 (the other).
-BP-2: Does a token have one priority, or does each of its choices have one?
-    Reading: the token has one, and all first choices are still assigned before any second choice.
+BP-2: Does a token have one priority, or does each choice of the token have a separate priority?
+    Reading: each token has one priority. All first choices are still assigned before any second choice.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common.
-    Alternative b: each choice has one, so a strong second choice outranks a weak first one.
+    Alternative b: each choice has a separate priority, so a strong second choice outranks a weak first choice.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, topkgating (drop_policy="probs"); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, apply_router_token_dropping (drop_policy="probs").
 BP-3: Which of two tokens with equal priority comes first?
-    Reading: the one with the lower index.
+    Reading: the token with the lower index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jnp.argsort).
-    Alternative b: whichever an unstable sort returns first.
+    Alternative b: the token that an unstable sort happens to return first.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
-BP-4: What is the priority if the selection scores are not probabilities (a transport plan, noisy logits)?
-    Reading: the selection scores. In noisy top-k, the token with the largest noisy logit comes first, even if all gates are 1.
+BP-4: From what is the priority computed if the selection scores are not probabilities (a transport plan, noisy logits)?
+    Reading: the selection scores. In noisy top-k, the largest noisy logit is the priority, even if all gates are 1.
     Alternative b: the combine weights.
 """
 
@@ -50,17 +50,17 @@ ALGORITHMS = (
 
 
 def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> NDArray[np.intp]:
-    """Sorts the tokens by descending priority, ties by lower index. `token_choice` assigns tokens in this order.
+    """Sorts the tokens by descending priority, with ties by lower index. `token_choice` accepts the result as `order`.
 
     Routers pass their selection scores: the noisy softmax, a Sinkhorn plan or, in noisy top-k, the noisy logits.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
-        by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of its `choices` best scores.
+        by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of the `choices` best scores of t.
         choices: K, the experts per token, from 1 to experts.
 
     Returns:
-        (tokens,) integers: the tokens in the order of assignment.
+        (tokens,) integers: the token indices in the order of assignment.
 
     Source: V-MoE, section 4.
 

@@ -1,4 +1,4 @@
-"""Capacity: how many slots each expert has.
+"""The capacity: the number of slots per expert.
 
 | here | Routers (arXiv 2401.15969), section 1.2 |
 |---|---|
@@ -9,14 +9,14 @@
 
 Ambiguity ledger
 
-CA-1: How is the capacity rounded, and to a multiple of what?
-    Reading: up, to a multiple of 1. Both are arguments.
+CA-1: How is the capacity rounded, and to a multiple of which number?
+    Reading: up, to a multiple of 1. Both the rounding and the multiple are arguments.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
-    Alternative b: to the nearest, half to even.
+    Alternative b: to the nearest integer, with ties to the even integer.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity (ceil_or_round="round"); google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer.
-    Alternative c: down.
+    Alternative c: down to an integer.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1; databricks/megablocks,
         megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel, tutel/impls/fast_dispatch.py,
         extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks;
@@ -24,9 +24,9 @@ CA-1: How is the capacity rounded, and to a multiple of what?
     Alternative d: up to a multiple of 4.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
 CA-2: What happens if the capacity is below 1?
-    Reading: an error, raised before the capacity is rounded to a multiple.
+    Reading: an error is raised before the capacity is rounded to a multiple.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
-    Alternative b: the capacity has a minimum of 4 or more slots, for any factor.
+    Alternative b: the capacity has a minimum of 4 or more slots, regardless of the capacity factor.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer (min_expert_capacity=4); deepspeedai/DeepSpeed,
@@ -37,18 +37,18 @@ CA-3: In which order is `choices * tokens * factor / experts` evaluated?
         arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         transformer_moe_layer_v1.
-    Alternative b: the quotient first. Rounding can then change the result by one slot.
+    Alternative b: the quotient is evaluated first. Rounding can then change the capacity by one slot.
         By: databricks/megablocks, megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py,
         RoutedMoE.generate_masks; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
 CA-4: Does the capacity grow with the number of choices?
-    Reading: yes, `choices * tokens` items request slots.
+    Reading: yes, because each of the K choices of a token requests a slot: `choices * tokens` requests in total.
         By: google-research/vmoe, vmoe/moe.py, get_top_experts_per_item_dispatcher; databricks/megablocks,
         megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel, tutel/impls/fast_dispatch.py,
         extract_critical; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating;
         NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, apply_router_token_dropping.
-    Alternative b: no, only the number of tokens counts.
+    Alternative b: no, the capacity grows only with the number of tokens.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer, flaxformer/architectures/moe/moe_layers.py,
         MoeLayer; lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
@@ -79,16 +79,16 @@ def expert_capacity(
     Args:
         tokens: tokens T of one routing group.
         experts: experts E.
-        factor: capacity factor; 1 gives one slot per item, apart from rounding.
+        factor: capacity factor; before rounding, a factor of 1 gives one slot per item.
         choices: K for Token Choice, which distributes `K * T` items; 1 for Expert Choice and Soft MoE.
         rounding: "ceil", or "round" (to the nearest integer, half to even).
-        multiple_of: at least 1.
+        multiple_of: the capacity is rounded up to a multiple of this number, at least 1.
 
     Returns:
         The capacity C.
 
     Raises:
-        ConfigError: the quotient overflows or rounds to 0.
+        ConfigError: the quotient is not finite or rounds to 0.
 
     Source: Routers, section 1.2; V-MoE (arXiv 2106.05974).
 
@@ -117,7 +117,7 @@ def capacity_of(
     multiple_of: int,
     instead: str = "",
 ) -> int:
-    """Computes `expert_capacity`. Errors call the factor `name` and suggest `instead`, another way to set the capacity."""
+    """Computes `expert_capacity`. Error messages call the factor `name` and suggest the option `instead` to set the capacity."""
     check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
@@ -128,7 +128,7 @@ def capacity_of(
 
 
 def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: int) -> None:
-    """Raises `ConfigError` unless all numbers are in range. Errors call the factor `name`."""
+    """Raises `ConfigError` unless all numbers are in range. Error messages call the factor `name`."""
     check_at_least("tokens", tokens, 1)
     check_at_least("experts", experts, 1)
     check_at_least("choices", choices, 1)
@@ -136,14 +136,14 @@ def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: in
 
 
 def check_quotient(name: str, factor: float, quotient: float) -> float:
-    """Returns `quotient`. Raises `ConfigError` if the factor called `name` makes the quotient overflow."""
+    """Returns `quotient`. Raises `ConfigError` if `quotient` is not finite. The error message calls the factor `name`."""
     if not math.isfinite(quotient):
         raise ConfigError(f"{name}: {factor} gives a capacity that is not finite")
     return quotient
 
 
 def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, instead: str = "") -> None:
-    """Raises `ConfigError` if an expert has no slot. The message suggests `instead`, another way to set the capacity."""
+    """Raises `ConfigError` if an expert has no slot. The error message suggests the option `instead` to set the capacity."""
     if slots < 1:
         raise ConfigError(
             f"{name}: {factor} gives {plural(experts, 'experts')} a capacity of {slots} for {plural(tokens, 'tokens')}, "
@@ -155,11 +155,11 @@ class CapacityRule(Protocol):
     """The capacity rule of a public implementation."""
 
     def __call__(self, tokens: int, experts: int, factor: float, choices: int = 1) -> int:
-        """Slots per expert."""
+        """Returns the slots per expert."""
 
 
 def _checked(rule: Callable[[int, int, float, int], int]) -> CapacityRule:
-    """Returns a function that calls `rule` and checks its arguments and its result."""
+    """Returns a function that calls `rule` and checks the arguments and the result of the call."""
 
     def checked(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
         check_sizes("factor", tokens, experts, factor, choices)

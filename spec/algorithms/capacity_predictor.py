@@ -1,4 +1,4 @@
-"""The capacity predictor of DiffMoE decides which tokens, or how many, an expert takes at evaluation.
+"""The capacity predictor of DiffMoE decides at evaluation which tokens an expert takes, or only how many.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -9,20 +9,20 @@
 
 Ambiguity ledger
 
-CE-1: Where do the thresholds start?
-    Reading: at 0, below every probability.
+CE-1: What are the initial thresholds?
+    Reading: 0, which is below every probability.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
-    Alternative b: at the values of the first step.
+    Alternative b: the thresholds computed in the first step.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, EMAParameter.forward.
 CE-2: What is the activation of the predictor?
-    Reading: SiLU.
+    Reading: the activation of the predictor is SiLU.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.
-    Alternative b: GELU.
+    Alternative b: the activation of the predictor is GELU.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.
-CE-3: Does an expert take a token exactly at its threshold?
-    Reading: no, only above it.
+CE-3: Does an expert take a token whose predicted probability equals the threshold?
+    Reading: no, the probability must be above the threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
-    Alternative b: yes.
+    Alternative b: yes, a probability equal to the threshold is sufficient.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
 """
 
@@ -68,7 +68,7 @@ def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: S
 
 
 def check_predictor(tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> None:
-    """Raises `ShapeError` unless the sizes of the axes agree."""
+    """Raises `ShapeError` unless the axes of the tokens and of the parameters agree in size."""
     check_size("w1", w1, 0, tokens.shape[-1], "the width of tokens")
     check_size("b1", b1, 0, w1.shape[1], "the hidden width of w1")
     check_size("w2", w2, 0, w1.shape[1], "the hidden width of w1")
@@ -76,7 +76,7 @@ def check_predictor(tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -
 
 
 def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
-    """The binary cross-entropy of the predictor, averaged over tokens and experts:
+    """Computes the binary cross-entropy of the predictor, averaged over tokens and experts:
 
         loss = 1 / (T E) sum_te log(1 + exp(L[t, e])) - M[t, e] L[t, e]
 
@@ -98,16 +98,16 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
 
 
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
-    """Computes the C-th largest score of each expert, and a count of 1 for the group.
+    """Returns the C-th largest score of each expert, and a count of 1 for the group.
 
-    Add up the results of groups, micro-batches and devices. The sum of scores divided by the sum of counts is the mean score.
+    The caller sums the results over groups, micro-batches and devices. The mean score is the sum of scores divided by the sum of counts.
 
     Args:
         scores: (tokens, experts), the sigmoid of `capacity_logits`.
         capacity: C, from 1 to tokens.
 
     Returns:
-        (2, experts): scores and counts; for several groups, their sum.
+        (2, experts): scores and counts, summed if there are several groups.
 
     Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
 
@@ -121,7 +121,7 @@ def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
 
 
 def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Array:
-    """Returns the thresholds after a step, an exponential moving average: `decay t[e] + (1 - decay) reached[0, e] / reached[1, e]`.
+    """Returns the exponential moving average of the thresholds after a step: `decay t[e] + (1 - decay) reached[0, e] / reached[1, e]`.
 
     Args:
         thresholds: t, (experts,).
@@ -144,13 +144,13 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
 
 
 def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, largest: bool = False) -> Array:
-    """Returns the scores where an expert takes a token at evaluation (`predicted[t, e] > thresholds[e]`), and 0 elsewhere.
+    """Returns `scores[t, e]` if expert e takes token t at evaluation (`predicted[t, e] > thresholds[e]`), else 0.
 
     Args:
         scores: (tokens, experts).
-        predicted: (tokens, experts), the sigmoid of `capacity_logits`. It carries no gradient.
+        predicted: (tokens, experts), the sigmoid of `capacity_logits`. No gradient flows to `predicted`.
         thresholds: (experts,).
-        largest: whether an expert takes the same number of tokens, but those with its largest scores, ties by lower index.
+        largest: whether each expert instead takes the same number of tokens by largest score. Ties go to the lower index.
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.
@@ -168,6 +168,6 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *,
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
     taken = predicted.real > thresholds.real
-    if largest:  # a token's rank for its expert is below the number of tokens that the expert takes
+    if largest:  # keep the number of tokens per expert, but take those with the largest scores
         taken = stable_order(-stable_order(scores, axis=0), axis=0) < taken.sum(axis=0)
     return np.where(taken, scores, 0.0)

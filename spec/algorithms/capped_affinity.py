@@ -12,31 +12,31 @@
 | `regularization` | lambda, 0.001 |
 | `iterations` | iterations of Dykstra's algorithm, 100 |
 
-Expert Choice then takes the C largest entries in each column of A instead of S. A only approximates the solution of a
-relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from
-the solution. An example has 512 tokens with normal logits of standard deviation 1.5, 16 experts, k = 64 and b = 2.
-Without the cap, 24 % of the tokens get more than 2 experts. With lambda = 0.001, 29 % of the tokens do after 100 iterations
-and 5 % after 1000. With lambda = 0.01, 5 % of the tokens do.
+Expert Choice takes the C largest entries in each column of A instead of S. The matrix A only approximates the solution
+of a relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from
+the solution. In an example with 512 tokens, normal logits of standard deviation 1.5, 16 experts, k = 64 and b = 2, 24 % of
+the tokens get more than 2 experts without the cap. With the cap and lambda = 0.001, 29 % of the tokens get more
+than 2 experts after 100 iterations, and 5 % after 1000. With lambda = 0.01, 5 % get more than 2 experts after 100 iterations.
 
 Ambiguity ledger
 
 CP-1: In which order does Dykstra's algorithm project onto the three sets?
-    Reading: column sums k, then row sums at most b, then entries at most 1.
-    Alternative b: row sums, then entries, then column sums.
+    Reading: first onto column sums of k, then onto row sums of at most b, and last onto entries of at most 1.
+    Alternative b: first onto the row sums, then onto the entries, and last onto the column sums.
 CP-2: When does Dykstra's algorithm stop?
     Reading: after `iterations` rounds of the three projections.
-    Alternative b: earlier, once a round changes little (the paper's "a maximum of 100 iterations" gives no criterion).
-CP-4: What is the router's default lambda?
-    Reading: 0.01 (`cap_regularization`), for which 100 iterations come close to the solution.
-    Alternative b: 0.001.
+    Alternative b: earlier, once a round changes little. The paper's "a maximum of 100 iterations" gives no criterion.
+CP-4: What is the default lambda of the router?
+    Reading: 0.01 (`cap_regularization`). With this lambda, 100 iterations come close to the solution.
+    Alternative b: the default lambda is 0.001.
         By: the paper, section 3.3, footnote 2.
 
 Often done differently
 
-CP-3: Is the limit of b experts per token enforced after the choice?
-    Reading: no, each expert takes the k largest entries of its column.
+CP-3: Is the limit of b experts per token enforced after the experts have chosen tokens?
+    Reading: no, each expert keeps the k tokens with the largest entries in its column.
         By: the paper, section 3.3 ("TopK(A, k)").
-    Alternative b: yes, a token keeps its b best experts, and its slots at the others stay empty.
+    Alternative b: yes, each token keeps its b best experts, and the slots of the token at all other experts stay empty.
 """
 
 import numpy as np
@@ -60,15 +60,15 @@ def capped_affinity(
 ) -> Array:
     """Computes the affinity A by `iterations` rounds of Dykstra's algorithm, starting at `A = exp(S / lambda)`.
 
-    In logarithms `a = log A`, with corrections `p` (T,) and `q` (T, E) that start at 0, each round is
+    Each round updates `a = log A` and the corrections `p` (T,) and `q` (T, E), which start at 0:
 
         a[:, e] += log k - logsumexp_t a[t, e]                                 column sums k
         y[t, :]  = a[t, :] + p[t]
         p[t]     = max(logsumexp_e y[t, e] - log b, 0),   a = y - p            row sums at most b
         y        = a + q,   q = max(y, 0),   a = y - q                         entries at most 1
 
-    The projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A is used only for
-    selection and carries no gradient.
+    The three projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A is used only
+    for selection and carries no gradient.
 
     Args:
         scores: S, (tokens, experts), the softmax of the logits.
@@ -78,7 +78,7 @@ def capped_affinity(
         iterations: rounds, at least 1.
 
     Returns:
-        (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach values not above b.
+        (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach values of at most b.
 
     Raises:
         ConfigError: no A satisfies the constraints.
@@ -118,7 +118,7 @@ def capped_affinity(
 
 
 def check_cap(capacity: int, cap: int, tokens: int, experts: int) -> None:
-    """Raises `ConfigError` unless every expert can choose `capacity` tokens with at most `cap` experts per token."""
+    """Raises `ConfigError` unless every expert can choose `capacity` tokens while each token has at most `cap` experts."""
     check_capacity(capacity, tokens)
     if check_at_least("cap", cap, 1) * tokens < capacity * experts:
         slots = f"the {capacity * experts} slots of {plural(experts, 'experts')}"

@@ -1,6 +1,6 @@
 """k-means, which hash layers use to group similar patches and ids.
 
-A cluster is the set of points with the same nearest centroid, ties by lower index.
+A cluster is the set of points with the same nearest centroid. Ties go to the centroid with the lower index.
 """
 
 from typing import NamedTuple
@@ -18,23 +18,23 @@ Ids = NDArray[np.int64]
 
 
 class Clustering(NamedTuple):
-    """The result of `k_means`: `centroids` (clusters, width), and the index of each point's centroid, `clusters` (points,)."""
+    """The result of `k_means`: `centroids` (clusters, width), and `clusters` (points,), the index of each point's centroid."""
 
     centroids: Array
     clusters: Ids
 
 
 def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clustering:
-    """Lloyd's algorithm: repeatedly moves each centroid to the mean of its nearest points.
+    """Runs Lloyd's algorithm, which repeatedly moves each centroid to the mean of the points nearest to it.
 
         cluster[i] = argmin_k |points[i] - centroids[k]|^2     ties by lower index
 
-    A cluster without points keeps its centroid. The algorithm ends after `iterations` updates, or once no point changes cluster.
+    A cluster without points keeps its centroid. The algorithm ends after `iterations` updates, or when no point changes its cluster.
 
     Args:
         points: (points, width).
         centroids: (clusters, width), the initial centroids.
-        iterations: largest number of updates, at least 1.
+        iterations: the maximum number of updates, at least 1.
 
     Returns:
         Clustering: the final centroids, and the cluster of each point.
@@ -65,7 +65,7 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 
 def nearest(points: Array, centroids: Array) -> Ids:
-    """The nearest centroid of each point. Subtracts before squaring, because expanded squares cancel for points far from 0."""
+    """Returns the index of the nearest centroid of each point. Subtracts before squaring to avoid cancellation far from 0."""
     from scipy.spatial.distance import cdist  # imported here because the import is slow
 
     distances = cdist(points, centroids, "sqeuclidean")

@@ -1,4 +1,4 @@
-"""Losses of image-text pairs: each row of one tower should match its pair among the rows of the other.
+"""Contrastive losses: an image should have features more similar to those of its own text than to those of any other text.
 
 | here | SigLIP (arXiv 2303.15343) | CLIP (arXiv 2103.00020), Figure 3 |
 |---|---|---|
@@ -10,41 +10,41 @@
 
 Ambiguity ledger
 
-CO-1: Which rows is a row compared with if several devices share the batch?
-    Reading: the rows of all devices, with the same gradient as on one device.
+CO-1: With which rows is a row compared if several devices share the batch?
+    Reading: with the rows of all devices. The gradient is the same as on one device.
         By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
-    Alternative b: the rows of all devices, with the rows of other devices as constants.
+    Alternative b: with the rows of all devices, but the rows of other devices are treated as constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
-    Alternative c: only the rows of the same device.
-CO-2: Is the scale limited?
-    Reading: no.
+    Alternative c: only with the rows of the same device.
+CO-2: Is the scale limited by an upper bound?
+    Reading: no, the scale is not limited.
         By: google-research/big_vision, big_vision/models/proj/image_text/two_towers.py, Model; google-research/vmoe,
         vmoe/projects/contrastive/models.py, TwoTower.
-    Alternative b: yes, to at most 100.
+    Alternative b: yes, the scale is limited to at most 100.
         By: CLIP (arXiv 2103.00020), section 2.5.
-CO-3: Where does epsilon enter the l2 norm?
-    Reading: `x / (norm + 1e-8)`.
+CO-3: How does the l2 normalisation use epsilon?
+    Reading: epsilon is added to the norm: `x / (norm + 1e-8)`.
         By: google-research/big_vision, big_vision/models/proj/image_text/two_towers.py, Model; google-research/vmoe,
         vmoe/projects/contrastive/models.py, TwoTower.
-    Alternative b: nowhere.
+    Alternative b: the l2 normalisation uses no epsilon.
         By: openai/CLIP, clip/model.py, CLIP.forward.
 CO-4: Are the two directions of the softmax loss averaged?
-    Reading: yes.
+    Reading: yes, the loss is the mean of both directions.
         By: CLIP (arXiv 2103.00020), Figure 3; google-research/big_vision,
         big_vision/trainers/proj/image_text/_deprecated_contrastive.py, softmax_loss.
-    Alternative b: no, they are summed.
+    Alternative b: no, the two directions are summed.
         By: ALIGN (arXiv 2102.05918), section 4.1.
-CO-5: By which number is the sum over the pairs divided in the sigmoid loss?
-    Reading: the number of rows n.
+CO-5: By which number does the sigmoid loss divide the sum over pairs?
+    Reading: by the number of rows, n.
         By: the paper, eq. (1); google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py,
         update_fn; google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
-    Alternative b: the number of pairs n^2.
-CO-6: Where do scale and bias start?
-    Reading: at 10 and -10.
+    Alternative b: by the number of pairs, n^2.
+CO-6: What are the initial values of the scale and the bias?
+    Reading: the scale starts at 10 and the bias at -10.
         By: the paper, section 3.2.
-    Alternative b: at 1 / 0.07, without a bias.
+    Alternative b: the scale starts at 1 / 0.07, and there is no bias.
         By: CLIP (arXiv 2103.00020), section 2.5.
-    Alternative c: at 10 and -2.71.
+    Alternative c: the scale starts at 10 and the bias at -2.71.
         By: google-research/big_vision, big_vision/configs/proj/image_text/siglip_lit_coco.py, get_config.
 """
 
@@ -67,7 +67,7 @@ EPSILON = 1e-8
 
 
 def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
-    """The mean cross-entropy of matching each row with its pair, in both directions:
+    """Computes the mean cross-entropy of finding the other row of each pair, from images to texts and from texts to images:
 
         l[i, j] = exp(log_scale) <l2n(first[i]), l2n(second[j])>,    l2n(x) = x / (norm(x) + 1e-8)
         loss = 1 / (2 n) sum_i (log sum_j exp(l[i, j]) + log sum_j exp(l[j, i]) - 2 l[i, i])
@@ -75,7 +75,7 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
     Args:
         first: (pairs, width), the features of one tower, not normalised.
         second: (pairs, width), the features of the other tower; row i matches row i of `first`.
-        log_scale: a scalar, trainable; minus the logarithm of the temperature.
+        log_scale: a trainable scalar, the negative logarithm of the temperature.
 
     Returns:
         A scalar, at least 0; log n if all features are equal.
@@ -102,8 +102,8 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
     Args:
         first: (pairs, width), the features of one tower, not normalised.
         second: (pairs, width), the features of the other tower; row i matches row i of `first`.
-        log_scale: a scalar, trainable.
-        bias: a scalar, trainable; it offsets the larger number of pairs that do not match.
+        log_scale: a trainable scalar, as in `contrastive_loss`.
+        bias: a trainable scalar that compensates for the larger number of pairs that do not match.
 
     Returns:
         A scalar, at least 0.
@@ -120,7 +120,7 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
 
 
 def logits_of(first: Shared, second: Shared, log_scale: Shared) -> Array:
-    """The scaled cosines of the rows, (pairs, pairs)."""
+    """Returns the scaled cosines between all rows of both arguments, (pairs, pairs)."""
     first = as_array("first", first, "pairs width")
     second = as_array("second", second, "pairs width")
     check_same_shape("second", second, "first", first)

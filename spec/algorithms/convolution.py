@@ -1,11 +1,11 @@
-"""Convolution, for a convolutional stem before the patches of a vision transformer.
+"""The convolution in the convolutional stem of a vision transformer.
 
 Ambiguity ledger
 
-CV-1: Where is an image padded when the stride is 2?
-    Reading: equally on each side, by (size - 1) / 2 pixels.
+CV-1: How is an image padded if the stride is 2?
+    Reading: by (size - 1) / 2 pixels on every side.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: by enough to give the result height / stride rows. If the number of padding rows is odd, the extra row is at the end.
+    Alternative b: by enough to give height / stride output rows. If the padding is odd, the end gets the extra row.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 
@@ -32,9 +32,9 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
     Args:
         images: x, one image, (height, width, channels).
-        kernel: (size, size, channels, features), size odd; not flipped, as in all frameworks.
+        kernel: (size, size, channels, features), with an odd size. The kernel is not flipped, as in all frameworks.
         bias: (features,).
-        stride: pixels from one row or column of the result to the next, at least 1.
+        stride: the distance in input pixels between adjacent rows or columns of the result, at least 1.
 
     Returns:
         y, (ceil(height / stride), ceil(width / stride), features).
@@ -66,7 +66,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
 
 def check_kernel(kernel: Any, channels: int, bias: Any) -> int:
-    """Returns the padding per side in pixels. Raises `ShapeError` unless the kernel is square, odd, and fits `channels` and `bias`."""
+    """Returns the padding per side in pixels. Raises `ShapeError` unless the kernel is a square of odd size and fits the images."""
     size: int = kernel.shape[0]
     if size % 2 == 0:
         raise ShapeError(f"kernel: expected an odd size, got {size}")

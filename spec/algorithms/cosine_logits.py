@@ -10,19 +10,19 @@
 Ambiguity ledger
 
 CR-1: How is the temperature learned?
-    Reading: as the logarithm of its inverse (`form="log_scale"`), which is at most log(1 / 0.01).
+    Reading: as the logarithm of the inverse temperature (`form="log_scale"`), which is at most log(1 / 0.01).
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
-    Alternative b: directly (`form="divide"`), without a bound.
+    Alternative b: directly as a parameter (`form="divide"`), without a bound.
         By: the paper, eq. (7).
-    Alternative c: not at all. The embeddings have norm 1.5 instead.
+    Alternative c: the temperature is not learned. Instead, the embeddings have norm 1.5.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.forward.
 CR-2: Does the projection have a bias?
-    Reading: no, unless one is passed.
+    Reading: no, unless a bias is passed.
         By: the paper, section 3.1; microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.
-    Alternative b: yes.
+    Alternative b: yes, the projection has a bias.
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
 CR-3: Which temperature does the balance loss use?
-    Reading: the temperature of the gates.
+    Reading: the same temperature as the gates.
         By: microsoft/Tutel, tutel/impls/moe_layer.py, MOELayer.
     Alternative b: a constant temperature.
         By: the paper, eq. (8).
@@ -30,9 +30,9 @@ CR-3: Which temperature does the balance loss use?
 Often done differently
 
 CR-4: Are the projected tokens normalised?
-    Reading: yes, like the embeddings.
+    Reading: yes, the projected tokens are normalised, like the embeddings.
         By: the paper, eq. (6); microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.forward.
-    Alternative b: no.
+    Alternative b: no, the projected tokens are not normalised.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate._cosine.
 """
 
@@ -66,18 +66,18 @@ def cosine_logits(
     *,
     form: str = "log_scale",
 ) -> Array:
-    """The cosine between the projected token and the expert's embedding, times the inverse temperature:
+    """Computes the cosine between each projected token and each expert's embedding, multiplied by the inverse temperature:
 
         cos(x[t] W + c, v[:, e]) exp(min(temperature, log(1 / 0.01)))       form="log_scale"
         cos(x[t] W + c, v[:, e]) / temperature                              form="divide"
 
-    Norms below 1e-12 count as 1e-12.
+    Norms below 1e-12 are replaced with 1e-12.
 
     Args:
         tokens: x, (tokens, width).
         projection: W, (width, dimensions).
         embeddings: v, (dimensions, experts).
-        temperature: a scalar; greater than 0 with "divide".
+        temperature: a scalar: the logarithm of the inverse temperature with "log_scale", or a temperature above 0 with "divide".
         projection_bias: c, (dimensions,); None for no bias.
         form: "log_scale" or "divide".
 
@@ -85,7 +85,7 @@ def cosine_logits(
         (tokens, experts), logits.
 
     Raises:
-        ContractError: `temperature` is not greater than 0 with "divide".
+        ContractError: with "divide", `temperature` is not greater than 0.
 
     Source: X-MoE, eqs. (6) and (7); microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
 

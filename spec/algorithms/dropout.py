@@ -1,26 +1,26 @@
-"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes uniform draws.
+"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes random numbers.
 
 | here | Srivastava et al. 2014 | Huang et al. 2016 (arXiv 1603.09382) |
 |---|---|---|
 | `rate` | 1 - p | 1 - p_l |
 | `draws` | one per unit | one per residual branch and example |
 
-Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the first block (see `branch_rate`).
+In block l of L, counted from 0, residual branches have the rate `rate l / (L - 1)` (see `branch_rate`).
 
 Ambiguity ledger
 
-DO-1: Are kept units or branches divided by the probability of keeping them?
-    Reading: yes, both, in training. Evaluation changes neither.
+DO-1: Are kept units and kept branches divided by the probability of keeping them?
+    Reading: yes, both units and branches are divided in training. At evaluation, both stay unchanged.
         By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
-    Alternative b: no. A branch is 0 or unchanged in training, and unchanged at evaluation.
+    Alternative b: no. In training, a branch is either 0 or unchanged. At evaluation, a branch is unchanged.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
-    Alternative c: no. At evaluation they are multiplied by this probability.
+    Alternative c: no. At evaluation, units or branches are instead multiplied by the probability of keeping them.
         By: Stochastic depth (arXiv 1603.09382), eq. (5).
-DO-2: How do the rates of the blocks grow?
-    Reading: linearly from 0 for the first to `rate` for the last.
+DO-2: How does the stochastic depth rate increase over the blocks?
+    Reading: linearly from 0 for the first block to `rate` for the last block.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer; huggingface/pytorch-image-models,
         timm/layers/drop.py, calculate_drop_path_rates.
-    Alternative b: linearly from `rate / L` for the first to `rate` for the last.
+    Alternative b: linearly from `rate / L` for the first block to `rate` for the last block.
         By: Stochastic depth (arXiv 1603.09382), eq. (4).
 """
 
@@ -44,17 +44,17 @@ ALGORITHMS = (
 
 
 def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
-    """Sets entries to 0 where their draw is below the rate, and divides the others by `1 - rate`.
+    """Sets each entry with a draw below the rate to 0, and divides the other entries by `1 - rate`.
 
         y = x / (1 - rate)    if draw >= rate,  else 0
 
-    Draws are multiples of 2^-24. The rate is rounded up to a multiple of 2^-24, so every dtype keeps the same entries.
-    With one draw per example, this is stochastic depth.
+    Draws are multiples of 2^-24. Before the comparison, the rate is rounded up to a multiple of 2^-24, so every dtype keeps
+    the same entries. With one draw per example, the function computes stochastic depth.
 
     Args:
         x: (...).
-        draws: (...), uniform on [0, 1), with the same number of axes as `x`; entries along an axis of length 1 share a draw.
-        rate: from 0 to less than 1.
+        draws: (...), uniform on [0, 1), with as many axes as `x`. Along an axis of length 1, all entries of `x` share a draw.
+        rate: the probability of dropping an entry, from 0 to less than 1.
 
     Returns:
         The shape of `x`.
@@ -74,7 +74,7 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
 
 def branch_rate(rate: float, *, block: int, depth: int) -> float:
-    """The stochastic depth rate of one block: `rate * block / (depth - 1)`, and 0 in a model with one block.
+    """Returns the stochastic depth rate of one block: `rate * block / (depth - 1)`, or 0 in a model with one block.
 
     Args:
         rate: rate of the last block, from 0 to less than 1.
@@ -104,12 +104,12 @@ def check_rate(name: str, value: float) -> float:
 
 
 def threshold(rate: float) -> float:
-    """Returns the smallest draw that keeps an entry, a multiple of 2^-24. Raises `ConfigError` for a rate out of range."""
+    """Returns the smallest draw that keeps an entry, the rate rounded up to a multiple of 2^-24. Raises `ConfigError` for invalid rates."""
     return math.ceil(check_rate("rate", rate) * 2**BITS) / 2**BITS
 
 
 def check_draws(draws: Any, x: Any) -> None:
-    """Raises `ShapeError` unless `draws` has the axes of `x`, each of the same length or of length 1."""
+    """Raises `ShapeError` unless `draws` has as many axes as `x`, and every axis of `draws` has length 1 or the same length as in `x`."""
     shape, wanted = shape_of(draws), shape_of(x)
     if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
         raise ShapeError(f"draws: expected the shape of x, {wanted}, in which any axis may have length 1, got {shape}")

@@ -1,4 +1,4 @@
-"""DSelect-k: a mixture of K selectors, each a binary expert code that a smooth step makes trainable.
+"""DSelect-k: a mixture of K selectors. A selector is a binary expert code, which a smooth step makes trainable.
 
 | here | DSelect-k (arXiv 2106.03760) |
 |---|---|
@@ -8,18 +8,18 @@
 | `logits` (..., K) | alpha or w, whose softmax weights the selectors |
 | gate (..., E) | q(alpha, Z) |
 
-A static gate has one code per selector for all tokens: (K, M). In a per-token gate, the codes are a linear function of the
-token: (tokens, K, M).
+A static gate uses the same codes (K, M) for all tokens. A per-token gate computes the codes (tokens, K, M) as a linear
+function of each token.
 
 Ambiguity ledger
 
-DK-1: Which code does each expert have?
-    Reading: expert i (from 0) has the binary digits of i, most significant first.
+DK-1: Which binary code does each expert have?
+    Reading: expert i (counted from 0) has the binary digits of i, most significant digit first.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.build.
-    Alternative b: least significant first, which relabels the experts.
+    Alternative b: expert i has the binary digits of i, least significant digit first, which relabels the experts.
 DK-2: What happens if the number of experts is not a power of two?
-    Reading: codes without an expert keep their mass, so the gate sums to less than 1. A loss (`dselect_k_reachability`)
-        moves that mass to the experts.
+    Reading: codes without an expert keep their mass, so the gate sums to less than 1. The loss `dselect_k_reachability`
+        moves this mass to the experts.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.
     Alternative b: the gate is divided by its sum.
@@ -64,15 +64,15 @@ ALGORITHMS = (
 
 
 def check_selectors(selectors: Any) -> int:
-    """The number of groups in a backend's selectors; 1 for a static gate. Reads only the shape."""
+    """Returns the number of groups in a backend's selectors, or 1 for a static gate. Uses only the shape of `selectors`."""
     static = len(selectors.shape) == 2
     check_scores("selectors", selectors, "choices experts" if static else "groups tokens choices experts")
-    groups: int = 1 if static else selectors.shape[0]  # may be symbolic while tracing
+    groups: int = 1 if static else selectors.shape[0]  # the number of groups may be symbolic while tracing
     return groups
 
 
 def check_mixture(selectors: Any, logits: Any) -> None:
-    """Raises `ShapeError` unless there is one logit for each selector. Reads only the shapes."""
+    """Raises `ShapeError` unless there is one logit for each selector. Uses only the shapes of the arrays."""
     if tuple(logits.shape) != tuple(selectors.shape[:-1]):
         raise ShapeError(
             f"logits: expected {tuple(selectors.shape[:-1])}, the axes of selectors, got {tuple(logits.shape)}"
@@ -90,7 +90,7 @@ def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> 
         gamma: the width of the smooth step, greater than 0.
 
     Returns:
-        (..., choices, experts), not negative; each selector sums to 1 if E is a power of two, else to at most 1.
+        (..., choices, experts), not negative. The weights of each selector sum to 1 if E is a power of two, else to at most 1.
 
     Raises:
         ShapeError: `codes` does not have `ceil(log2 experts)` bits.
@@ -111,7 +111,7 @@ def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> 
 
 
 def selectors_of(selectors: ArrayLike) -> Array:
-    """`selectors` as a checked array."""
+    """Checks `selectors` and returns the array."""
     return as_array("selectors", selectors, "... choices experts")
 
 
@@ -123,7 +123,7 @@ def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
         logits: (..., choices).
 
     Returns:
-        (..., experts); at most `choices` entries are nonzero once every code is outside the step.
+        (..., experts). If every smooth step returns 0 or 1, at most `choices` entries are nonzero.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._compute_expert_weights.
@@ -139,12 +139,12 @@ def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
 
 
 def dselect_k_routing(gate: ArrayLike, *, like: ArrayLike | None = None) -> Routing:
-    """Sends token t to every expert with a positive gate, in slot t, so the capacity is T.
+    """Sends token t to slot t of every expert with a positive gate. The capacity is therefore T.
 
         dispatch[t, e, t] = [q[t, e] > 0],    combine[t, e, t] = q[t, e]
 
     Args:
-        gate: q, (tokens, experts), or (experts,) for a static gate, which is the same for all tokens.
+        gate: q, (tokens, experts), or (experts,) for a static gate.
         like: (tokens, width), the tokens; required for a static gate.
 
     Returns:

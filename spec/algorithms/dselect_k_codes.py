@@ -15,7 +15,7 @@ __all__ = ["Codes", "dselect_k_codes"]
 
 
 def code_bits(experts: int) -> int:
-    """The number M of binary digits in the code of an expert: `ceil(log2 E)`, 0 for one expert."""
+    """Returns the number M of binary digits in the code of an expert: `ceil(log2 E)`."""
     return (check_at_least("experts", experts, 1) - 1).bit_length()
 
 
@@ -38,11 +38,11 @@ def check_codes(bias: Any, choices: Any, experts: int) -> int:
 def dselect_k_codes(
     tokens: Leading, bias: Shared, kernel: Shared | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """Returns the codes and logits of the selectors: one set per token or, without a kernel, one set for all tokens.
+    """Returns the codes and logits of the selectors. Without a kernel, all tokens share the same codes and logits.
 
         z, alpha = tokens @ kernel + bias    or    z, alpha = bias
 
-    The first K M columns hold the codes, selector after selector, and the last K columns the logits.
+    The first K M columns hold the codes, selector after selector. The last K columns hold the logits.
 
     Args:
         tokens: (..., width).

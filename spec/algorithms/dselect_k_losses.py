@@ -5,25 +5,25 @@ See `dselect_k` for the symbols.
 Ambiguity ledger
 
 DK-3: Are the losses of a per-token gate summed or averaged over the tokens?
-    Reading: summed over the tokens of a group (and averaged over groups, like every loss).
+    Reading: summed over the tokens of a group, and then averaged over the groups like every other loss.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         EntropyRegularizer and DSelectKGate._add_regularization_loss.
-    Alternative b: averaged over the tokens.
-DK-4: What are the default weights of the losses?
-    Reading: 1e-6 for the entropy, the default of the public regularizer, and 1e-4 for the reachability, which is a sum over
-        the tokens of a group: with the public code's weight of 1, gates of 5 experts start with a loss of 0.47 per token.
-    Alternative b: no entropy loss unless a regularizer is passed, and 1 for the reachability.
+    Alternative b: the losses are averaged over the tokens.
+DK-4: What are the default weights of the losses of DSelect-k?
+    Reading: 1e-6 for the entropy, as in the public regularizer, and 1e-4 for the reachability, which is summed over the
+        tokens of a group. With the public code's weight of 1, gates of 5 experts start with a loss of 0.47 per token.
+    Alternative b: no entropy loss unless a regularizer is passed, and a weight of 1 for the reachability.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate (entropy_reg=None).
-    Alternative c: a schedule that raises the weight of the entropy in training.
-DK-5: Are the losses computed at evaluation?
-    Reading: yes, as for every router, although nothing is trained then.
-    Alternative b: no, only in training.
+    Alternative c: a schedule increases the weight of the entropy during training.
+DK-5: Are the losses of DSelect-k also computed at evaluation?
+    Reading: yes, as in most routers, although nothing is trained at evaluation.
+    Alternative b: no, the losses are computed only in training.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate.call.
-DK-6: What is the reachability of a selector without mass on any expert?
+DK-6: What is the reachability loss of a selector without mass on any expert?
     Reading: 1e6, without a gradient. A mass below 1e-6 counts as 1e-6, so the loss stays finite and training continues.
-    Alternative b: infinite.
+    Alternative b: the reachability loss is infinite.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.
 """
@@ -41,7 +41,7 @@ EPSILON = 1e-6
 
 
 def dselect_k_entropy(selectors: ArrayLike) -> Array:
-    """Computes `-sum r log(r + 1e-6)` over selectors, experts and tokens. The loss is about 0 when each selector chooses one expert.
+    """Computes `-sum r log(r + 1e-6)` over selectors, experts and tokens. The loss is close to 0 if each selector chooses one expert.
 
     Args:
         selectors: r, (..., choices, experts).
@@ -64,13 +64,13 @@ def dselect_k_entropy(selectors: ArrayLike) -> Array:
 def dselect_k_reachability(selectors: ArrayLike) -> Array:
     """Computes `sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. The loss drives selectors away from codes without an expert.
 
-    There is no gradient where the mass `sum_e r[e]` is below 1e-6.
+    Where the mass `sum_e r[e]` is below 1e-6, the gradient is 0.
 
     Args:
         selectors: r, (..., choices, experts).
 
     Returns:
-        A scalar, at least the number of selectors (times tokens), with equality if all mass is on experts.
+        A scalar. The loss is smallest if no selector puts weight on codes without an expert, and then equals the number of selectors.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._add_regularization_loss.

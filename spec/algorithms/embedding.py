@@ -2,11 +2,11 @@
 
 Ambiguity ledger
 
-EM-1: Are embeddings multiplied by the root of their width?
-    Reading: no.
+EM-1: Are embeddings multiplied by the square root of their width?
+    Reading: no, embeddings are not multiplied by a factor.
         By: google-research/big_vision, big_vision/models/proj/image_text/text_transformer.py, _Model; openai/CLIP,
         clip/model.py, encode_text.
-    Alternative b: yes.
+    Alternative b: yes, embeddings are multiplied by the square root of their width.
         By: Vaswani et al. 2017 (arXiv 1706.03762), section 3.4.
 """
 
@@ -21,9 +21,9 @@ ALGORITHMS = (Algorithm("embedding", "Vaswani et al. 2017 (arXiv 1706.03762), se
 
 
 def embedding(ids: ArrayLike, table: Shared) -> Array:
-    """The vector of each token: `y[t] = table[ids[t]]`.
+    """Returns the vector of each token: `y[t] = table[ids[t]]`.
 
-    The gradient of a table row is the sum over all tokens with its id.
+    The gradient of a table row is the sum of the gradients of all tokens whose id selects the row.
 
     Args:
         ids: (tokens,) integers, from 0 to the number of table rows - 1.

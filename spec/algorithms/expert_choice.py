@@ -9,28 +9,28 @@
 Ambiguity ledger
 
 EC-1: Which of two tokens with equal scores wins?
-    Reading: the one with the lower index.
+    Reading: the token with the lower index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher (jax.lax.top_k);
         google/flaxformer, flaxformer/architectures/moe/routing.py, ExpertsChooseMaskedRouter and _top_k (jax.lax.top_k).
-    Alternative b: the one with the higher index.
-    Alternative c: whichever an unstable sort returns first.
-EC-2: Does a slot stay empty if only tokens with score 0 could fill it?
-    Reading: no, the token with the lowest index fills it, and is dispatched and combined.
+    Alternative b: the token with the higher index.
+    Alternative c: the token that an unstable sort happens to return first.
+EC-2: Does a slot stay empty if only tokens with score 0 are left to fill it?
+    Reading: no, the remaining token with the lowest index fills the slot, and is dispatched and combined.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, TokenShufflingOnlogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, ExpertsChooseMaskedRouter.
-    Alternative b: yes (`drop_zero=True`).
+    Alternative b: yes, a token with score 0 does not fill a slot (`drop_zero=True`).
 EC-3: What happens if the capacity exceeds the number of tokens?
-    Reading: an error.
+    Reading: an error is raised.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher
         (jax.lax.top_k fails).
     Alternative b: the capacity is reduced to the number of tokens.
 EC-4: Along which axis are the scores normalised?
-    Reading: over experts, although experts choose among tokens.
+    Reading: over the experts, although the experts choose among the tokens.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter._compute_gates_softmax;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, TokenShufflingOnlogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, Router._compute_router_probabilities.
-    Alternative b: over tokens.
+    Alternative b: over the tokens.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _expert_selection_gating.
 """
 
@@ -51,17 +51,17 @@ ALGORITHMS = (Algorithm("expert_choice", "Liu et al. 2024 (arXiv 2401.15969), Al
 def expert_choice(
     scores: ArrayLike, *, capacity: int, combine_scores: ArrayLike | None = None, drop_zero: bool = False
 ) -> Routing:
-    """Expert Choice allocation (Algorithm 2).
+    """Assigns to each expert its C best tokens (Algorithm 2).
 
     `dispatch[t, e, c]` is 1 if token t is the c-th best of expert e (c = 0 is the best), else 0;
-    `combine[t, e, c] = combine_scores[t, e] * dispatch[t, e, c]`. Any number of experts can choose a token, including none.
+    `combine[t, e, c] = combine_scores[t, e] * dispatch[t, e, c]`. Several experts, or none, can choose the same token.
     Gradients flow only through the `combine_scores` of chosen tokens.
 
     Args:
         scores: (tokens, experts), the selection scores.
         capacity: slots C per expert, from 1 to tokens.
-        combine_scores: (tokens, experts), the combine weights; `scores` if None.
-        drop_zero: leave a slot empty if the score of its token is not above 0.
+        combine_scores: (tokens, experts), the combine weights, by default `scores`.
+        drop_zero: whether to leave a slot empty if the score of the token is not positive.
 
     Returns:
         Routing of (tokens, experts, capacity).
@@ -90,7 +90,7 @@ def expert_choice(
     # Selection.
     chosen = stable_order(scores, axis=0)[:capacity]
 
-    # Slots and dispatch: a token's rank among the tokens of an expert is its slot.
+    # Slots and dispatch: the slot of a token is its rank among the tokens of an expert.
     dispatch = np.zeros((tokens, experts, capacity))
     for expert in range(experts):
         for slot in range(capacity):

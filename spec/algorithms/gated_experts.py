@@ -1,4 +1,4 @@
-"""Gated experts, experts without biases, and shared experts; all work with any router.
+"""Gated experts, experts without biases, and shared experts. All three work with any router.
 
 | here | GLU variants (arXiv 2002.05202) | DeepSeekMoE (arXiv 2401.06066) |
 |---|---|---|
@@ -6,28 +6,28 @@
 | `shared` of `moe_mlp` | | the K_s shared experts, merged into one with their total width |
 | `params` of `moe_mlp` | | the routed experts |
 
-A routing does not depend on whether experts are plain or gated. DeepSeek-V3, torchtitan and megablocks' GLU have no
-biases. In timm and Megatron-LM, biases are optional, but Megatron-LM's shared experts have no biases.
+A routing does not depend on whether experts are gated. The experts of DeepSeek-V3, of torchtitan and of the GLU in megablocks
+have no biases. In timm and Megatron-LM, biases are optional, but the shared experts of Megatron-LM have no biases.
 
 Ambiguity ledger
 
-GE-1: Which of two kernels, or which half of a packed one, computes the gate of a gated expert?
-    Reading: the first, `w1`: silu(x w1) * (x w3).
+GE-1: Which of two kernels, or which half of a packed kernel, computes the gate of a gated expert?
+    Reading: the first kernel, `w1`, computes the gate: silu(x w1) * (x w3).
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Expert.forward; pytorch/torchtitan, torchtitan/models/common/moe.py,
         GroupedExperts.forward; databricks/megablocks, megablocks/layers/glu.py, SparseGLU.forward (v1 is w3); NVIDIA/Megatron-LM,
         megatron/core/transformer/mlp.py, MLP.forward (the first half); huggingface/pytorch-image-models, timm/layers/mlp.py,
         SwiGLU and SwiGLUPacked (the first half).
-    Alternative b: the second, or the last half.
+    Alternative b: the second kernel, or the last half of a packed kernel, computes the gate.
         By: huggingface/pytorch-image-models, timm/layers/mlp.py, GluMlp (gate_last, its default).
 GE-2: What is the weight of a shared expert's output?
-    Reading: 1, regardless of the combine weights of the routed experts.
+    Reading: the weight is 1, regardless of the combine weights of the routed experts.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, MoE.forward;
         pytorch/torchtitan, torchtitan/models/common/moe.py, MoE.forward; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_layer.py, MoELayer.postprocess; databricks/megablocks, megablocks/layers/mlp.py,
         SharedMLP.add_experts_sharedexpert.
-    Alternative b: 1 / (K + 1), and K / (K + 1) for the combined output of the K chosen experts.
+    Alternative b: 1 / (K + 1). The combined output of the K chosen experts has weight K / (K + 1).
         By: databricks/megablocks, megablocks/layers/mlp.py, SharedMLP.add_experts_sharedexpert (shared_expert_weighted_sum).
-    Alternative c: the sigmoid of a separate logit x w, as in Qwen2.
+    Alternative c: the sigmoid of a separate logit, x w, as in Qwen2.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate).
 """
 
@@ -56,26 +56,26 @@ ACTIVATIONS = ("gelu", "silu", "quick_gelu")
 
 
 def silu(x: Array) -> Array:
-    """The sigmoid linear unit `x / (1 + exp(-x))` of a checked argument (Elfwing et al. 2017, arXiv 1702.03118)."""
+    """Computes the sigmoid linear unit `x / (1 + exp(-x))` (Elfwing et al. 2017, arXiv 1702.03118). Does not check `x`."""
     return x * sigmoid(x)
 
 
 def quick_gelu(x: Array) -> Array:
-    """The approximation `x sigmoid(1.702 x)` of the GELU for a checked argument (Hendrycks and Gimpel 2016, section 2)."""
+    """Approximates the GELU by `x sigmoid(1.702 x)` (Hendrycks and Gimpel 2016, section 2). Does not check `x`."""
     return x * sigmoid(1.702 * x)
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    """Adds an experts axis of length 1 to the parameters of one perceptron."""
+    """Adds an experts axis of length 1 to the parameters of one MLP."""
     return {name: even(name, value)[None] for name, value in params.items()}
 
 
 def expert_parameters(
     params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None, plain: bool = False
 ) -> dict[str, Array]:
-    """Checks the parameters of `experts` perceptrons (any number if None) for inputs of `width`.
+    """Checks and returns the parameters of expert MLPs for inputs of size `width`. If `experts` is None, any number is valid.
 
-    plain: accept only two linear maps, both with a bias.
+    plain: whether to require exactly two linear maps, both with a bias.
     """
     check_parameter_names(params, plain=plain)
     weights = {name: as_array(name, params[name], axes) for name, axes in AXES.items() if name in params}
@@ -87,7 +87,7 @@ def expert_parameters(
 
 
 def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> None:
-    """Raises `ConfigError` for missing or unknown parameters of perceptrons. plain: as in `expert_parameters`."""
+    """Raises `ConfigError` for missing or unknown parameters of expert MLPs. plain: as in `expert_parameters`."""
     known = ("w1", "b1", "w2", "b2") if plain else tuple(AXES)
     needed = known if plain else ("w1", "w2", *(["w3"] if "b3" in params else []))
     if missing := [name for name in needed if name not in params]:
@@ -97,7 +97,7 @@ def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> 
 
 
 def check_expert_widths(weights: Mapping[str, Any], width: int) -> None:
-    """Raises `ShapeError` unless the widths of the parameters of perceptrons agree."""
+    """Raises `ShapeError` unless the parameters of expert MLPs agree in width with each other and with inputs of size `width`."""
     for name in weights:
         if name in ("w1", "w3"):
             check_size(name, weights[name], 1, width, "the width of inputs")

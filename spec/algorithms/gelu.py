@@ -1,4 +1,4 @@
-"""The activation of the experts."""
+"""The GELU, the default activation of the experts."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ __all__ = ["gelu"]
 
 
 def gelu(x: Leading, *, form: str = "tanh") -> Array:
-    """The Gaussian error linear unit `x Phi(x)`, exact or approximated:
+    """Computes the Gaussian error linear unit `x Phi(x)`, exactly or approximately:
 
         erf:   x / 2 (1 + erf(x / sqrt(2)))
         tanh:  x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
@@ -32,7 +32,7 @@ def gelu(x: Leading, *, form: str = "tanh") -> Array:
 
 
 def activation(x: Array, *, form: str) -> Array:
-    """`gelu` for checked arguments."""
+    """Computes `gelu` without checking the arguments."""
     if form == "erf":
         return x * normal_cdf(x)
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x * x * x)))

@@ -10,36 +10,36 @@
 Ambiguity ledger
 
 GL-1: What is the score of a group of experts?
-    Reading: the sum of its 2 best scores (`best`).
+    Reading: the sum of the 2 best scores in the group (`best`).
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate (with a bias); AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.expert_group_mask; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: the sum of its K / M best scores.
+    Alternative b: the sum of the K / M best scores in the group.
         By: the paper, section 2.1.2; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, group_limited_topk.
-    Alternative c: its best score.
+    Alternative c: the best score in the group.
         By: DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; deepseek-ai/DeepSeek-V3, inference/model.py, Gate (without a
         bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward.
-GL-2: Which score do experts outside the chosen groups get?
-    Reading: minus infinity, so none of them is chosen.
+GL-2: Which score do experts outside the chosen groups receive?
+    Reading: minus infinity, so no expert outside the chosen groups is chosen.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: 0, so they rank above an expert of a chosen group whose biased score is below 0.
+    Alternative b: 0, so these experts rank above an expert of a chosen group with a biased score below 0.
         By: huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward; huggingface/transformers, src/transformers/models/mistral4/modeling_mistral4.py,
         Mistral4TopkRouter.forward.
-GL-3: Does a selection bias count in the score of a group?
-    Reading: yes.
+GL-3: Does the score of a group of experts include the selection bias?
+    Reading: yes, the score of a group is computed from biased scores.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: no, only affinity scores count.
+    Alternative b: no, the score of a group is computed from affinity scores without the bias.
         By: the paper, section 2.1.2.
 """
 
@@ -75,16 +75,16 @@ def group_limited_scores(
     best: int = 2,
     outside: str = "excluded",
 ) -> Array:
-    """Changes the selection scores so that experts outside a token's best groups come last or get 0:
+    """Replaces the selection scores of experts outside a token's best groups with 0 or with a number below all other scores:
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
-    Ties between groups go to the first. With `outside="excluded"`, tokens choose only experts of the best groups, whatever
-    their scores. The result carries no gradient.
+    Ties go to the group with the lower index. With `outside="excluded"`, a token prefers every expert in its best groups to any
+    other expert, even if all scores are negative. The result carries no gradient.
 
     Args:
         scores: (tokens, experts), the selection scores.
-        group_by: (tokens, experts), the scores that rank the groups; `scores` if None.
+        group_by: (tokens, experts), the scores that rank the groups, by default `scores`.
         groups: number of groups of equal size, a divisor of the number of experts.
         limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.
         best: the number of largest scores that make up the score of a group, from 1 to experts / groups.
@@ -116,7 +116,7 @@ def group_limited_scores(
 
 
 def group_scores(by: Array, groups: int, best: int) -> Array:
-    """The scores of the groups, (..., groups), from scores (..., experts)."""
+    """Returns the scores of the groups, (..., groups), from the scores of the experts, (..., experts)."""
     members = by.reshape(*by.shape[:-1], groups, -1)
     return np.take_along_axis(members, stable_order(members)[..., :best], axis=-1).sum(axis=-1)
 
@@ -125,7 +125,7 @@ def check_groups(
     groups: Any, limit: Any, best: Any, experts: int, names: tuple[str, str, str] = ("groups", "limit", "best")
 ) -> int:
     """Returns the number of experts per group. Raises `ConfigError` unless `groups` divides `experts` and is at least `limit`, and a group
-    has at least `best` experts. names: the names of the three arguments in errors."""
+    has at least `best` experts. names: the names of the three arguments in error messages."""
     number = check_at_least(names[0], groups, 1)
     if experts % number:
         raise ConfigError(f"{names[0]}: {plural(experts, 'experts')} cannot be divided into {number} equal groups")

@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1; the second expert is kept with a probability that grows with its gate.
+"""GShard's top-2: two experts with gates that sum to 1. A token keeps the second expert with a probability that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -10,8 +10,8 @@
 Ambiguity ledger
 
 GS-4: Is the second expert kept at random at evaluation?
-    Reading: no, it is always kept.
-    Alternative b: yes, as in training.
+    Reading: no, the second expert is always kept at evaluation.
+    Alternative b: yes, the second expert is kept at random at evaluation, as in training.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating (moe_second_policy_eval="random");
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (second_expert_policy="random");
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="random");
@@ -20,14 +20,14 @@ GS-4: Is the second expert kept at random at evaluation?
 Often done differently
 
 GS-1: When are the gates of a token divided by their sum?
-    Reading: before the random choice and before drops, over the two experts that it chooses.
+    Reading: before the random choice and before drops, by the sum over both chosen experts.
         By: the paper, Algorithm 1, lines 6 and 16; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True);
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: after both, over the experts that remain.
+    Alternative b: after the random choice and after drops, by the sum over the remaining experts.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
-    Alternative c: never.
+    Alternative c: the gates are never divided by their sum.
 GS-2: Does the probability of keeping the second expert depend on its gate before or after the division?
     Reading: on the gate after the division.
         By: the paper, Algorithm 1, line 16 before line 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
@@ -35,35 +35,35 @@ GS-2: Does the probability of keeping the second expert depend on its gate befor
     Alternative b: on the gate before the division.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
-GS-3: Does a second choice that is not kept use up a slot of its expert?
-    Reading: yes. The expert's count rises whether or not the token is kept, and the slot stays empty.
+GS-3: Does a second choice that is not kept occupy a slot of its expert?
+    Reading: yes, the expert counts the second choice even if it is not kept, and the slot stays empty.
         By: the paper, Algorithm 1, line 22.
-    Alternative b: no. The token does not request a slot, and a later token can get it (`hold_unkept=False`).
+    Alternative b: no, the unkept choice requests no slot, and a later token can get the slot (`hold_unkept=False`).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating (second_expert_policy="random"); lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py,
         TopNGating.
 GS-6: Which expert is the second choice?
-    Reading: the second-best, which is kept at random in training.
+    Reading: the expert with the second-highest gate, which is kept at random in training.
         By: the paper, Algorithm 1, lines 15 and 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating
         (moe_second_policy_train="random"); facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (second_expert_policy="random"); laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward
         (random_routing=True); lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating;
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: one of the other experts, sampled in proportion to their gates (`second_expert="sampled"`).
+    Alternative b: one of the remaining experts, sampled in proportion to their gates (`second_expert="sampled"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling", the
         default); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (second_expert_policy="sampling");
         google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="sampling");
         deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating (top2_2nd_expert_sampling=True);
         huggingface/transformers, src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
         (second_expert_policy="sampling").
-    Alternative c: the second-best, always (`second_expert="all"`).
+    Alternative c: the expert with the second-highest gate, which is always kept (`second_expert="all"`).
         By: google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="all"); microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
         (second_expert_policy="all").
-GS-5: With what probability is a second expert with gate g2 kept?
-    Reading: min(1, 2 g2), so it is always kept only if both gates are equal.
+GS-5: With which probability is a second expert with gate g2 kept?
+    Reading: min(1, 2 g2), so the second expert is kept with certainty only if both gates are equal.
         By: the paper, Algorithm 1, line 19; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (second_expert_policy="random").
     Alternative b: min(1, g2 / 0.2).
@@ -83,13 +83,13 @@ __all__ = ["gshard_keep", "gshard_sample"]
 
 
 def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
-    """Decides which of its two choices each token keeps: always the first, and the second if `2 g2 > noise`.
+    """Decides which of two choices each token keeps: always the first choice, and the second choice if `2 g2 > noise`.
 
-    Here `g2` is the second-largest gate, so a second expert is kept with probability min(1, 2 g2).
+    `g2` is the second-largest gate of a token. The token keeps the second choice with probability min(1, 2 g2).
 
     Args:
-        gates: (tokens, experts) with at least 2 experts, divided by the sum of the two largest.
-        noise: (tokens,), uniform draws from [0, 1); the range is not checked.
+        gates: (tokens, experts), with at least 2 experts. The two largest gates of each token sum to 1.
+        noise: (tokens,), uniform draws from [0, 1). The range is not checked.
 
     Returns:
         (tokens, 2) booleans.
@@ -108,10 +108,10 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
 
 
 def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
-    """Returns scores by which a token first chooses the expert with its largest logit. Then it chooses another expert
-    at random, with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
+    """Returns scores by which `token_choice` first chooses the expert with the largest logit of the token. The second choice
+    is drawn from the other experts with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
 
-        S[t, e] = L[t, e] - log(-log noise[t, e]),    and 1 more than the largest of these for the first expert
+        S[t, e] = L[t, e] - log(-log noise[t, e]),    but 1 + max_e' S[t, e'] for the expert with the largest logit
 
     Args:
         logits: L, (tokens, experts).

@@ -16,20 +16,20 @@ The paper's section numbers, here and in `hash_tables` and `token_ids`, come fro
 Ambiguity ledger
 
 HL-1: Does an expert of a hash layer have a capacity?
-    Reading: no, every token has a slot. With an optional capacity, tokens are assigned in order.
+    Reading: no, every token has a slot. If an optional capacity is set, slots are assigned in token order.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
-    Alternative b: yes, as in the other routers.
+    Alternative b: yes, the experts have a capacity, as in other routers.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
-HL-2: Which hash does a bias of MultiHash belong to?
-    Reading: the bias is cut into one segment per hash, like the outputs of its matrix.
-    Alternative b: none. MultiHash has no biases.
+HL-2: Which hash does each entry of a MultiHash bias belong to?
+    Reading: each bias is split into one segment per hash, like the outputs of the corresponding matrix.
+    Alternative b: to no hash, because MultiHash has no biases.
 HL-3: Which activation does MultiHash use, and where?
-    Reading: ReLU, after the segments of the first matrix are joined.
+    Reading: ReLU, applied after the output segments of the first matrix are concatenated.
         By: the paper, the formula of MultiHash.
-    Alternative b: GELU (`activation`).
-HL-4: What surrounds the perceptron of an expert?
-    Reading: nothing: the block has the residual connection and the norm, as for every router.
-    Alternative b: a second residual connection and norm, nested inside the block's own and shared by all experts.
+    Alternative b: GELU, selected by `activation`.
+HL-4: What surrounds the MLP of an expert in a hash layer?
+    Reading: nothing, because the block has the residual connection and the norm, as for every router.
+    Alternative b: a second residual connection and norm, nested inside those of the block and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 
@@ -61,7 +61,7 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
-    """The table of one hash. A hash layer stores its tables as parameters, in arrays of floats.
+    """Returns the table of one hash as integers. A hash layer stores its tables as floating-point parameters.
 
     Args:
         tables: (hashes, ids), whole numbers, in a floating or integer dtype.
@@ -102,14 +102,14 @@ def check_tables(tables: Any, hash: int) -> None:
 def hash_routing(
     ids: ArrayLike, table: Shared, *, experts: int, capacity: int | None = None, like: Shared | None = None
 ) -> Routing:
-    """Sends each token to the expert of its id, with weight 1. This is Token Choice with one choice.
+    """Sends each token, with weight 1, to the expert that the table assigns to the token's id.
 
     Args:
         ids: (tokens,) integers, from 0 to V - 1.
         table: (ids,) integers, from 0 to E - 1: the expert of each of the V ids.
         experts: E, at least 1.
-        capacity: slots per expert, at least 1, filled in token order; T if None.
-        like: an array whose dtype a backend uses for the weights; here they are float64.
+        capacity: slots per expert, at least 1, filled in token order; by default T.
+        like: an array whose dtype a backend uses for the weights. In the specification, the weights are float64.
 
     Returns:
         Routing of (tokens, experts, capacity).
@@ -133,21 +133,21 @@ def hash_routing(
 def multi_hash_mlp(
     tokens: ArrayLike, ids: ArrayLike, tables: Shared, params: Mapping[str, ArrayLike], *, activation: str = "relu"
 ) -> Array:
-    """MultiHash: a perceptron whose hidden and output units are cut into N segments. Each hash chooses the expert of a segment.
+    """Applies an MLP whose hidden and output units are split into N segments. Each hash chooses the expert of one segment.
 
         k_m = tables[m, id]
         u   = relu( [..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...] )
         y   =       [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
 
-    Experts are mixed inside the perceptron, without dispatch and combine. If all k_m are equal, the result is the output of
-    that expert.
+    Experts are mixed inside the MLP, without dispatch and combine. If all hashes choose the same expert, the result is the
+    output of this expert.
 
     Args:
         tokens: (tokens, width).
         ids: (tokens,) integers, from 0 to V - 1.
-        tables: (hashes, ids) integers, from 0 to E - 1; N hashes.
+        tables: (hashes, ids) integers, from 0 to E - 1, for N hashes.
         params: `w1` (E, width, hidden), `b1` (E, hidden), `w2` (E, hidden, output), `b2` (E, output).
-        activation: "relu", or a form of GELU, "tanh" or "erf".
+        activation: "relu", or "tanh" or "erf" for the two forms of GELU.
 
     Returns:
         (tokens, output).

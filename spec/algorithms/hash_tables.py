@@ -1,29 +1,29 @@
-"""Tables of hash layers, which map every token id to an expert. The tables are built once, before training.
+"""The tables by which hash layers map every token id to an expert. The tables are built once, before training.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
 | `table` (V,) | hash(.), an expert for each of the V ids |
 | `experts` | K |
 
-These functions draw no random numbers: the caller passes draws and initial centroids.
+The functions generate no random numbers. The caller passes random draws and initial centroids.
 
-The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) has only the random table.
+The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) implements only the random table.
 
 Ambiguity ledger
 
 HT-1: How does a balanced table break ties between ids of equal frequency and between experts of equal load?
-    Reading: by the lower id and the lower expert.
-    Alternative b: arbitrarily.
+    Reading: in favour of the lower id and of the expert with the lower index.
+    Alternative b: ties are broken arbitrarily.
 HT-2: What happens to a k-means cluster without points?
-    Reading: it keeps its centroid.
-    Alternative b: it is dropped.
-    Alternative c: it restarts at the farthest point.
-HT-3: Which of two centroids at equal distance is the nearest?
-    Reading: the one with the lower index.
-    Alternative b: the one with the higher index.
-HT-4: Does a dispersed table start every cluster at expert 0?
-    Reading: no, it continues where the last cluster ended, so the experts also have equal numbers of ids overall, up to one.
-    Alternative b: yes. Experts with a low index then get more ids.
+    Reading: the cluster keeps its centroid.
+    Alternative b: the cluster is dropped.
+    Alternative c: the cluster restarts at the farthest point.
+HT-3: Which centroid is the nearest if two centroids are at equal distance?
+    Reading: the centroid with the lower index.
+    Alternative b: the centroid with the higher index.
+HT-4: Does a dispersed table start each cluster at expert 0?
+    Reading: no, each cluster starts where the last one ended, so the total ids per expert differ by at most one.
+    Alternative b: yes, each cluster starts at expert 0. Experts with a low index then get more ids.
 """
 
 import numpy as np
@@ -56,7 +56,7 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_random(draws: Shared, *, experts: int) -> Ids:
-    """A random table: `table[v] = floor(experts * draws[v])`.
+    """Returns a random table: `table[v] = floor(experts * draws[v])`.
 
     Args:
         draws: (ids,), uniform in [0, 1).
@@ -78,12 +78,12 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
-    """A table balanced by frequency: gives each id, most frequent first, to the expert with the smallest load so far.
+    """Returns a table that balances frequencies. Each id, most frequent first, goes to the expert with the smallest load so far.
 
-    No expert's load exceeds the mean by more than the largest frequency.
+    No expert's load exceeds the mean load by more than the largest frequency.
 
     Args:
-        frequencies: (ids,), how often each id occurs, at least 0.
+        frequencies: (ids,), the frequency of each id, at least 0.
         experts: E, at least 1.
 
     Returns:
@@ -107,7 +107,7 @@ def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: int = 25) -> Ids:
-    """A table of clusters: similar ids share an expert.
+    """Returns a table that assigns ids with similar embeddings to the same expert.
 
     Args:
         embeddings: (ids, width), one per id.
@@ -127,10 +127,10 @@ def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: i
 
 
 def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
-    """A table that spreads each cluster over the experts: similar ids go to different experts.
+    """Returns a table that spreads the ids of each cluster over the experts.
 
-    The ids of cluster 0, then the ids of cluster 1, and so on, go to experts 0, 1, ..., E - 1, 0, ... without a restart.
-    Experts differ by at most one id, both within each cluster and overall.
+    The ids are sorted by cluster and then assigned in turn to experts 0, 1, ..., E - 1, 0, and so on.
+    The numbers of ids per expert differ by at most one, both within each cluster and overall.
 
     Args:
         clusters: (ids,) non-negative integers: the cluster of each id, for example from `k_means`.

@@ -1,4 +1,4 @@
-"""Two levels of noisy top-k gating: branches of experts, and the experts within each branch.
+"""Noisy top-k gating at two levels: a token chooses branches of experts, and then experts within these branches.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix B, eqs. (12)-(14) |
 |---|---|
@@ -10,37 +10,37 @@
 | load (E,) | Load_H(X)_{i,j} |
 | the tokens of a branch | X^(i) |
 
-Each level is gated as in `noisy_top_k`. It chooses K entries, or all if it has fewer.
+Each level uses the gates of `noisy_top_k` and chooses K entries, or all entries if there are fewer than K.
 
 Ambiguity ledger
 
 HM-1: What is the load of experts in a branch that no token chooses, where eq. (14) is 0 / 0?
-    Reading: 0.
-    Alternative b: NaN.
-HM-2: What do the losses balance?
-    Reading: all experts together, by the importance and load of the hierarchy.
+    Reading: the load is 0.
+    Alternative b: the load is NaN.
+HM-2: Do the losses balance all experts together, or each level of the hierarchy separately?
+    Reading: all experts together, by the importance and load of the whole hierarchy.
         By: the paper, eqs. (13) and (14).
-    Alternative b: each level separately: the branches, and the experts within each branch. The losses are added.
+    Alternative b: each level separately (the branches, and the experts within each branch). The losses are added.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
-HM-3: Does a branch have a capacity, beyond which tokens do not reach its experts?
-    Reading: no, only experts can have one.
-    Alternative b: yes.
+HM-3: Does a branch have a capacity that limits how many tokens reach its experts?
+    Reading: no, only experts can have a capacity.
+    Alternative b: yes, each branch has a capacity.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 
 Often done differently
 
 HM-4: How many experts does a token choose in its second-best branch?
-    Reading: the same number as in the best, K at each level: four in total with K = 2.
+    Reading: K, as in the best branch: with K = 2, the token chooses four experts in total.
         By: the paper, appendix C.1.
-    Alternative b: one, with the gate of the branch: three in total with K = 2.
+    Alternative b: one, with the gate of the branch: with K = 2, the token chooses three experts in total.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
-HM-5: Does the load of an expert depend on the gate of its branch, not only on which tokens reach it?
+HM-5: Does the load of an expert depend on the gate of its branch, and not only on the tokens that reach the branch?
     Reading: yes, the load within the branch is multiplied by the branch's load and divided by the branch's token count.
         By: the paper, eq. (14).
-    Alternative b: no, it is the load within the branch, without a gradient with respect to the gate of the branch.
+    Alternative b: no, the load is computed within the branch only, without a gradient for the gate of the branch.
 """
 
 from typing import Any
@@ -71,15 +71,15 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
 
         G[t, i b + j] = P[t, i] S[t, i, j]
 
-    P is the softmax over the K branches with the largest noisy logits. S[t, i] is this softmax over the K best experts of branch i.
+    P is the softmax over the K branches with the largest noisy logits. S[t, i] is the softmax over the K best experts of branch i.
 
     Args:
-        noisy_logits: (tokens, branches + experts): first the branches, then the experts, branch by branch.
+        noisy_logits: (tokens, branches + experts): the columns of the branches, then those of the experts, branch by branch.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; a level with fewer chooses all.
+        choices: K, at least 1. A level with fewer than K entries chooses all entries.
 
     Returns:
-        (tokens, experts); rows sum to 1, and experts that are not chosen get 0.
+        (tokens, experts). Rows sum to 1. The gates of experts that are not chosen are 0.
 
     Source: Shazeer et al. 2017, eq. (12).
 
@@ -100,19 +100,19 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
 def hierarchical_load_loss(
     logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, branches: int, choices: int
 ) -> Array:
-    """Squared coefficient of variation of the load of all experts:
+    """Computes the squared coefficient of variation of the load of all experts:
 
         load[i b + j] = branch load[i] * load[i, j] / n[i]
 
-    The branch load is defined as in `noisy_top_k_load_loss`. n[i] is the number of tokens that choose branch i, and
-    load[i, j] is the load of its expert j, summed over these tokens.
+    The branch load is defined as in `noisy_top_k_load_loss`. n[i] is the number of tokens that choose branch i.
+    load[i, j] is the load of expert j of branch i, summed over the tokens that choose branch i.
 
     Args:
         logits: (tokens, branches + experts), without noise; columns as in `hierarchical_affinity`.
         noise_logits: the same shape.
         noisy_logits: the same shape, used for the selection.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; a level with fewer chooses all.
+        choices: K, at least 1. A level with fewer than K entries chooses all entries.
 
     Returns:
         A scalar, from 0 (balanced) to E - 1.
@@ -145,13 +145,13 @@ def hierarchical_load_loss(
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
-    """Splits the columns into branches, (tokens, a), and experts, (tokens * a, b)."""
+    """Splits the columns into those of branches, (tokens, a), and those of experts, (tokens * a, b)."""
     branches, size = check_branches(branches, array.shape[1])
     return array[:, :branches], array[:, branches:].reshape(-1, size)
 
 
 def check_branches(branches: Any, columns: int) -> tuple[int, int]:
-    """Returns `branches` and the experts per branch, for a number of columns. Raises `ConfigError` unless branches are equal in size."""
+    """Returns the numbers of branches and of experts per branch. Raises `ConfigError` unless all branches have the same size."""
     number = check_at_least("branches", branches, 1)
     experts = columns - number
     if experts < number or experts % number:

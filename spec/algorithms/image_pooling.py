@@ -1,11 +1,11 @@
-"""Per-image routing: pools the tokens of an image into one row, and copies the scores of the row to all its tokens.
+"""Per-image routing: pools the tokens of an image into one row, and copies the scores of the row to all tokens of the image.
 
 Ambiguity ledger
 
 IM-1: What is the input of a router that routes images?
-    Reading: the mean of the tokens of an image.
+    Reading: the mean of the tokens of the image.
         By: CASE-Lab-UMD/Router-Tuning-Mixture-of-Depths, utils/model/model_patch.py, _compute_routing_state (of a sequence).
-    Alternative b: the first token of an image, the class token (`pool="first"`).
+    Alternative b: the first token of the image, the class token (`pool="first"`).
 """
 
 from typing import Any, Literal
@@ -28,12 +28,12 @@ POOLS = ("mean", "first")
 
 
 def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"] = "mean") -> Array:
-    """Pools the tokens of each image into one row. A group holds the tokens image by image.
+    """Pools the tokens of each image into one row. The tokens of an image are consecutive.
 
     Args:
         tokens: (tokens, width).
         images: number of images, at least 1, a divisor of the number of tokens.
-        pool: "mean" for the mean of the tokens of an image, "first" for its first token.
+        pool: "mean" for the mean of the tokens of an image, "first" for the first token of an image.
 
     Returns:
         (images, width).
@@ -53,7 +53,7 @@ def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"
 
 
 def spread_images(scores: ArrayLike, *, tokens: int) -> Array:
-    """Copies the row of each image to all of its tokens.
+    """Copies the row of each image to all tokens of the image.
 
     Args:
         scores: (images, experts).

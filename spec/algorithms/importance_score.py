@@ -1,7 +1,7 @@
-"""Importance-score routing: removes the least important tokens and lets the rest choose in order of importance.
+"""Importance-score routing: removes the least important tokens. The other tokens choose experts in order of importance.
 
 The remaining tokens are routed by Batch Priority Routing. Sparse-MLP routes channels in this way, in the efficient mode
-of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection carries it.
+of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection transmits the token.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
@@ -10,36 +10,36 @@ of its token-mixing layer. A removed token has combine weights of 0, so only the
 | `drop` | 10 %, the fraction of removed channels |
 | survivors | the remaining channels, sorted by importance score |
 
-With `drop=0`, this is Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
+With `drop=0`, the routing is Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
 
 Ambiguity ledger
 
 IS-1: Over which axis is the maximum of the importance score taken?
     Reading: over the experts.
         By: the paper, eq. (3).
-    Alternative b: over the channels, as in the sentence before the equation. This would give every channel the same score.
+    Alternative b: over the channels, as in the sentence before the equation. All channels would then have equal scores.
 IS-2: How many tokens are removed?
-    Reading: floor(drop * T), evaluated in double precision.
-    Alternative b: rounded up, or to the nearest.
-IS-3: Which of several equally important tokens at the cut is removed?
-    Reading: the one with the higher index.
-    Alternative b: whichever an unstable sort puts last.
-IS-4: From how many tokens is the capacity computed?
-    Reading: from the remaining tokens. This is how removal saves work.
-    Alternative b: from all tokens.
+    Reading: floor(drop * T) tokens, evaluated in double precision.
+    Alternative b: drop * T tokens, rounded up or to the nearest integer.
+IS-3: Which token is removed first if several tokens are equally important?
+    Reading: the token with the higher index.
+    Alternative b: the token that an unstable sort happens to put last.
+IS-4: From which number of tokens is the capacity computed?
+    Reading: from the number of remaining tokens, which is how the removal of tokens saves computation.
+    Alternative b: from the number of all tokens.
 IS-6: Are tokens also removed at evaluation?
-    Reading: yes.
-    Alternative b: no, only in training. The paper does not specify it.
-IS-7: Which tokens enter the auxiliary losses?
-    Reading: all tokens, because the gradient can make removed tokens important again.
-    Alternative b: the remaining tokens.
+    Reading: yes, tokens are removed at evaluation as in training.
+    Alternative b: no, tokens are removed only in training. The paper specifies neither.
+IS-7: From which tokens are the auxiliary losses computed?
+    Reading: from all tokens, because the gradient can make removed tokens important again.
+    Alternative b: from the remaining tokens.
 
 Often done differently
 
-IS-5: Do removed tokens take slots before they are removed?
-    Reading: no, they are removed before any token chooses.
+IS-5: Do removed tokens occupy slots before they are removed?
+    Reading: no, tokens are removed before any token chooses an expert.
         By: the paper, section 2.2.
-    Alternative b: yes, they are assigned like all other tokens, and their combine weights are set to 0.
+    Alternative b: yes, removed tokens are assigned like all other tokens. Their combine weights are then set to 0.
 """
 
 import math
@@ -60,7 +60,7 @@ __all__ = ["importance_score_choice", "importance_score_order"]
 
 
 def surviving_tokens(tokens: int, drop: Any) -> int:
-    """The number of tokens that remain after the fraction `drop` is removed: `T - floor(drop * T)`.
+    """Returns the number of tokens that remain after the fraction `drop` is removed: `T - floor(drop * T)`.
 
     Raises ConfigError unless `0 <= drop < 1`.
 
@@ -74,14 +74,14 @@ def surviving_tokens(tokens: int, drop: Any) -> int:
 
 
 def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[np.intp]:
-    """Returns the remaining tokens by descending importance `max_e scores[t, e]`, ties by lower index.
+    """Sorts the remaining tokens by descending importance `max_e scores[t, e]`, with ties by lower index.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
-        drop: fraction of the tokens to remove, at least 0 and below 1: the last `floor(drop * tokens)` of the order.
+        drop: fraction of the tokens to remove, at least 0 and below 1. The last `floor(drop * tokens)` tokens are removed.
 
     Returns:
-        (survivors,) integers: the tokens in the order of assignment.
+        (survivors,) integers: the token indices in the order of assignment.
 
     Source: Sparse-MLP, section 2.2, eq. (3).
 
@@ -102,17 +102,17 @@ def importance_score_choice(
     drop: float = 0.1,
     combine_scores: ArrayLike | None = None,
 ) -> Routing:
-    """Token Choice among the remaining tokens, in order of importance.
+    """Routes the remaining tokens by Token Choice, in order of importance.
 
     The rows of removed tokens are 0 in `dispatch` and `combine`. Gradients flow only through the `combine_scores` of kept
-    choices. With `drop=0` this is `token_choice` in the order of `batch_priority`.
+    choices. With `drop=0`, the result equals that of `token_choice` with the order of `batch_priority`.
 
     Args:
-        scores: (tokens, experts), the scores that sort the tokens and select experts.
+        scores: (tokens, experts), the scores that rank the tokens and select experts.
         choices: K, the experts per token, from 1 to experts.
         capacity: slots C per expert, at least 1; the router uses the `expert_capacity` of the remaining tokens.
         drop: fraction of the tokens to remove; see `importance_score_order`.
-        combine_scores: (tokens, experts), the combine weights; `scores` if None.
+        combine_scores: (tokens, experts), the combine weights, by default `scores`.
 
     Returns:
         Routing of (tokens, experts, capacity).

@@ -1,4 +1,4 @@
-"""The layer that all routers share: dispatch, experts, combine.
+"""The mixture-of-experts layer that all routers share: dispatch, experts, combine.
 
 | here | Routers (arXiv 2401.15969), section 1.2 |
 |---|---|
@@ -10,18 +10,18 @@
 Ambiguity ledger
 
 LA-1: Which form of GELU do the experts use?
-    Reading: the tanh approximation, flax's default.
+    Reading: the tanh approximation, which is the default of flax.
         By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu);
         google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock (the same class).
-    Alternative b: the exact one with erf, torch's default.
+    Alternative b: the exact form with erf, which is the default of torch.
         By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward; bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
         vit_pytorch/vit.py, FeedForward.
-LA-2: What does a token without a slot get?
-    Reading: 0, so only the residual connection carries it.
+LA-2: What does the layer return for a token without a slot?
+    Reading: 0, so only the residual connection carries the token.
         By: google-research/vmoe, vmoe/moe.py, EinsumDispatcher.combine; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1.
-    Alternative b: the token itself.
+    Alternative b: the token itself, unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,13 +62,13 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
     Args:
         tokens: (tokens, width).
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
-        experts: maps (experts, capacity, width) to (experts, capacity, output).
+        experts: a function that maps (experts, capacity, width) to (experts, capacity, output).
 
     Returns:
         (tokens, output).
 
     Raises:
-        ShapeError: the output of `experts` has a different shape.
+        ShapeError: the input and the output of `experts` differ in the number of experts or slots.
 
     Source: Routers, section 1.2.
 
@@ -97,19 +97,19 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
 def expert_mlp(
     inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", activation: str = "gelu"
 ) -> Array:
-    """Applies the multi-layer perceptron of each expert, plain or gated, to the slots of the expert:
+    """Applies the MLP of each expert to the slots of the expert. With `w3`, the MLP is gated:
 
         result = w2[e] f(w1[e] x + b1[e]) + b2[e]
         result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      with `w3`
 
-    with f(z) = gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A missing bias is 0.
+    Here, f(z) is gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A bias that is not passed is 0.
 
     Args:
         inputs: (experts, capacity, width).
         params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), where output equals width in the models;
             for gated experts `w3`, shaped like `w1`; optional biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
             (experts, output).
-        gelu: "tanh" or "erf", the form of GELU.
+        gelu: the form of GELU, "tanh" or "erf".
         activation: f, "gelu", "silu" or "quick_gelu".
 
     Returns:
@@ -150,15 +150,15 @@ def moe_mlp(
     gelu: str = "tanh",
     activation: str = "gelu",
 ) -> Array:
-    """The mixture-of-experts layer with perceptrons as experts: `moe_layer` with `expert_mlp`.
+    """Computes the mixture-of-experts layer `moe_layer` with the MLPs of `expert_mlp` as experts:
 
         result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
 
     Empty slots do not affect the result, so a backend can skip them. If experts have a slot for every token (no capacity,
-    or an infinite `capacity_factor`), the work grows with the number of tokens, not with the number of slots.
+    or an infinite `capacity_factor`), the computation grows with the number of tokens, not with the number of slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
-    with their total hidden width. The second bias of the merged expert is the sum of their second biases.
+    expert, which has the sum of their hidden widths and the sum of their biases `b2`.
 
     Args:
         tokens: (tokens, width).

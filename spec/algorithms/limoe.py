@@ -1,4 +1,4 @@
-"""Entropy losses for experts that several modalities share: each token should be certain, and each modality should spread over the experts.
+"""Entropy losses for experts shared by several modalities. A token should prefer one expert. A modality should use many experts.
 
 | here | LIMoE (arXiv 2206.02770) |
 |---|---|
@@ -9,19 +9,19 @@
 
 Ambiguity ledger
 
-LI-1: Over which tokens is the mean of the global entropy taken?
-    Reading: over the tokens of one modality in a routing group. The loss is the mean over groups.
-    Alternative b: over the tokens of one modality in the batch.
-LI-2: What is `p log p` at p = 0?
-    Reading: 0, with a derivative of 0.
-    Alternative b: p log(p + epsilon).
+LI-1: Over which tokens does the global entropy loss average the probabilities?
+    Reading: over the tokens of one modality in a routing group. The loss is the mean over the groups.
+    Alternative b: over the tokens of one modality in the entire batch.
+LI-2: What is the value of `p log p` at p = 0?
+    Reading: the value is 0, with a derivative of 0.
+    Alternative b: the term is computed as p log(p + epsilon).
 LI-3: Are the probabilities computed before noise is added?
-    Reading: yes: the softmax of the clean logits. No public code of the authors is known.
-    Alternative b: no, from the noisy logits.
-LI-4: Does the global loss fall as tokens spread over experts?
-    Reading: yes: it is minus the entropy of the mean, and with a threshold max{0, tau + Omega_global}.
+    Reading: yes, the softmax of the clean logits is used. No public code of the authors is known.
+    Alternative b: no, the probabilities are computed from the noisy logits.
+LI-4: Does the global entropy loss decrease as tokens spread over the experts?
+    Reading: yes, the loss is minus the entropy of the mean, or max{0, tau + Omega_global} with a threshold.
         By: LIMoE (arXiv 2206.02770), the formula of the threshold.
-    Alternative b: no, the loss is the entropy of the mean, which falls as tokens concentrate on one expert.
+    Alternative b: no, the loss is the entropy of the mean, which decreases as tokens concentrate on one expert.
         By: koayon/ml-implementations, moet_experiment/hf_model.py, global_entropy_loss.
 """
 
@@ -47,7 +47,7 @@ ALGORITHMS = (
 
 
 def local_entropy_loss(scores: ArrayLike) -> Array:
-    """`1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`: small if each token is certain of an expert.
+    """Computes `1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`. The loss is small if each token prefers one expert.
 
     Args:
         scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
@@ -67,11 +67,11 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
 
 
 def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) -> Array:
-    """`-H(mean_t A[t])`, small if the tokens of a modality spread over the experts. With a threshold, it is
+    """Computes `-H(mean_t A[t])`, which is small if the tokens of a modality use all experts. With a threshold, the loss is
 
         max(0, threshold - H(mean_t A[t]))
 
-    For a threshold of log S, the loss is 0 only if the tokens spread over at least S experts.
+    For a threshold of log S, the loss is 0 only if the tokens use at least S experts.
 
     Args:
         scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
@@ -97,7 +97,7 @@ def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) ->
 
 
 def _checked(scores: ArrayLike) -> Array:
-    """Checks the scores, which must not be negative."""
+    """Checks and returns the scores. Raises `ContractError` if a score is negative."""
     array = as_array("scores", scores, "tokens experts")
     if (array.real < 0).any():
         raise ContractError(f"scores: expected no negative numbers, got {array.real.min():g}")
@@ -105,6 +105,6 @@ def _checked(scores: ArrayLike) -> Array:
 
 
 def _entropy(p: Array) -> Array:
-    """`-sum p log p` along the last axis; a term with p = 0 is 0."""
+    """Computes the entropy `-sum p log p` along the last axis. Terms with p = 0 are 0."""
     positive = p.real > 0
     return -np.sum(np.where(positive, p * np.log(np.where(positive, p, 1.0)), 0.0), axis=-1)

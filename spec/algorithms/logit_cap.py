@@ -1,16 +1,16 @@
-"""A soft cap on router logits: a hyperbolic tangent keeps them between two bounds.
+"""A soft cap on router logits: a hyperbolic tangent keeps the logits between -cap and cap.
 
 | here | Gemma 2 (arXiv 2408.00118), section 2 |
 |---|---|
 | `logits` L (T, E) | logits |
 | `cap` c | soft_cap |
 
-Gemma 2 uses it in attention and after its last layer. praxis uses it in routers (gating_logit_cap).
+Gemma 2 caps the logits of attention and of the last layer. praxis caps the logits of routers (gating_logit_cap).
 
 Ambiguity ledger
 
 LC-1: Are the logits of a router capped?
-    Reading: no.
+    Reading: no, the logits are not capped.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/praxis, praxis/gshard_utils.py,
         top2_gating_on_logits (gating_logit_cap=0.0, the default).

@@ -1,4 +1,4 @@
-"""Balance without a loss: each expert's scores get a bias, which moves against the load of the expert after each step.
+"""Balance without a loss: routers add a bias to the scores of each expert. Each step lowers the bias of experts with a high load.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|
@@ -10,34 +10,34 @@
 
 Ambiguity ledger
 
-LF-1: Is the update recentred, to keep the mean of the biases?
-    Reading: no.
+LF-1: Is the update recentred to preserve the mean of the biases?
+    Reading: no, the update is not recentred.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates.
-    Alternative b: yes, its mean over the experts is subtracted (`recentre`). Choices among all experts stay the same.
+    Alternative b: yes, the mean over experts is subtracted (`recentre`). Choices among all experts stay the same.
         By: pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-LF-2: Does the load of an expert include choices that it drops when full?
-    Reading: yes, choices are counted before capacity drops any.
+LF-2: Does the load of an expert include choices that are dropped because the expert is full?
+    Reading: yes, choices are counted before the capacity limit drops any of them.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.permute; pytorch/torchtitan,
         torchtitan/models/common/moe.py, MoE.forward (which drops none).
     Alternative b: no, only kept choices are counted.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.routing.
 LF-3: Over which tokens is the load summed before the bias is updated?
-    Reading: over all tokens of a step: micro-batches and devices add their loads.
+    Reading: over all tokens of a step. The loads of all micro-batches and devices are added.
         By: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; NVIDIA/Megatron-LM,
         megatron/core/distributed/finalize_model_grads.py, _update_router_expert_bias; pytorch/torchtitan,
         torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-    Alternative b: over the tokens of a chunk of a sequence. The updates of the chunks are averaged.
+    Alternative b: over the tokens of one chunk of a sequence. The updates of all chunks are averaged.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.sparse_matmul.
 
 Often done differently
 
-LF-4: How far does a bias move?
-    Reading: by the rate, up or down, regardless of the size of the violation.
+LF-4: How far does an update move a bias?
+    Reading: by the rate, up or down, regardless of the size of the load violation.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates;
         pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-    Alternative b: in proportion to the violation.
+    Alternative b: in proportion to the load violation.
         By: the paper, section 4.3 (no better), and appendix C.2 (with softmax scores).
 LF-5: Is the bias part of the gate?
     Reading: no, the gate is the score without the bias.
@@ -45,11 +45,11 @@ LF-5: Is the bias part of the gate?
         megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward.
-    Alternative b: yes.
+    Alternative b: yes, the gate is the score with the bias.
 LF-6: Is the bias added to the scores or multiplied by them?
-    Reading: added.
+    Reading: the bias is added to the scores.
         By: the paper, eq. (3).
-    Alternative b: multiplied.
+    Alternative b: the scores are multiplied by the bias.
         By: the paper, eq. (5) (slightly worse).
 """
 
@@ -92,17 +92,17 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
 
 
 def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Summed:
-    """The number of tokens that choose each expert, before capacity drops any:
+    """Counts the tokens that choose each expert, before the capacity drops any choice:
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
 
-    The loads of groups, micro-batches and devices add up.
+    The caller sums the loads over groups, micro-batches and devices.
 
     Args:
         scores: (tokens, experts), the selection scores, as for `token_choice`.
         choices: K, from 1 to experts.
         scope: "batch" for the sum over all groups that a device computes together, "global" for the sum over all devices of
-            a mesh. Here both scopes are the same, because there is only one group.
+            a mesh. In the specification, both scopes give the same result, because there is only one group.
 
     Returns:
         (experts,) whole numbers as floats.
@@ -120,13 +120,13 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
 
 
 def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = False) -> Array:
-    """The bias after a step: it rises where the load is below its mean, falls where it is above, and stays where they are equal:
+    """Returns the bias after a step. The bias of an expert rises if the expert's load is below the mean load, and falls if it is above:
 
         b[e] + rate sign(mean of load - load[e])
 
     Args:
         bias: b, (experts,).
-        load: (experts,), at least 0, over all tokens of the step.
+        load: (experts,), the load of all tokens of the step, at least 0.
         rate: at least 0.
         recentre: whether to subtract the mean of the changes.
 
@@ -143,6 +143,6 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
     """
     bias, load = as_array("bias", bias, "experts"), as_array("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
-    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 at the mean if loads are whole numbers
+    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 for an expert with the mean load, if loads are whole numbers
     change = check_non_negative("rate", rate) * np.where(excess < 0, 1.0, np.where(excess > 0, -1.0, 0.0))
     return bias + (change - np.mean(change) if recentre else change)

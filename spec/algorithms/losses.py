@@ -16,22 +16,22 @@ AL-1: Which standard deviation does the coefficient of variation use?
     Alternative b: the unbiased standard deviation, with divisor E - 1.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss; davidmrau/mixture-of-experts, moe.py,
         MoE.cv_squared.
-AL-2: Does the threshold of the load loss count the expert itself?
-    Reading: yes, it is the K-th largest noisy logit of the row.
+AL-2: Does the threshold of the load loss include the logit of the expert itself?
+    Reading: yes, the threshold is the K-th largest noisy logit of the row.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
-    Alternative b: no, it is the K-th largest of the other experts.
+    Alternative b: no, the threshold is the K-th largest noisy logit of the other experts.
         By: Shazeer et al. 2017 (arXiv 1701.06538), appendix A; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, _prob_in_top_k.
-    Alternative c: yes, but it is compared with the probability of an expert, not with its logit.
+    Alternative c: yes, but the threshold is compared with the expert's probability instead of the expert's logit.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss (called in tutel/impls/moe_layer.py with
         the softmax of the logits).
 AL-4: Is the load summed or averaged over tokens?
-    Reading: summed.
+    Reading: the load is summed over tokens.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating; microsoft/Tutel,
         tutel/impls/losses.py, load_importance_loss.
-    Alternative b: averaged. The coefficient of variation is the same.
+    Alternative b: the load is averaged over tokens. The coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
-AL-6: From which logits is the importance loss computed?
+AL-6: From which logits or gates is the importance loss computed?
     Reading: from the clean logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
@@ -58,7 +58,7 @@ ALGORITHMS = (
 
 
 def importance_loss(scores: ArrayLike) -> Array:
-    """Squared coefficient of variation of the importance of the experts:
+    """Computes the squared coefficient of variation of the importance of the experts:
 
         importance[e] = sum_t A[t, e],    loss = variance(importance) / mean(importance)^2
 
@@ -66,7 +66,7 @@ def importance_loss(scores: ArrayLike) -> Array:
         scores: A, (tokens, experts), not negative: the softmax of the logits without noise.
 
     Returns:
-        A scalar, from 0 (balanced) to E - 1 (all on one expert).
+        A scalar, from 0 (balanced) to E - 1 (all importance on one expert).
 
     Raises:
         ContractError: `scores` holds a negative number, or all experts have importance 0.
@@ -85,12 +85,12 @@ def importance_loss(scores: ArrayLike) -> Array:
 
 
 def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise_std: float) -> Array:
-    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+    """Computes the squared coefficient of variation of the load, the expected number of tokens that choose an expert:
 
         load[e] = sum_t p[t, e],    p[t, e] = 1 - Phi((threshold[t] - L[t, e]) / noise_std)
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi is the distribution function of the
-    standard normal. p is the probability that the expert reaches the threshold if its noise is drawn again. The gradient flows
+    standard normal. p is the probability that the noisy logit reaches the threshold if its noise is drawn again. The gradient flows
     through L and the value of the threshold. Routers that select by a transport plan also compute this loss from the logits.
 
     Args:
@@ -125,7 +125,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
 
 def squared_variation(name: str, values: Array) -> Array:
-    """Returns the variance divided by the squared mean. Without a square root, the derivative at equal values is 0, not NaN."""
+    """Returns the variance divided by the squared mean. Because no square root is taken, the derivative at equal values is 0, not NaN."""
     mean = np.mean(values)
     if mean.real == 0:
         raise ContractError(f"{name}: every expert has a total of 0, so the coefficient of variation is undefined")

@@ -2,10 +2,10 @@
 
 Often done differently
 
-ME-1: Which tokens count as dropped?
-    Reading: tokens that no expert processes.
+ME-1: Which tokens or choices count as dropped?
+    Reading: every token that no expert processes.
         By: Soft MoE (arXiv 2308.00951), appendix B.
-    Alternative b: every choice without a slot counts, even if another expert processes the token.
+    Alternative b: every choice without a slot, even if another expert processes the token.
 """
 
 import numpy as np
@@ -19,14 +19,14 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: Routing) -> dict[str, Array]:
-    """The load of each expert, the fraction of tokens that are processed, and the mean entropy of the combine weights of a token.
+    """Computes the load of each expert, the fraction of tokens that are processed, and the mean entropy of the tokens' combine weights.
 
         load[e]   = 1 / T sum_t,c dispatch[t, e, c]       for a sparse routing: the expert's filled slots / T
         coverage  = 1 / T #{t : dispatch[t, e, c] > 0 for some e, c}
         dropped   = 1 - coverage
         entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats
 
-    where `m[t, e]` is `sum_c combine[t, e, c]` divided by its sum over experts: the fraction of the token's weight in expert e.
+    where `m[t, e]` is `sum_c combine[t, e, c]` divided by the sum over all experts: the fraction of token t's weight on expert e.
     A token without positive combine weights has entropy 0.
 
     Args:
@@ -60,7 +60,7 @@ def routing_metrics(routing: Routing) -> dict[str, Array]:
 
 
 def tensors(routing: Routing) -> tuple[Array, Array]:
-    """The dispatch and combine tensors of a routing, checked and without gradient."""
+    """Checks the dispatch and combine tensors of a routing and returns them without gradients."""
     dispatch = stop_gradient(as_array("routing.dispatch", routing.dispatch, "tokens experts capacity"))
     combine = stop_gradient(as_array("routing.combine", routing.combine, "tokens experts capacity"))
     check_same_shape("routing.combine", combine, "routing.dispatch", dispatch)

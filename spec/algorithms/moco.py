@@ -10,37 +10,37 @@
 
 Ambiguity ledger
 
-MO-1: What does "dim 4096" in Sparse-MLP's table refer to?
-    Reading: the hidden layers of the projector and predictor. Their outputs have width 256.
+MO-1: What does "dim 4096" in the table of Sparse-MLP refer to?
+    Reading: the hidden layers of the projector and the predictor. The outputs of both have width 256.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
-    Alternative b: the outputs, which the loss compares.
-MO-2: What does "t 1" in Sparse-MLP's table mean?
-    Reading: temperature 1. "m 0.99" is the decay of the momentum encoder. Both are constant during training.
+    Alternative b: the outputs of the projector and the predictor, which the loss compares.
+MO-2: What does "t 1" in the table of Sparse-MLP mean?
+    Reading: the temperature is 1, and "m 0.99" is the decay of the momentum encoder. Both are constant in training.
         By: facebookresearch/moco-v3, main_moco.py (the defaults).
-    Alternative b: the temperature is 0.2, and the decay rises from 0.99 to 1 along a half cosine.
+    Alternative b: the temperature is 0.2, and the decay increases from 0.99 to 1 along a half cosine.
         By: facebookresearch/moco-v3, CONFIG.md, of vision transformers.
 MO-3: Is the cross-entropy multiplied by twice the temperature?
-    Reading: yes.
+    Reading: yes, the cross-entropy is multiplied by twice the temperature.
         By: the paper, Algorithm 1; facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
-    Alternative b: no.
+    Alternative b: no, the cross-entropy is not multiplied by a factor.
         By: MoCo (arXiv 1911.05722), eq. (1).
 MO-4: When is the momentum encoder updated?
-    Reading: before the keys are computed, with the parameters that compute the queries.
+    Reading: before the keys are computed, from the parameters that compute the queries.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
-    Alternative b: after the optimiser step, with the new parameters. This is equivalent because both encoders start with equal values.
+    Alternative b: after the optimiser step, from the new parameters. This is equivalent, as both encoders start equal.
         By: the paper, Algorithm 1.
-    Alternative c: after the keys are computed, before the optimiser step.
+    Alternative c: after the keys are computed, but before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?
-    Reading: over one view of the images of all devices, in both encoders.
+    Reading: over the images of one view on all devices, in both encoders.
         By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).
-    Alternative b: over the images of one device.
+    Alternative b: over the images on one device.
 MO-6: How do routers in the momentum encoder route?
-    Reading: as at evaluation: with the evaluation capacity, no noise and no auxiliary losses. No source specifies it.
+    Reading: as at evaluation: with the evaluation capacity, no noise and no auxiliary losses. No source specifies this.
     Alternative b: as in training, with the training capacity but without noise.
-MO-7: Where does epsilon enter the l2 norm?
-    Reading: `x / max(norm, 1e-12)`, torch's `normalize`.
+MO-7: How does the l2 normalisation use epsilon?
+    Reading: epsilon is the smallest denominator: `x / max(norm, 1e-12)`, as in torch's `normalize`.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
-    Alternative b: `x / (norm + 1e-8)`, as in `contrastive_loss`.
+    Alternative b: epsilon is added to the norm: `x / (norm + 1e-8)`, as in `contrastive_loss`.
 """
 
 from typing import Any
@@ -71,7 +71,7 @@ EPSILON = 1e-12
 def moco_loss(
     first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
 ) -> Array:
-    """Computes the symmetric contrastive loss. Among the keys of all images, each query must match the key of the other view of its image:
+    """Computes the symmetric contrastive loss that matches each query with the key of the other view of the same image:
 
         loss = ctr(first_query, second_key) + ctr(second_query, first_key)
         ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])
@@ -81,9 +81,9 @@ def moco_loss(
 
     Args:
         first_query: (batch, width), the predictor's outputs for the first views, not normalised.
-        second_query: (batch, width), for the second views.
+        second_query: (batch, width), the predictor's outputs for the second views.
         first_key: (batch, width), the momentum encoder's projector outputs for the first views.
-        second_key: (batch, width), for the second views.
+        second_key: (batch, width), the momentum encoder's projector outputs for the second views.
         temperature: greater than 0.
 
     Returns:
@@ -109,14 +109,14 @@ def moco_loss(
 
 
 def _contrast(query: Array, key: Array, temperature: float) -> Array:
-    """`ctr` of normalised rows."""
+    """Computes `ctr` of `moco_loss` for normalised rows."""
     logits = np.einsum("id,jd->ij", query, key) / temperature
     own = np.sum(logits * np.eye(len(logits)), axis=1)
     return 2 * temperature * np.mean(logsumexp(logits, axis=1) - own)
 
 
 def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
-    """`decay * average + (1 - decay) * current`, for one parameter array.
+    """Returns `decay * average + (1 - decay) * current` for one parameter array.
 
     Args:
         average: any shape, parameters of the momentum encoder.
@@ -144,9 +144,9 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 
 
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
-    """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the population variance.
+    """Computes `(x - mean) / sqrt(variance + epsilon)` for each feature, with the mean and the population variance of the batch.
 
-    The normalisation has no scale and no bias. It has no running statistics, because evaluation does not use the projector and predictor.
+    The normalisation has no scale and no bias, and no running statistics, because evaluation skips the projector and the predictor.
 
     Args:
         x: (batch, width), all images of the batch.
@@ -156,7 +156,7 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
         (batch, width).
 
     Raises:
-        ShapeError: the batch has a single image, so all features would become 0.
+        ShapeError: the batch has only one image, for which all features would become 0.
 
     Source: Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1; facebookresearch/moco-v3, moco/builder.py,
     MoCo._build_mlp.

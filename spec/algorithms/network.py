@@ -2,20 +2,20 @@
 
 Ambiguity ledger
 
-NW-1: What does the layer norm add to the variance, and which variance does it use?
-    Reading: 1e-6, flax's default, and the population variance.
+NW-1: Which epsilon does the layer norm add to the variance, and which variance does it use?
+    Reading: an epsilon of 1e-6, the default of flax, and the population variance.
         By: google-research/vmoe, vmoe/nn/vit_moe.py, EncoderBlock (flax.linen.LayerNorm); bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer.
-    Alternative b: 1e-5, torch's default.
+    Alternative b: an epsilon of 1e-5, the default of torch.
         By: lucidrains/vit-pytorch, vit_pytorch/vit.py, Transformer (torch.nn.LayerNorm).
-    Alternative c: 1e-6, and the unbiased variance.
+    Alternative c: an epsilon of 1e-6, and the unbiased variance.
         By: harvardnlp/annotated-transformer, the_annotated_transformer.py, LayerNorm, which adds it to the standard
         deviation.
 NW-2: Is the sigmoid cross-entropy summed or averaged over classes?
-    Reading: summed.
+    Reading: the sigmoid cross-entropy is summed over classes.
         By: google-research/big_vision, big_vision/utils.py, sigmoid_xent; google-research/vmoe, vmoe/train/trainer.py,
         get_loss_fn.
-    Alternative b: averaged.
+    Alternative b: the sigmoid cross-entropy is averaged over classes.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ ALGORITHMS = (
 
 
 def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon: float = 1e-6) -> Array:
-    """`(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the population variance.
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the population variance.
 
     Args:
         x: (..., width).
@@ -78,10 +78,10 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
         bias: (features,), or None for no bias.
 
     Returns:
-        (patches, features); patch i covers row `i // (width / patch)` of the grid.
+        (patches, features). Patch i lies in row `i // (width / patch)` of the patch grid.
 
     Raises:
-        ShapeError: the image does not divide into patches.
+        ShapeError: the height or width is not a multiple of the patch size.
 
     Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), eq. (1).
 
@@ -107,7 +107,7 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
 
 
 def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
-    """`-sum_c y[c] log softmax(z)[c]` along the last axis.
+    """Computes the cross-entropy `-sum_c y[c] log softmax(z)[c]` along the last axis.
 
     Args:
         logits: z, (..., classes).
@@ -128,7 +128,7 @@ def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
 
 
 def sigmoid_cross_entropy(logits: Leading, targets: Leading) -> Array:
-    """`sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis: the losses of one binary decision per class, summed.
+    """Computes `sum_c log(1 + exp(z[c])) - y[c] z[c]` along the last axis, the sum of one binary cross-entropy per class.
 
     Args:
         logits: z, (..., classes).

@@ -9,46 +9,46 @@
 | `choices` K | k |
 | threshold (T, E) | kth_excluding(H(x), k, i) |
 
-With K = 1 the gate is always 1, so only the auxiliary losses train the kernels.
+With K = 1, the gate is always 1, so only the auxiliary losses train the router's kernels.
 
 Ambiguity ledger
 
-NK-2: Does the noise scale have a floor?
-    Reading: no, it is the softplus of the noise logit.
+NK-2: Does the noise scale have a lower bound above 0?
+    Reading: no, the noise scale is the softplus of the noise logit.
         By: the paper, eq. (4).
-    Alternative b: yes, it is the softplus plus 0.01.
+    Alternative b: yes, the noise scale is the softplus of the noise logit plus 0.01.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating;
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
 NK-3: What is the capacity of an expert?
     Reading: unlimited: every token has a slot unless a capacity factor is set.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, SparseDispatcher.
-    Alternative b: a capacity factor with drops, as in later work.
-NK-5: What is the load without noise?
-    Reading: undefined, so there is no load loss at evaluation.
-    Alternative b: the number of tokens with a gate above 0.
+    Alternative b: the capacity follows from a capacity factor, and choices beyond it are dropped, as in later work.
+NK-5: What is the load of an expert if there is no noise?
+    Reading: the load is undefined, so there is no load loss at evaluation.
+    Alternative b: the load is the number of tokens with a gate above 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (noisy_gating=False);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
-NK-6: What is the load if the noise scale vanishes?
-    Reading: its limit: 1 above the threshold, 0 below, 1/2 at it. If the scale is below 2^-63, the load has no gradient.
+NK-6: What is the load of an expert if the noise scale vanishes?
+    Reading: the limit of the load: 1 above, 0 below and 1/2 at the threshold. A scale below 2^-63 gives no gradient.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
-    Alternative b: the quotient as written. In float32 its gradient is NaN for noise logits below -44.
-NK-7: What is the load if K = E, where fewer than K other experts exist?
-    Reading: the number of tokens with a gate above 0. It is T for every expert, so the load loss is 0.
+    Alternative b: the quotient is computed as written. In float32, its gradient is NaN for noise logits below -44.
+NK-7: What is the load of an expert if K = E, so that fewer than K other experts exist?
+    Reading: the number of tokens with a gate above 0. The load is T for every expert, so the load loss is 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (k == num_experts);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
-    Alternative b: an error.
+    Alternative b: an error is raised.
 
 Often done differently
 
 NK-1: Are experts chosen before or after the softmax?
-    Reading: before, so the K gates of a token sum to 1.
+    Reading: before the softmax, so the K gates of a token sum to 1.
         By: the paper, eqs. (3)-(5); tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating.
-    Alternative b: after, without dividing the K gates by their sum.
+    Alternative b: after the softmax. The K gates are not divided by their sum.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter.
 NK-4: From which gates is the importance computed?
-    Reading: the sparse noisy gates G.
+    Reading: from the sparse noisy gates G.
         By: the paper, eq. (6); tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, local_moe.
-    Alternative b: the softmax of all clean logits.
+    Alternative b: from the softmax of all clean logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter.
 """
 
@@ -78,7 +78,7 @@ ALGORITHMS = (
 
 
 def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayLike | None) -> Array:
-    """Noisy logits `H = L + noise * log(1 + exp(N))`. With `noise=None` (evaluation), the logits are returned unchanged.
+    """Returns the noisy logits `H = L + noise * log(1 + exp(N))`. With `noise=None` (evaluation), the logits are returned unchanged.
 
     Args:
         logits: L, (tokens, experts).
@@ -102,7 +102,7 @@ def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayL
 
 
 def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
-    """The gates: a softmax over the K experts with the largest noisy logits, and 0 elsewhere:
+    """Computes the gates, a softmax over the K experts with the largest noisy logits. All other gates are 0:
 
         G[t, e] = exp(H[t, e]) / sum_e' in top K exp(H[t, e'])
 
@@ -135,12 +135,12 @@ def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
 def noisy_top_k_load_loss(
     logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int
 ) -> Array:
-    """The squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+    """Computes the squared coefficient of variation of the load, the expected number of tokens that choose an expert:
 
         load[e] = sum_t P[t, e],    P[t, e] = Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))
 
     where `threshold[t, e]` is the K-th largest noisy logit of the *other* experts. P is the probability that token t
-    chooses expert e if only the noise of that logit is redrawn. The gradient flows through L, N and the value of the
+    chooses expert e if only the noise of `H[t, e]` is drawn again. The gradient flows through L, N and the value of the
     threshold. With K = E, every expert is chosen and P is 1.
 
     Args:

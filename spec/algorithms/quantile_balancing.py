@@ -8,31 +8,31 @@
 | `choices` | k |
 
 Consider the assignment that maximises `sum_te x[t, e] s[t, e]` with K experts per token and K T / E tokens per expert.
-Its dual prices are alpha for tokens and beta for experts. Coordinate descent updates each price to a quantile of the
-scores minus the other price. BASE solves this problem with K = 1, separately for each group.
+The dual prices are alpha for tokens and beta for experts. Coordinate descent sets each price to a quantile of
+the scores minus the prices of the other side. BASE solves this problem for each group with K = 1.
 
 Ambiguity ledger
 
 QB-1: Over which tokens is the quantile taken?
-    Reading: over all tokens of a step. Their counts are summed.
-    Alternative b: over the tokens of one device and one micro-batch. The quantiles are averaged.
+    Reading: over all tokens of a step. The counts of all groups are summed.
+    Alternative b: over the tokens of one micro-batch on one device. The quantiles are averaged.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
-QB-2: Which required bias is the quantile?
-    Reading: the bias of rank K T / E, interpolated within its bin.
-    Alternative b: the bias of rank K T / E + 1, without bins.
+QB-2: Which of an expert's required biases is the quantile?
+    Reading: the required bias of rank K T / E, interpolated within its bin.
+    Alternative b: the required bias of rank K T / E + 1, without bins.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.
-    Alternative c: the bias of rank K T / E, without bins.
+    Alternative c: the required bias of rank K T / E, without bins.
         By: marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-3: To which scores is the bias added?
-    Reading: the sigmoid of the logits, or other scores from 0 to 1.
-    Alternative b: the logits.
+    Reading: to the sigmoid of the logits, or to other scores from 0 to 1.
+    Alternative b: to the logits.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.quantile_balancing;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-4: Is the bias recentred?
-    Reading: yes, its mean is 0.
+    Reading: yes, the mean of the bias over the experts is 0.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta.
-    Alternative b: no.
+    Alternative b: no, the bias is not recentred.
 """
 
 import numpy as np
@@ -52,12 +52,12 @@ ALGORITHMS = (
 
 
 def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
-    """Counts the biases that tokens require to choose an expert, given their current cutoffs, in one histogram per expert:
+    """Returns one histogram per expert. Each histogram counts the biases r that the tokens require to choose the expert:
 
         r[t, e] = (the (K + 1)-th largest of s[t, :] + b) - s[t, e]
 
-    Bins of equal width cover min(b) - 1 to max(b) + 1. Scores from 0 to 1 keep all r in this range. Values outside are
-    counted in the first or last bin. Counts are summed over groups, micro-batches and devices.
+    Bins of equal width cover min(b) - 1 to max(b) + 1. If scores lie between 0 and 1, all r are in this range. Values
+    outside this range are counted in the first or last bin. The caller sums counts over groups, micro-batches and devices.
 
     Args:
         scores: s, (tokens, experts).
@@ -66,7 +66,7 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
         bins: number of bins, at least 1.
 
     Returns:
-        (experts, bins), integers as floats; for several groups, the sum.
+        (experts, bins), whole numbers as floats, summed if there are several groups.
 
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
@@ -87,13 +87,13 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
 
 
 def _ends(bias: Array) -> tuple[Array, Array]:
-    """The lower end of the first bin, and the total width of all bins."""
+    """Returns the lower end of the first bin and the total width of all bins."""
     first, *_, last = bias[stable_order(bias)]
     return last - 1, first - last + 2
 
 
 def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
-    """The bias after a step. With this bias, K T / E of the step's T tokens would have chosen each expert:
+    """Returns the bias after a step of T tokens. With this bias, K T / E of these tokens would have chosen each expert:
 
         q[e] = the required bias of e of rank K T / E, interpolated within its bin;    b'[e] = q[e] - mean of q
 
@@ -118,7 +118,7 @@ def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
     bias, counts = as_array("bias", bias, "experts"), as_array("counts", counts, "experts bins")
     check_size("counts", counts, 0, len(bias), "the experts of bias")
     experts, bins = counts.shape
-    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # E times the rank, an integer
+    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # the rank times E, which is an integer
     below = experts * np.cumsum(counts, axis=1).real < rank.real[:, None]
     at = below.sum(axis=1)
     here = np.sum(np.where(np.arange(bins) == at[:, None], counts, 0.0), axis=1)

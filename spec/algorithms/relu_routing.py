@@ -1,4 +1,4 @@
-"""ReLU routing: sparse gates from a ReLU, and a penalty that controls how many are above 0.
+"""ReLU routing: sparse gates from a ReLU, and a penalty that controls how many gates are positive.
 
 | here | ReMoE (arXiv 2412.14711), sections 3.2-3.4 |
 |---|---|
@@ -11,22 +11,22 @@
 Ambiguity ledger
 
 RE-1: How does the penalty change if exactly K T gates are above 0?
-    Reading: it does not change.
+    Reading: the penalty does not change.
         By: the paper, eq. (7).
-    Alternative b: it is divided.
+    Alternative b: the penalty is divided by the multiplier.
         By: thu-ml/ReMoE, megatron/training/training.py, train.
 
 Often done differently
 
-RE-2: How does the loss weight the gates of an expert?
+RE-2: How does the loss weight the gates of each expert?
     Reading: by the expert's token count relative to the target, so the loss balances the load.
         By: the paper, eq. (10); thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
-    Alternative b: equally, as in the L1 norm.
+    Alternative b: the gates of all experts have equal weights, as in the L1 norm.
         By: the paper, eq. (9) (replaced by eq. (10)).
-RE-3: Does an expert's token count carry a gradient?
-    Reading: no.
+RE-3: Does the token count of an expert carry a gradient?
+    Reading: no, the token count carries no gradient.
         By: the paper, section 3.4; thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
-    Alternative b: yes, through a smooth count.
+    Alternative b: yes, the gradient flows through a smooth count.
 """
 
 import numpy as np
@@ -51,7 +51,7 @@ ALGORITHMS = (
 
 
 def relu_affinity(logits: ArrayLike) -> Array:
-    """The ReLU of each logit, `max(L[t, e], 0)`. The derivative at 0 is 0.
+    """Computes the ReLU of each logit, `max(L[t, e], 0)`. The derivative of the ReLU at 0 is 0.
 
     Args:
         logits: L, (tokens, experts).
@@ -69,7 +69,7 @@ def relu_affinity(logits: ArrayLike) -> Array:
 
 
 def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
-    """The penalty times an L1 norm of the gates with a weight f per expert. f carries no gradient:
+    """Computes the penalty times a weighted L1 norm of the gates. The weight f[e] of an expert carries no gradient:
 
         loss = lambda / T sum_te f[e] R[t, e],    f[e] = E / (K T) #{t : R[t, e] > 0}
 
@@ -93,16 +93,16 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 
 
 def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
-    """The number of gates above 0 minus its target, `#{(t, e) : R[t, e] > 0} - K T`.
+    """Returns the number of positive gates minus the target K T: `#{(t, e) : R[t, e] > 0} - K T`.
 
-    Its sign is that of the target sparsity, 1 - K / E, minus the actual sparsity. Add up the results of groups, micro-batches and devices.
+    The result is positive if the sparsity is below the target 1 - K / E. The caller sums results over groups, micro-batches and devices.
 
     Args:
         gates: R, (tokens, experts).
         choices: K, from 1 to experts.
 
     Returns:
-        A scalar, an integer as a float; for several groups, their sum.
+        A scalar, a whole number as a float, summed if there are several groups.
 
     Source: ReMoE, eqs. (7) and (8).
 
@@ -115,7 +115,7 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
 
 
 def renewed_penalty(penalty: Shared, excess: Shared, *, multiplier: float = 1.2) -> Array:
-    """Returns the penalty after a step, `lambda alpha^sign(excess)`, which rises if too many gates were above 0 and falls if too few were.
+    """Returns the penalty after a step, `lambda alpha^sign(excess)`. Too many positive gates raise the penalty, and too few lower it.
 
     Args:
         penalty: lambda, a scalar.

@@ -16,7 +16,7 @@ SW-1: What is jittered, and how?
         databricks/megablocks, megablocks/layers/router.py, LearnedRouter.jitter.
     Alternative b: a draw from [1 - epsilon, 1 + epsilon] is added to each logit.
         By: the paper, appendix F (Figure 15, the pseudo-code of the router).
-    Alternative c: each token is multiplied by one draw.
+    Alternative c: all entries of a token are multiplied by the same draw.
 """
 
 from moespec.spec.algorithm import Algorithm
@@ -31,7 +31,7 @@ ALGORITHMS = (Algorithm("router_jitter", "Fedus et al. 2021 (arXiv 2101.03961)",
 
 
 def router_jitter(tokens: ArrayLike, noise: ArrayLike | None, *, epsilon: float = 0.01) -> Array:
-    """Computes the tokens that the router gets in training, `X (1 + epsilon noise)`. With `noise=None`, the tokens are returned unchanged.
+    """Computes the input of the router in training, `X (1 + epsilon noise)`. With `noise=None`, the tokens are returned unchanged.
 
     Args:
         tokens: X, (tokens, width).

@@ -1,4 +1,4 @@
-"""Statistics of routings and of Soft MoE's slots, to inspect what a model has learned. The statistics carry no gradient."""
+"""Statistics of routings and of Soft MoE's slots, for inspecting a trained model. The statistics carry no gradient."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ ALGORITHMS = (
 
 
 def collapse_metrics(routing: Routing) -> dict[str, Array]:
-    """Measures how close the softmaxes of Soft MoE are to one-hot vectors. The softmaxes collapse to one-hot vectors as the width grows.
+    """Measures how close the softmaxes of Soft MoE are to one-hot vectors, to which the softmaxes can collapse as the width grows.
 
         dispatch_max = mean over slots of max_t dispatch[t, e, c]
         combine_max  = mean over tokens of max_e,c combine[t, e, c]
@@ -30,7 +30,7 @@ def collapse_metrics(routing: Routing) -> dict[str, Array]:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
 
     Returns:
-        `dispatch_max` and `combine_max`, scalars; for several groups, their means.
+        `dispatch_max` and `combine_max`, scalars, averaged if there are several groups.
 
     Source: Soft MoE, appendix E, Figures 13 and 14.
 
@@ -44,7 +44,7 @@ def collapse_metrics(routing: Routing) -> dict[str, Array]:
 
 
 def summed_dispatch(routing: Routing) -> Array:
-    """The total weight of each token in all slots: `sum_e,c dispatch[t, e, c]`.
+    """Computes the total weight of each token in all slots: `sum_e,c dispatch[t, e, c]`.
 
     Args:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
@@ -62,7 +62,7 @@ def summed_dispatch(routing: Routing) -> Array:
 
 
 def cumulative_dispatch(routing: Routing) -> Array:
-    """Measures how many tokens dominate a slot. Entry k is the total weight of a slot's k + 1 largest tokens, averaged over slots:
+    """Measures how many tokens dominate a slot. Entry k is the sum of the k + 1 largest token weights of a slot, averaged over slots:
 
         cumulative[k] = mean over e, c of the sum of the k + 1 largest dispatch[:, e, c]
 
@@ -70,7 +70,7 @@ def cumulative_dispatch(routing: Routing) -> Array:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
 
     Returns:
-        (tokens,), ascending; the last entry is 1 if every slot is full.
+        (tokens,), ascending. The last entry is 1 if the weights of every slot sum to 1.
 
     Source: Soft MoE, appendix H.1, Figure 26 (the line).
 
@@ -95,7 +95,7 @@ def experts_per_token(routing: Routing) -> dict[str, Array]:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
 
     Returns:
-        `experts_min`, `experts_max`, `at_least_1`, `at_least_2` and `at_least_4`, scalars; for several groups, their means.
+        `experts_min`, `experts_max`, `at_least_1`, `at_least_2` and `at_least_4`, scalars, averaged over groups.
 
     Source: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher.
 
@@ -110,13 +110,13 @@ def experts_per_token(routing: Routing) -> dict[str, Array]:
 
 
 def slot_similarity(slots: Shared) -> Array:
-    """The inner products of the normalised slots of Soft MoE: `<l2n(phi[:, i]), l2n(phi[:, j])>`, for slots `i = e C + c`.
+    """Computes the inner products of the normalised slots of Soft MoE: `<l2n(phi[:, i]), l2n(phi[:, j])>`, for slots `i = e C + c`.
 
     Args:
         slots: Phi, (width, experts, capacity).
 
     Returns:
-        (slots, slots), symmetric, with experts * capacity slots; 1 on the diagonal up to the epsilon of the norm.
+        (slots, slots), symmetric, with experts * capacity slots. The diagonal is 1 up to the epsilon of the norm.
 
     Source: Soft MoE, appendix I, Figures 28 to 30.
 

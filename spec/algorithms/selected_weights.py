@@ -1,4 +1,4 @@
-"""The weights of a token's chosen experts, divided by their sum or by another norm.
+"""The weights of a token's chosen experts, divided by the sum or another norm of these weights.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -7,14 +7,14 @@
 
 Ambiguity ledger
 
-TC-5: If the weights of a token are normalised, what are they divided by?
-    Reading: their sum.
+TC-5: If the weights of a token are normalised, by what are they divided?
+    Reading: by the sum of the weights.
         By: the paper, Algorithm 1; databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward
         (moe_normalize_expert_weights=1); huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py,
         MixtralTopKRouter.
-    Alternative b: the square root of the sum of their squares (`normalize_norm="euclidean"`).
+    Alternative b: by the square root of the sum of their squares (`normalize_norm="euclidean"`).
         By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
-    Alternative c: their sum, but at least 2^-23.
+    Alternative c: by the sum of the weights, but by at least 2^-23.
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.
@@ -46,15 +46,15 @@ def normalize_selected(
     norm: str = "sum",
     epsilon: float = 0.0,
 ) -> Array:
-    """Divides combine scores by their sum over the K experts that a token chooses, so the K weights sum to 1:
+    """Divides combine scores by the sum or another norm of the scores of the K experts that a token chooses:
 
         B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
-    The sum includes choices that the capacity drops later. `token_choice(normalize=...)` normalises after drops instead.
+    The sum includes choices that the capacity drops later. `token_choice(normalize=...)` excludes dropped choices from the sum.
 
     Args:
         scores: A, (tokens, experts), the selection scores.
-        combine_scores: B, (tokens, experts), positive for the chosen experts; `scores` if None.
+        combine_scores: B, (tokens, experts), positive for the chosen experts, by default `scores`.
         choices: K, from 1 to experts.
         norm: "sum", or "euclidean" for the square root of the sum of squares.
         epsilon: at least 0. If epsilon is 0, a sum of 0 is an error.
@@ -99,7 +99,7 @@ def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
 
 
 def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """Returns (tokens, 1): the sum of each row, or the square root of its sum of squares, plus epsilon."""
+    """Adds epsilon to the sum of each row, or to the square root of the sum of squares of each row. Returns (tokens, 1)."""
     totals = (weights if norm == "sum" else weights * weights).sum(axis=1, keepdims=True)
     if epsilon == 0 and (totals.real == 0).any():
         raise ContractError("combine_scores: the scores of a token's chosen experts sum to 0; expected a nonzero sum")
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Divides weights by the norm of the token's kept weights, if it keeps any. Both arguments are (tokens, experts); `kept` is 1 or 0."""
+    """Divides the weights of a token by the norm of the weights with `kept` 1, if there are any. Both arrays are (tokens, experts)."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

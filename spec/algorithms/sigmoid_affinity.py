@@ -10,7 +10,7 @@ __all__ = ["sigmoid_affinity", "sqrt_softplus_affinity"]
 
 
 def sigmoid_affinity(logits: ArrayLike) -> Array:
-    """The sigmoid of each logit, `1 / (1 + exp(-L[t, e]))`. The score of one expert does not depend on the other logits.
+    """Computes the sigmoid of each logit, `1 / (1 + exp(-L[t, e]))`. The score of an expert depends only on the logit of this expert.
 
     Args:
         logits: L, (tokens, experts).
@@ -27,7 +27,7 @@ def sigmoid_affinity(logits: ArrayLike) -> Array:
 
 
 def sqrt_softplus_affinity(logits: ArrayLike) -> Array:
-    """The square root of the softplus of each logit, `sqrt(log(1 + exp(L[t, e])))`. Each score depends on one logit only.
+    """Computes the square root of the softplus of each logit, `sqrt(log(1 + exp(L[t, e])))`.
 
     Args:
         logits: L, (tokens, experts).

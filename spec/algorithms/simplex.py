@@ -8,10 +8,10 @@
 
 Ambiguity ledger
 
-SI-1: If only some of several equal values may be non-zero, which are chosen?
-    Reading: the ones with the lower index.
+SI-1: Which of several equal values are non-zero if only some of them may be?
+    Reading: the values with the lowest indices.
         By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
-    Alternative b: whichever an unstable sort keeps.
+    Alternative b: the values that an unstable sort happens to keep.
         By: PythonOT/POT, ot/utils.py, projection_sparse_simplex (argsort).
 """
 
@@ -26,7 +26,7 @@ __all__ = ["project_simplex", "project_sparse_simplex"]
 
 
 def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
-    """The closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)` where `u` is v in descending order and
+    """Returns the closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)`, where `u` is v in descending order and
 
         rho = max {j : u[j] - (u[1] + ... + u[j] - mass) / j > 0},    tau = (u[1] + ... + u[rho] - mass) / rho
 
@@ -49,7 +49,7 @@ def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
 def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.0) -> Array:
     """Returns the closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` non-zero entries.
 
-    The `nonzeros` largest values (ties go to the lower index) are projected onto the simplex. All others become 0.
+    The `nonzeros` largest values (ties go to the lower index) are projected onto the simplex. All other values become 0.
 
     Args:
         values: (n,).
@@ -72,7 +72,7 @@ def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.
 
 
 def project(values: Array, mass: float) -> Array:
-    """`project_simplex` of checked arguments. Adding a constant to all values does not change the result, so the largest is set to 0."""
+    """Computes `project_simplex` without checks. Shifts all values so that the largest is 0, which does not change the projection."""
     shifted = values - values.real.max()
     descending = shifted[stable_order(shifted)]
     thresholds = (np.cumsum(descending) - mass) / np.arange(1, len(values) + 1)
@@ -81,7 +81,7 @@ def project(values: Array, mass: float) -> Array:
 
 
 def project_sparse(values: Array, nonzeros: int, mass: float) -> Array:
-    """`project_sparse_simplex` of checked arguments."""
+    """Computes `project_sparse_simplex` without checking the arguments."""
     support = stable_order(values)[:nonzeros]
     projected = np.zeros_like(values)
     projected[support] = project(values[support], mass)

@@ -13,26 +13,26 @@
 Ambiguity ledger
 
 SK-1: Which marginal is updated first?
-    Reading: columns, then rows, from f = 0. Rows sum to 1 (to rounding) after every iteration.
+    Reading: the column marginal, starting from f = 0. Rows sum to 1 (up to rounding) after every iteration.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (by the solver of ott-jax).
-    Alternative b: rows, then columns. After finitely many iterations, this is a different plan.
+    Alternative b: the row marginal. After a finite number of iterations, the plan is different.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-2: How many iterations are run?
-    Reading: 20, without early stopping.
+    Reading: 20 iterations, without early stopping.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py,
         BaseOTNoisyTopExpertsPerItemRouter (maxiter, which kl_projection_routing.py also uses as the minimum).
-    Alternative b: until the column error is below a tolerance (`tolerance`).
+    Alternative b: iterations are run until the column error is below a tolerance (`tolerance`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-3: What is transported, and how much?
-    Reading: the raw logits, with mass 1 per token.
+    Reading: the raw logits, with a mass of 1 per token.
         By: the paper, eq. (8);
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter._get_kl_projection_algorithm.
     Alternative b: the softmax of the logits.
-    Alternative c: the raw logits, with total mass 1 and marginals 1 / T and 1 / E.
+    Alternative c: the raw logits, with a total mass of 1 and marginals 1 / T and 1 / E.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
-SK-4: If the plan carries a gradient, how is it differentiated?
+SK-4: How is the plan differentiated if it carries a gradient?
     Reading: through the unrolled iterations.
     Alternative b: by implicit differentiation at the optimum.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
@@ -57,22 +57,22 @@ ALGORITHMS = (Algorithm("sinkhorn", "Liu et al. 2024 (arXiv 2401.15969), eq. (8)
 
 
 def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """The plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` after `iterations` updates from `f = 0`:
+    """Computes the plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` by `iterations` updates, starting at `f = 0`:
 
         g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
         f[t] = -logsumexp_e(L[t, e] + g[e])
 
-    In the log domain, large logits do not overflow. The plan is differentiable through the iterations.
+    The updates use logarithms, so large logits do not overflow. The plan is differentiable through the iterations.
 
     Args:
         logits: L, (tokens, experts).
         iterations: the maximum number of updates, at least 1.
-        tolerance: greater than 0. Stop after the first update with `max_e |sum_t P[t, e] - T / E| <= tolerance`. None:
-            no early stopping.
+        tolerance: the updates stop after the first update with `max_e |sum_t P[t, e] - T / E| <= tolerance`; greater than 0,
+            or None to compute all updates.
 
     Returns:
-        (tokens, experts). Entries are at least 0 (small ones underflow to 0). Rows sum to 1 to rounding, columns
-        approximately to T / E.
+        (tokens, experts). Entries are at least 0, and small entries underflow to 0. Rows sum to 1 up to rounding.
+        Columns sum to approximately T / E.
 
     Source: Routers, eq. (8); Cuturi 2013 (arXiv 1306.0895).
 

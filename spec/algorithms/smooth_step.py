@@ -10,12 +10,12 @@ __all__ = ["smooth_step"]
 
 
 def smooth_step(z: Leading, *, gamma: float = 1.0) -> Array:
-    """The cubic that rises from 0 at `-gamma / 2` to 1 at `gamma / 2` with a continuous derivative:
+    """Computes the cubic that rises from 0 at `-gamma / 2` to 1 at `gamma / 2` with a continuous derivative:
 
         S(z) = -2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2    for |z| < gamma / 2
 
-    and 0 below, 1 above; `1 - S(z) = S(-z)`. It is computed as `t^2 (3 - 2 t)` with `t = z / gamma + 1/2`, which is
-    never negative and avoids cancellation where S is small.
+    S is 0 for smaller z and 1 for larger z. The step satisfies `1 - S(z) = S(-z)`. The code uses `S = t^2 (3 - 2 t)` with
+    `t = z / gamma + 1/2`. This form is never negative and avoids cancellation if S is small.
 
     Args:
         z: any shape.
@@ -33,6 +33,6 @@ def smooth_step(z: Leading, *, gamma: float = 1.0) -> Array:
 
 
 def step(z: Array, gamma: float) -> Array:
-    """`smooth_step` of checked arguments."""
+    """Computes `smooth_step` without checking the arguments."""
     t = z / gamma + 0.5
     return np.where(t.real <= 0, 0.0, np.where(t.real >= 1, 1.0, t * t * (3.0 - 2.0 * t)))

@@ -15,39 +15,39 @@ SM-2: Which slots belong to which expert?
     Reading: slot i of the flattened list belongs to expert `i // C`.
         By: the paper, section 2.1; google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter;
         bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
-    Alternative b: it belongs to expert `i % E`. The identity ablation (SM-7) then puts token i into slot i of the list.
+    Alternative b: slot i belongs to expert `i % E`. The identity ablation (SM-7) then puts token i into slot i.
         By: the paper, caption of Figure 2 ("round-robin").
 
 Often done differently
 
-SM-1: Where does epsilon enter the l2 norm?
-    Reading: `x / (norm + 1e-6)`.
+SM-1: How does the l2 normalisation use epsilon?
+    Reading: epsilon is added to the norm: `x / (norm + 1e-6)`.
         By: the paper, Algorithm 2.
-    Alternative b: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`).
+    Alternative b: epsilon is added inside the square root: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`).
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, normalize.
-    Alternative c: `x / max(norm, 1e-12)`, torch's `normalize`.
+    Alternative c: epsilon is the smallest denominator: `x / max(norm, 1e-12)`, as in torch's `normalize`.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
-SM-3: Do the slots mix the tokens or the normalised tokens?
-    Reading: the tokens. Normalised tokens are used only for the logits.
+SM-3: Do the slots mix the tokens themselves or the normalised tokens?
+    Reading: the tokens themselves. The normalised tokens are used only for the logits.
         By: the paper, section 2.3 (only line 3 of Algorithm 1 is replaced);
         google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
     Alternative b: the normalised tokens.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward;
         lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, SoftMoE.forward.
 SM-4: What does `scale` multiply?
-    Reading: the normalised slots. Without normalisation there is no scale.
+    Reading: the normalised slots. Without normalisation, there is no scale.
         By: the paper, section 2.3; bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
-    Alternative b: the normalised tokens or the logits, which is the same apart from rounding.
+    Alternative b: the normalised tokens or the logits, which gives the same result up to rounding.
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter (the smaller of tokens and slots).
-SM-5: Over what is the combine softmax taken?
+SM-5: Over which slots or experts is the combine softmax taken?
     Reading: over all slots of all experts together.
         By: the paper, eq. (2); google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
-    Alternative b: over the slots of each expert.
-    Alternative c: over the experts, separately for each slot index.
+    Alternative b: separately for each expert, over the slots of the expert.
+    Alternative c: separately for each slot index, over the experts.
 SM-7: Which expert processes token t in the identity ablation, if experts have several slots?
-    Reading: expert `t % E`, in its slot `t // E`: the tokens are dealt to the experts in turn.
+    Reading: expert `t % E`, in its slot `t // E`, so the tokens are dealt to the experts in turn.
         By: the paper, section 3.6 and appendix A ("in a round robin fashion").
-    Alternative b: expert `t // C`, filling one expert after another.
+    Alternative b: expert `t // C`, so the tokens fill one expert after another.
 """
 
 import numpy as np
@@ -82,26 +82,26 @@ def soft_routing(
     dispatch: str = "soft",
     combine: str = "soft",
 ) -> DenseRouting:
-    """Soft routing. With the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`:
+    """Computes soft routing from the logits `L[t, e, c] = <l2n(x[t]), scale * l2n(phi[:, e, c])>`:
 
         dispatch[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])              over tokens
         combine[t, e, c]  = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])          over experts and slots
 
-    The routing is smooth in all arguments, with the derivative of the norm defined as 0 at a zero vector.
+    The routing is differentiable in all arguments. At a zero vector, the derivative of the norm is defined as 0.
 
     Args:
         tokens: X, (tokens, width), the tokens of one image.
         slots: Phi, (width, experts, capacity).
-        scale: a scalar, trainable.
-        normalize: if False, `L = X Phi` without normalisation and without `scale`.
+        scale: a trainable scalar.
+        normalize: whether to normalise and scale; if False, the logits are `X Phi`.
         norm_form: "paper" or "rsqrt", the two forms of `normalize_l2`.
         dispatch: "soft"; "uniform", 1 / T everywhere; "identity", token t in slot `t // E` of expert `t % E`.
         combine: "soft"; "uniform", 1 / (E C) everywhere; "identity", the same tensor as dispatch.
 
-    "identity" must be set for both tensors or neither, and requires equal numbers of slots and tokens.
+    "identity" must be set for both tensors or for neither. "identity" requires equal numbers of slots and tokens.
 
     Returns:
-        Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens, `combine` over experts and capacity.
+        Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens. `combine` sums to 1 over experts and slots.
 
     Raises:
         ConfigError: "identity" is set for only one of the two tensors.
@@ -128,7 +128,7 @@ def soft_routing(
         slots = scale * normalize_l2(slots, 0, form=norm_form)
     logits = np.einsum("td,dec->tec", tokens, slots)
 
-    # There is no selection: every slot is used. Dispatch, combine.
+    # Dispatch, combine. There is no selection, because every slot is used.
     D = softmax(logits, axis=0)
     C = softmax(logits, axis=(1, 2))
     if dispatch == combine == "soft":
@@ -137,7 +137,7 @@ def soft_routing(
 
 
 def ablated(weights: Array, kind: str, size: int) -> Array:
-    """Returns the softmax weights over `size` numbers, or the weights that replace them in the paper's Table 2."""
+    """Returns the softmax weights, or the weights of an ablation in the paper's Table 2. size: the number of entries of a softmax."""
     if kind == "identity":
         return identity(*weights.shape)
     return weights if kind == "soft" else np.full(weights.shape, 1 / size)

@@ -1,7 +1,7 @@
 """The softmax affinity and the gating noise of V-MoE. Sparse-MLP uses the same affinity and noise.
 
 Sparse-MLP (arXiv 2109.02008), eq. (2), writes TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts. 1 / N^2 is
-the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are not divided by their sum.
+the variance, so the standard deviation is 1 / N as in V-MoE. The gates of the K chosen experts are not divided by their sum.
 
 | here | Routers (arXiv 2401.15969) | V-MoE (arXiv 2106.05974) |
 |---|---|---|
@@ -15,18 +15,18 @@ the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are no
 Ambiguity ledger
 
 SA-1: Which scores are noisy in training?
-    Reading: the noisy softmax selects and weights the outputs. The importance loss uses the clean softmax.
+    Reading: the scores that select experts and weight their outputs. The importance loss uses the clean softmax.
         By: google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
-    Alternative b: the noisy softmax only selects, and the clean softmax weights the outputs.
-    Alternative c: noise is added after the softmax.
+    Alternative b: only the scores that select experts. The clean softmax weights the outputs.
+    Alternative c: the softmax probabilities, to which the noise is added.
 SA-3: Are the K selected weights of a token divided by their sum?
-    Reading: no, a combine weight is the softmax probability.
+    Reading: no, a combine weight equals the softmax probability.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_einsum_dispatcher; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward
         (route_norm=False); huggingface/transformers, src/transformers/models/llama4/modeling_llama4.py, Llama4Router.
-    Alternative b: yes, before (GShard) or after (Sparse Upcycling) the capacity drops choices.
+    Alternative b: yes, before (GShard) or after (Sparse Upcycling) choices are dropped at the capacity limit.
         By: GShard (arXiv 2006.16668), Algorithm 1; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical
         (normalize_gate=True); deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating;
         AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.get_topk (the softmax of the chosen logits);
@@ -36,20 +36,20 @@ SA-3: Are the K selected weights of a token divided by their sum?
         fmoe/gates/naive_gate.py, NaiveGate.forward (the softmax of the chosen logits); google/praxis,
         praxis/gshard_utils.py, top2_gating_on_logits.
 SA-4: From which distribution is the initial kernel of a router drawn?
-    Reading: LeCun normal: a truncated normal with variance 1 / D. Switch uses a tenth of the variance. Noisy top-k starts at 0.
+    Reading: LeCun normal (truncated, variance 1 / D). Switch uses a tenth of the variance, and noisy top-k uses zeros.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter (flax.linen.Dense).
-    Alternative b: another distribution, such as a normal with a fixed standard deviation.
+    Alternative b: another distribution, such as a normal distribution with a fixed standard deviation.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal with standard deviation
         0.02).
-SA-5: Do the logits have a bias?
-    Reading: no.
+SA-5: Are the router logits computed with a bias?
+    Reading: no, the logits have no bias.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating; microsoft/Tutel, tutel/gates/top.py,
         LinearTopKGate; databricks/megablocks, megablocks/layers/router.py, LearnedRouter; deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, TopKGate; lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating;
         huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, MixtralTopKRouter;
         huggingface/transformers, src/transformers/models/llama4/modeling_llama4.py, Llama4Router.
-    Alternative b: yes (`bias=True`).
+    Alternative b: yes, a bias is added to the logits (`bias=True`).
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (use_bias=True, the default);
         laekov/fastmoe, fmoe/gates/naive_gate.py, NaiveGate (gate_bias=True, the default); huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router (router_bias=True);
@@ -58,10 +58,10 @@ SA-5: Do the logits have a bias?
 Often done differently
 
 SA-2: Is 1 / E the standard deviation or the variance of the noise?
-    Reading: the standard deviation.
+    Reading: 1 / E is the standard deviation of the noise.
         By: V-MoE (arXiv 2106.05974), where the noise is normal with variance 1 / E^2;
         google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
-    Alternative b: the variance.
+    Alternative b: 1 / E is the variance of the noise.
 """
 
 import numpy as np
@@ -86,7 +86,7 @@ ALGORITHMS = (
 
 
 def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
-    """Linear logits `L = X W`, or `X W + b` with a bias.
+    """Computes the linear logits `L = X W`, or `X W + b` with a bias.
 
     Args:
         tokens: X, (tokens, width).
@@ -113,7 +113,7 @@ def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None)
 
 
 def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: float = 1.0) -> Array:
-    """Noisy logits `L + multiplier / E * noise`. With `noise=None` (evaluation), the logits are returned unchanged.
+    """Returns the noisy logits `L + multiplier / E * noise`. With `noise=None` (evaluation), the logits are returned unchanged.
 
     Args:
         logits: (tokens, experts).
@@ -138,7 +138,7 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
 
 
 def softmax_affinity(logits: ArrayLike) -> Array:
-    """The softmax of each token's logits over the experts:
+    """Computes the softmax of each token's logits over the experts:
 
         A[t, e] = exp(L[t, e]) / sum_e' exp(L[t, e'])
 
@@ -148,7 +148,7 @@ def softmax_affinity(logits: ArrayLike) -> Array:
         logits: L, (tokens, experts).
 
     Returns:
-        (tokens, experts). Entries are at least 0 (small ones underflow to 0); rows sum to 1.
+        (tokens, experts). Entries are at least 0, and small entries underflow to 0. Rows sum to 1.
 
     Source: Routers, eqs. (1), (6), (7).
 

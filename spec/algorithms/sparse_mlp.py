@@ -1,7 +1,7 @@
 """Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
 
-A sparse block maps its input to new numbers of tokens and channels. One MoE routes channels and mixes tokens, a second MoE
-routes tokens and mixes channels, both with residual connections. A last map restores the sizes. See `moespec.models.sparse_mlp`.
+A sparse block maps its input to new numbers of tokens and channels. One MoE layer routes channels and mixes tokens. A second MoE layer
+routes tokens and mixes channels. Both have residual connections. A last map restores the sizes. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -9,44 +9,44 @@ routes tokens and mixes channels, both with residual connections. A last map res
 | `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
-With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, S, B
-and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). For Table 5, a model with two sparse blocks
-at the start has 70.0 million (paper: 69), and with four at the end 80.8 (79, see SL-9). No public implementation is known.
+With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, the sizes
+S, B and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). For Table 5, two sparse blocks at the start
+give 70.0 million parameters (paper: 69), and four at the end 80.8 million (paper: 79, see SL-9). No public implementation is known.
 
 Ambiguity ledger
 
 SL-1: Which axis does the rescale sub-layer map first?
-    Reading: tokens, then channels.
-    Alternative b: channels, then tokens. The result differs by the first bias times the second kernel.
-SL-2: Do the maps of the rescale sub-layer have biases?
-    Reading: yes, both.
-    Alternative b: no, neither.
-SL-3: Is an axis mapped if its size does not change, like the channels in Sparse-S?
-    Reading: no: only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
-    Alternative b: yes, by a square map, which would add 1.1 million parameters to Sparse-S.
+    Reading: the token axis, then the channel axis.
+    Alternative b: the channel axis, then the token axis. The result differs by the first bias times the second kernel.
+SL-2: Do the linear maps of the rescale sub-layer have biases?
+    Reading: yes, both linear maps have biases.
+    Alternative b: no, neither linear map has a bias.
+SL-3: Is an axis mapped if its size does not change, such as the channel axis in Sparse-S?
+    Reading: no, only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
+    Alternative b: yes, by a square matrix, which would add 1.1 million parameters to Sparse-S.
 SL-4: Is there a residual connection around the two rescale sub-layers?
-    Reading: no. The residual connections are inside, at the new sizes.
-    Alternative b: yes.
-SL-5: What is a routing group?
-    Reading: all channels, or all tokens, of the batch. `group_size` and `group_images` of the model split it.
-    Alternative b: the channels, or the tokens, of one image.
+    Reading: no, the residual connections lie between the two rescale sub-layers, at the new sizes.
+    Alternative b: yes, a residual connection surrounds both sub-layers.
+SL-5: Which channels or tokens form a routing group?
+    Reading: all channels or all tokens of the batch. The model options `group_size` and `group_images` split the group.
+    Alternative b: the channels or the tokens of one image.
 SL-6: What is the capacity factor?
-    Reading: 1.05 in the models, rounded up. The paper does not state it. The router `importance_score` defaults to 1.
-    Alternative b: 1.
-    Alternative c: V-MoE's factor at evaluation.
+    Reading: 1.05 in the models (capacity rounded up), and 1 by default in `importance_score`. The paper states none.
+    Alternative b: a capacity factor of 1.
+    Alternative c: the capacity factor of V-MoE at evaluation.
 SL-7: Which of the two MoE layers uses importance-score routing?
-    Reading: the layer over channels (token mixing).
+    Reading: only the layer that routes channels (token mixing).
         By: the paper, section 2.2.
-    Alternative b: both (`channel_router` of the models).
-SL-8: Does stochastic depth drop an image before routing, or only the experts' output for it?
-    Reading: the output, image by image: the image's channels and tokens still take slots and count in the losses.
-    Alternative b: the image before routing, which leaves more slots for the other images of its group.
-    Alternative c: neither, because the branch is dropped for all images of the batch or for none.
-SL-9: How many parameters does Sparse-B have with its last four blocks sparse instead of the last two?
-    Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L. The
-        tables give 59, 69 and 130 for these models.
-    Alternative b: 79 million, which is 69 + (69 - 59). For any size of the rescale sub-layers, this contradicts the 130 of Sparse-L,
-        which has 16 experts in six of 14 blocks: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
+    Alternative b: both MoE layers (`channel_router` of the models).
+SL-8: Does stochastic depth drop an image before routing, or only the experts' output for the image?
+    Reading: only the output, per image: the channels and tokens of the image still take slots and count in the losses.
+    Alternative b: the image, before routing, which leaves more slots for the other images of the group.
+    Alternative c: neither, because the branch is dropped either for all images of the batch or for none.
+SL-9: How many parameters does Sparse-B have if its last four blocks are sparse instead of its last two?
+    Reading: 80.8 million. The same count gives 59.1 million for Mixer-B, 70.0 million for Sparse-B and 130.4 million
+        for Sparse-L, where the paper's tables give 59, 69 and 130 million.
+    Alternative b: 79 million, or 69 + (69 - 59). For any rescale sizes, this contradicts the 130 of Sparse-L (16
+        experts in six of 14 blocks): two more blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
         By: the paper, caption of Table 5.
 """
 
@@ -76,21 +76,21 @@ AXES = {
 
 
 def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
-    """Applies two linear maps, first to the tokens, then to the channels, with nothing in between:
+    """Applies two linear maps, first to the tokens and then to the channels, without an activation in between:
 
         R(x) = (W_S^T x + b_S 1^T) W_C + 1 b_C^T
 
     Args:
         x: one image, (tokens, channels).
         params: `token_kernel` W_S (tokens, new tokens) and `token_bias` b_S (new tokens,), `channel_kernel` W_C (channels,
-            new channels) and `channel_bias` b_C (new channels,). Without the first pair, tokens are not mapped;
-            without the second, channels are not. At least one pair is required.
+            new channels) and `channel_bias` b_C (new channels,). Without the token parameters, only the channels
+            are mapped. Without the channel parameters, only the tokens are mapped. At least one pair is required.
 
     Returns:
         (new tokens, new channels).
 
     Raises:
-        ConfigError: a kernel without its bias, a bias without its kernel, no map, or an unknown parameter.
+        ConfigError: a kernel or bias is missing, `params` is empty, or a parameter is unknown.
 
     Source: Sparse-MLP, section 3 (two linear layers, one per axis); eqs. (4) and (7) name it.
 
@@ -113,7 +113,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
 
 
 def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None:
-    """Raises ConfigError, ShapeError or DtypeError unless `params` are maps for these numbers of tokens and channels."""
+    """Raises ConfigError, ShapeError or DtypeError unless `params` are valid for inputs with these numbers of tokens and channels."""
     names = list(AXES)
     if set(params) not in ({*names}, {*names[:2]}, {*names[2:]}):
         raise ConfigError(f"params: expected {', '.join(names)}, or only the first or last two, got {sorted(params)}")

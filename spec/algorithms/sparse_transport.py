@@ -1,48 +1,48 @@
-"""The sparsity-constrained affinity: a transport plan in which each expert receives from at most k tokens.
+"""The sparsity-constrained affinity: a transport plan in which each expert receives mass from at most k tokens.
 
-`transport_duals` defines the problem, its duals and the symbols. `transport_solvers` has the solvers.
+`transport_duals` defines the problem, the duals and the symbols. `transport_solvers` implements the solvers.
 
 If k < T / E (a capacity factor below 1), the problem is infeasible: at most k E < T entries are non-zero, so at least
-T - k E rows are 0. The solvers maximise the duals regardless.
+T - k E rows are 0. The solvers do not reject infeasible problems.
 
 Ambiguity ledger
 
 ST-1: How accurately is the dual solved?
-    Reading: 20 Adam updates with learning rate 0.01 from 0, fewer only if the gradient norm falls to 1e-3. The plan
-        stays far from the optimum on purpose: it only nudges the choice.
+    Reading: 20 Adam updates from 0 with learning rate 0.01, or fewer if the gradient norm falls to 1e-3. The plan stays
+        far from the optimum on purpose, because it should only nudge the choice.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: to convergence (`solver="lbfgs"`).
+    Alternative b: the dual is solved to convergence (`solver="lbfgs"`).
 ST-3: Does the plan carry a gradient?
-    Reading: no, even if it weights the experts' outputs.
+    Reading: no, even if the plan weights the outputs of the experts.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
     Alternative b: yes, through the unrolled updates.
     Alternative c: yes, by implicit differentiation at the optimum.
-ST-5: Which dual is maximised?
-    Reading: the semi-dual, over one potential per token. The columns of its plan sum to T / E after every update.
+ST-5: Which dual problem is maximised?
+    Reading: the semi-dual, over one potential per token. The columns of the plan sum to T / E after every update.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         _get_sparsity_constrained_ot_algorithm.
-    Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows either.
-ST-6: What is the plan if k < T / E, where no plan has all row sums 1?
-    Reading: the result of the same updates: its columns sum to T / E, and at least T - k E of its rows are 0.
+    Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows both duals.
+ST-6: What is the plan if k < T / E, so that no plan has row sums of 1?
+    Reading: the result of the same updates. Its columns sum to T / E, and at least T - k E of its rows are 0.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: there is none, and this is an error.
+    Alternative b: no plan exists, and an error is raised.
 
 Often done differently
 
-ST-2: What is the utility?
-    Reading: the softmax of the logits, because it is positive.
+ST-2: Which matrix is the utility of the transport problem?
+    Reading: the softmax of the logits, because the softmax is positive.
         By: the paper, section 2.5 ("a positive utility matrix");
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: the raw logits, as in the Sinkhorn affinity.
-ST-4: Which axis is sparse?
-    Reading: the columns, with at most k tokens per expert.
+ST-4: Which axis of the plan is sparse?
+    Reading: the columns are sparse, with at most k tokens per expert.
         By: the paper, section 2.5 ("nonzeros in each column");
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: the rows, with at most k experts per token (`sparsity="token"`).
+    Alternative b: the rows are sparse, with at most k experts per token (`sparsity="token"`).
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopExpertsPerItemRouter.
 """
@@ -85,29 +85,29 @@ def sparse_transport_affinity(
     tolerance: float = 1e-3,
     regularization: float = 1.0,
 ) -> Array:
-    """The transport plan at the dual potentials that a solver reaches. The plan carries no gradient.
+    """Computes the transport plan at the dual potentials that the solver reaches. The plan carries no gradient.
 
-    The row sums show how close the solver came to the optimum. With the semi-dual, 1 minus the row sums is the
-    gradient, which is 0 at the optimum. After 20 updates, this gradient is still large: for 256 tokens with standard
-    normal logits, 32 experts and k = 8, the row sums range from 0 to 2, and 8 % of them are 0.
+    With the semi-dual, the gradient is 1 minus the row sums. If all row sums are 1, the solver has reached the optimum.
+    After 20 updates, the gradient is still large. For 256 tokens with standard normal logits, 32 experts and k = 8, the
+    row sums range from 0 to 2, and 8 % of the row sums are 0.
 
-    Among equal utilities, each projection keeps the tokens with lower indices. The updates then lower their potentials.
-    If all rows are equal, the non-zeros are therefore at the highest indices after 20 updates.
+    Among equal utilities, each projection keeps the tokens with lower indices. The updates then lower the potentials of
+    these tokens. If all rows are equal, the non-zeros are therefore at the highest indices after 20 updates.
 
     Args:
         utility: U, (tokens, experts), the softmax of the logits.
         capacity: k, the maximum number of non-zeros per column or, with `sparsity="token"`, per row.
-        objective: the function to maximise: "semi_dual" (`transport_semi_dual`) or "dual" (`transport_dual`).
-        solver: "adam", the reference, or "lbfgs", which is accurate (see `solve_lbfgs`).
+        objective: the maximised function, "semi_dual" (`transport_semi_dual`) or "dual" (`transport_dual`).
+        solver: "adam" (the reference) or "lbfgs" (more accurate, see `solve_lbfgs`).
         sparsity: "expert": columns are sparse; "token": rows are sparse, and tokens and experts swap roles; "none":
             only the quadratic regularisation remains, and `capacity` is ignored.
-        steps, learning_rate: the options of Adam, at least 1 and greater than 0.
-        tolerance: Adam stops after an update with at most this gradient norm; greater than 0.
+        steps, learning_rate: the number of Adam updates, at least 1, and the learning rate, greater than 0.
+        tolerance: the gradient norm at or below which Adam stops after an update, greater than 0.
         regularization: gamma, greater than 0.
 
     Returns:
-        (tokens, experts). With the semi-dual, columns sum to T / E to rounding, and rows sum to 1 only at the optimum
-        of a feasible problem; with "token", rows and columns swap. With the dual, row and column sums are exact only at the optimum.
+        (tokens, experts). With the semi-dual, columns sum to T / E up to rounding. Rows sum to 1 only at the optimum of a feasible
+        problem. With "token", rows and columns exchange roles. With the dual, rows and columns have the required sums only at the optimum.
 
     Raises:
         ContractError: the plan overflows.

@@ -1,4 +1,4 @@
-"""Strictly balanced gating: experts take equal numbers of tokens in training, and all tokens above a threshold at evaluation.
+"""Strictly balanced gating: experts take equal numbers of tokens in training, and all tokens with a gate above a threshold at evaluation.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix F, eqs. (15)-(20) |
 |---|---|
@@ -12,32 +12,32 @@ A routing group here corresponds to a batch in the paper.
 
 Ambiguity ledger
 
-BG-1: What are the gates of a token that no expert takes, whose kept gates sum to 0?
+BG-1: What are the gates of a token that no expert takes, so that its kept gates sum to 0?
     Reading: 0, so the layer adds nothing to the token.
-    Alternative b: NaN, the quotient as written.
+    Alternative b: NaN, because the quotient is computed as written.
 BG-2: Does the threshold loss also train the gates?
-    Reading: yes, eq. (20) treats nothing as constant.
-    Alternative b: no, it trains only the thresholds.
+    Reading: yes, because eq. (20) treats no factor as constant.
+    Alternative b: no, the threshold loss trains only the thresholds.
 BG-3: What are the initial thresholds?
-    Reading: 1 / E, the mean of the gates.
-    Alternative b: 0, below every gate.
+    Reading: 1 / E, which is the mean of the gates.
+    Alternative b: 0, which is below every gate.
 
 Often done differently
 
-BG-4: Are the gates that the mask keeps divided by their sum?
-    Reading: yes.
+BG-4: Are the gates kept by the mask divided by their sum?
+    Reading: yes, the kept gates are divided by their sum.
         By: the paper, eq. (16).
-    Alternative b: no.
+    Alternative b: no, the kept gates are not divided.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
 BG-5: Which tokens do the experts take at evaluation?
     Reading: all tokens with a gate above the expert's threshold.
         By: the paper, eq. (19).
-    Alternative b: their best tokens, as in training.
+    Alternative b: each expert takes its best tokens, as in training.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
 BG-6: Is the threshold loss summed or averaged over tokens and experts?
-    Reading: summed.
+    Reading: the threshold loss is summed over tokens and experts.
         By: the paper, eq. (20).
-    Alternative b: averaged.
+    Alternative b: the threshold loss is averaged over tokens and experts.
 """
 
 import numpy as np
@@ -58,14 +58,14 @@ ALGORITHMS = (
 
 
 def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
-    """Returns the tokens that each expert takes in training: the m tokens with its largest gates.
+    """Returns the mask of the tokens that each expert takes in training, the m tokens with the largest gates for the expert.
 
     Args:
         gates: (tokens, experts). Ties go to the lower token index.
         capacity: m, from 1 to tokens.
 
     Returns:
-        (tokens, experts) booleans, m true in each column.
+        (tokens, experts) booleans, with m true entries in each column.
 
     Source: Shazeer et al. 2017, eq. (18).
 
@@ -79,7 +79,7 @@ def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
 
 
 def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
-    """Returns the tokens that each expert takes at evaluation: all tokens with a gate above its threshold.
+    """Returns the mask of the tokens that each expert takes at evaluation, all tokens with a gate above the expert's threshold.
 
     Args:
         gates: (tokens, experts).
@@ -98,7 +98,7 @@ def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
 
 
 def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
-    """Divides the gates that a mask keeps by their sum over the experts:
+    """Sets the gates outside the mask to 0 and divides the gates of each token by their sum:
 
         G[t, e] = g[t, e] M[t, e] / sum_e' g[t, e'] M[t, e']
 
@@ -107,7 +107,7 @@ def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
         mask: M, (tokens, experts) booleans.
 
     Returns:
-        (tokens, experts); each row sums to 1, or to 0 if its kept gates sum to 0.
+        (tokens, experts). Each row sums to 1, or to 0 if the mask keeps no positive gate of the token.
 
     Source: Shazeer et al. 2017, eq. (16).
 
@@ -122,11 +122,11 @@ def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
 
 
 def threshold_loss(gates: ArrayLike, thresholds: Shared, *, capacity: int) -> Array:
-    """The loss that trains the thresholds. It is at least 0, and 0 if both masks are equal:
+    """Computes the loss that trains the thresholds. The loss is never negative, and is 0 if both masks are equal:
 
         loss = sum_te (M_threshold[t, e] - M_batchwise[t, e]) (g[t, e] - T[e])
 
-    Its derivative with respect to a threshold is m minus the number of tokens above the threshold.
+    The derivative of the loss with respect to a threshold is m minus the number of tokens above the threshold.
 
     Args:
         gates: g, (tokens, experts).

@@ -14,20 +14,20 @@ and the column (the expert, or the token's entry) determine each number:
     uniform      = (24 highest bits of the word) / 2^24
     normal, normal' = r cos(a), r sin(a)     with r = sqrt(-2 log(1 - u)), a = pi (2 u' - 1) of two uniform numbers u, u'
 
-Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding: with unit
-roundoff u, the error is at most `4 u r (1 + |a|)`. The error is therefore below 17 u r, and r is at most 5.77.
+Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding. With unit
+roundoff u, the error is at most `4 u r (1 + |a|)`, which is below 17 u r. The radius r is at most 5.77.
 
 Ambiguity ledger
 
-RN-1: How do 32 bits become a uniform number?
+RN-1: How are 32 random bits converted to a uniform number?
     Reading: the 24 highest bits are divided by 2^24. The result is in [0, 1) and exact in float32 and float64.
-    Alternative b: all 32 bits are divided by 2^32, and 2^-33 is added. This rounds in float32.
+    Alternative b: all 32 bits are divided by 2^32, and 2^-33 is added. In float32, the result is rounded.
         By: DEShawResearch/random123, include/Random123/uniform.hpp, u01.
-RN-2: How do two words become normal numbers?
+RN-2: How are two random words converted to normal numbers?
     Reading: by the Box-Muller transform, with the first word for the radius.
-    Alternative b: by the Box-Muller transform, with the first word for the angle and the sine first.
+    Alternative b: by the Box-Muller transform, with the first word for the angle and the sine before the cosine.
         By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
-    Alternative c: each word becomes one, by the inverse distribution function, which float32 does not compute accurately everywhere.
+    Alternative c: by the inverse normal CDF of each word, which float32 does not compute accurately everywhere.
 """
 
 import numpy as np
@@ -65,15 +65,15 @@ LOW = 2**32 - 1
 
 
 def threefry(key: Shared, counter: Leading) -> Words:
-    """The two random words of a counter. Words are 32-bit integers, returned as int32.
+    """Computes the two random words of each counter. Words are 32-bit integers, returned as int32.
 
         x = counter + key,    key'' = key[0] ^ key[1] ^ 0x1BD11BDA
         x[0] <- x[0] + x[1];    x[1] <- rotate(x[1]) ^ x[0]                      20 rounds
         x <- x + the next two of (key[0], key[1], key''), x[1] <- x[1] + i       after each four rounds, for the i-th time
 
     Args:
-        key: (2,) integers, of which only the lowest 32 bits are used.
-        counter: (..., 2) integers, likewise.
+        key: (2,) integers. Only the lowest 32 bits of each integer are used.
+        counter: (..., 2) integers. Only the lowest 32 bits of each integer are used.
 
     Returns:
         (..., 2) int32.
@@ -98,11 +98,11 @@ def threefry(key: Shared, counter: Leading) -> Words:
 
 
 def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Words:
-    """The words of one stream, by the formula for `word[r, c]` at the top of the module.
+    """Computes the words of one stream by the formula for `word[r, c]` in the docstring of this module.
 
     Args:
-        origin: (4,) integers: the low and high words of the seed, the step, the first row. Only the lowest 32 bits are used.
-        stream: the purpose of the numbers, at least 0.
+        origin: (4,) integers: the low word and high word of the seed, the step and the first row. Only the lowest 32 bits are used.
+        stream: the index of the stream, at least 0.
         rows: R, at least 1.
         columns: C, at least 1. The words of a column do not depend on C.
 
@@ -128,10 +128,10 @@ def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Wor
 
 
 def unit_interval(words: Leading) -> Array:
-    """Uniform numbers in [0, 1): the 24 highest bits of each word, divided by 2^24, in float32 or float64.
+    """Computes uniform numbers in [0, 1): the 24 highest bits of each word, divided by 2^24, in float32 or float64.
 
     Args:
-        words: (...) integers, of which only the lowest 32 bits are used.
+        words: (...) integers. Only the lowest 32 bits of each integer are used.
 
     Returns:
         The shape of `words`.
@@ -145,7 +145,7 @@ def unit_interval(words: Leading) -> Array:
 
 
 def box_muller(uniform: Leading) -> Array:
-    """Two independent standard normal numbers from two independent uniform numbers:
+    """Computes two independent standard normal numbers from two independent uniform numbers:
 
         r cos(a), r sin(a)    with r = sqrt(-2 log(1 - u[0])), a = pi (2 u[1] - 1)
 
@@ -169,7 +169,7 @@ def box_muller(uniform: Leading) -> Array:
 
 
 def _words(name: str, value: ArrayLike, axes: str) -> NDArray[np.int64]:
-    """The lowest 32 bits as non-negative int64, so additions and shifts do not overflow."""
+    """Returns the lowest 32 bits of integers as non-negative int64, so that additions and shifts do not overflow."""
     array = even(name, value)
     check_integers(name, array, axes)
     return array.astype(np.int64) & LOW

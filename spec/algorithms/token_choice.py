@@ -1,4 +1,4 @@
-"""Token Choice: each token chooses its K best experts, and choices get slots in priority order until the capacity is reached.
+"""Token Choice: each token chooses its K best experts. The choices get slots in priority order until the capacity is reached.
 
 | here | Routers (arXiv 2401.15969), Algorithm 1 |
 |---|---|
@@ -11,34 +11,34 @@
 Ambiguity ledger
 
 TC-1: Which of several experts with equal scores wins?
-    Reading: the one with the lowest index.
+    Reading: the expert with the lowest index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jax.lax.top_k).
-    Alternative b: the one with the highest index.
-    Alternative c: whichever an unstable sort returns first.
+    Alternative b: the expert with the highest index.
+    Alternative c: the expert that an unstable sort happens to return first.
 TC-2: In which order are choices assigned to slots?
-    Reading: all first choices before any second choice.
+    Reading: slots go to all first choices before any second choice.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _top_2_gating; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: all choices of a token before the choices of the next token (`slot_order="token"`), a possible
-        reading of "sequentially going through the rows" in Routers, section 2.1.
+    Alternative b: all choices of a token before the choices of the next token (`slot_order="token"`), which is a
+        possible reading of "sequentially going through the rows" in Routers, section 2.1.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks.
-TC-3: What happens to a choice that finds its expert full?
-    Reading: it is dropped, unless `tries` is greater than `choices`.
+TC-3: What happens to a choice of an expert that is already full?
+    Reading: the choice is dropped, unless `tries` is greater than `choices`.
         By: the paper, section 2.1; google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common;
         tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating and _top_2_gating.
-    Alternative b: the token tries its next-best expert at once, before the choices of later tokens are assigned.
-    Alternative c: the token tries its next-best expert after the choices of all tokens (`tries`; no token left behind).
+    Alternative b: the token tries its next-best expert immediately, before the choices of later tokens are assigned.
+    Alternative c: the token tries its next-best expert once all choices are assigned (`tries`; no token left behind).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating; Switch (arXiv 2101.03961), appendix B.
 TC-4: Are the combine weights of a token renormalised when one of its choices is dropped?
-    Reading: no.
+    Reading: no, the remaining weights do not change.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_einsum_dispatcher; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _top_2_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         apply_router_token_dropping.
-    Alternative b: the remaining weights are divided by their sum (`normalize="sum"`).
+    Alternative b: yes, the remaining weights are divided by their sum (`normalize="sum"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (normalize_gate_prob_before_dropping=False); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits
         (legacy_mtf_behavior=False); google/praxis, praxis/gshard_utils.py, top2_gating_on_logits
@@ -92,36 +92,36 @@ def token_choice(
     slot_order: str = "choice",
     normalize: str | None = None,
 ) -> Routing:
-    """Token Choice allocation (Algorithm 1).
+    """Assigns tokens to slots of their K best experts (Algorithm 1).
 
-    `dispatch[t, e, c]` is 1 if token t chose expert e and got its slot c, else 0; `combine[t, e, c] =
+    `dispatch[t, e, c]` is 1 if token t chose expert e and got slot c, else 0; `combine[t, e, c] =
     combine_scores[t, e] * dispatch[t, e, c]`. Unless `hold` is set, the filled slots of an expert are 0, 1, ... without
-    gaps. The gradient flows only through `combine_scores`, at the choices that got a slot.
+    gaps. The gradient flows only through the `combine_scores` of choices that got a slot.
 
-    With `tries` above `choices`, tokens are rerouted when experts are full: in stage i = 1, 2, ... every token that has
-    fewer than K experts so far requests a slot of its i-th best expert. With `tries = choices`, every token requests
+    With `tries` above `choices`, tokens are rerouted when experts are full. In stage i = 1, 2, ... every token with
+    fewer than K slots so far requests a slot of its i-th best expert. With `tries = choices`, every token requests
     slots of its K best experts.
 
     Args:
         scores: (tokens, experts), the selection scores.
-        choices: K, experts that a token chooses, from 1 to experts.
-        capacity: C, slots per expert, at least 1.
-        combine_scores: (tokens, experts), the weights of chosen experts; `scores` if None.
-        order: (tokens,) integers, the order in which tokens are assigned; by index if None.
-        keep: (tokens, tries) booleans: whether each choice is made. If None, all choices are made.
+        choices: K, the number of experts that a token chooses, from 1 to experts.
+        capacity: C, the number of slots per expert, at least 1.
+        combine_scores: (tokens, experts), the combine weights, by default `scores`.
+        order: (tokens,) integers, the order in which tokens are assigned, by default 0, 1, 2, ...
+        keep: (tokens, tries) booleans, whether each choice is made. By default, all choices are made.
         hold: whether a choice that is not made still takes up a slot, which stays empty. If False, such a choice requests no slot.
-        tries: maximum number of experts that a token tries, from `choices` to experts; `choices` if None.
-        slot_order: "choice": all first choices get slots before any second choice; "token": all choices of a token get
-            slots before the next token's, and `tries` must equal `choices`.
-        normalize: divide a token's weights by their norm over its choices that got a slot: "sum", "euclidean" for the
-            square root of the sum of squares, or None for no division.
+        tries: the maximum number of experts that a token tries, from `choices` to experts, by default `choices`.
+        slot_order: With "choice", all first choices get slots before any second choice. With "token", all choices of a token
+            get slots before any choice of the next token, and `tries` must equal `choices`.
+        normalize: the norm by which a token's weights are divided, computed over the choices that got a slot: "sum",
+            "euclidean" (the square root of the sum of squares), or None for no division.
 
     Returns:
         Routing of (tokens, experts, capacity).
 
     Raises:
         ConfigError: `slot_order="token"` with `tries` above `choices`.
-        ContractError: `order` is not a permutation, or weights to be normalised sum to 0.
+        ContractError: `order` is not a permutation, or the sum of weights to normalise is 0.
 
     Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
     appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,
@@ -172,7 +172,7 @@ def token_choice(
 def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Array:
     """Computes the dispatch tensor of Algorithm 1. `best` ranks each token's experts; `ordered` is the order of the tokens."""
     dispatch, filled = np.zeros((*best.shape, capacity)), [0] * best.shape[1]
-    for choice in range(choices):  # all first choices before any second choice
+    for choice in range(choices):  # assign all first choices before any second choice
         for token in ordered:
             expert = best[token, choice]
             if filled[expert] < capacity:
@@ -184,7 +184,7 @@ def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Arr
 def extended(
     best: Array, ordered: Array, choices: int, capacity: int, allowed: Array, *, hold: bool, slot_order: str
 ) -> Array:
-    """Algorithm 1 with its extensions: `allowed` (tokens, tries) marks the choices that are made. See `token_choice`."""
+    """Computes the dispatch tensor with the options of `token_choice`. `allowed` (tokens, tries) marks the choices that are made."""
     (tokens, experts), stages = best.shape, allowed.shape[1]
     dispatch, filled, assigned = np.zeros((tokens, experts, capacity)), [0] * experts, [0] * tokens
     requests = [(token, stage) for stage in range(stages) for token in ordered]

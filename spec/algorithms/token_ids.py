@@ -1,25 +1,25 @@
-"""Token ids, by which hash layers route. The ids are computed before any layer runs.
+"""The token ids by which hash layers choose experts. The ids are computed before any layer runs.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
 | `ids` (T,) | the token x_t, an entry of the vocabulary |
 | `pair_ids(previous_ids(ids), ids)` | bigram hash |
 
-In vision, an id is a property of the input image: the position of a patch, or the codeword nearest to its pixels.
+In vision, an id is a property of the input image: the position of a patch, or the codeword nearest to the pixels of a patch.
 
 Ambiguity ledger
 
 TI-1: What is a token id in an image?
-    Reading: the codeword nearest to the patch's normalised pixels, or the position of the patch. The class token has an
-        additional id.
+    Reading: the codeword nearest to the normalised pixels of the patch, or the position of the patch. The class token
+        has an additional id.
     Alternative b: a code of the hidden state, which changes during training.
 TI-2: How are the pixels of a patch normalised?
-    Reading: `(x - mean) / sqrt(variance + 1e-6)`, so that a single-colour patch becomes 0 instead of rounding errors.
-    Alternative b: divided by the standard deviation, which is undefined for such a patch.
-    Alternative c: not normalised.
-TI-3: What precedes the first token, for bigrams and previous ids?
-    Reading: id 0.
-    Alternative b: a separate id.
+    Reading: as `(x - mean) / sqrt(variance + 1e-6)`, so a single-colour patch becomes 0 instead of rounding noise.
+    Alternative b: by division by the standard deviation, which is undefined for a single-colour patch.
+    Alternative c: the pixels are not normalised.
+TI-3: Which id precedes the first token in bigrams and previous ids?
+    Reading: id 0 precedes the first token.
+    Alternative b: a separate id precedes the first token.
 """
 
 import numpy as np
@@ -50,14 +50,14 @@ EPSILON = 1e-6
 
 
 def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
-    """Returns the id of each patch: the index of the codeword nearest to its pixels.
+    """Returns the id of each patch: the index of the codeword nearest to the pixels of the patch.
 
         x    <- (x - mean(x)) / sqrt(variance(x) + 1e-6)      over the pixels of the patch
         id    = argmin_v |x - codebook[v]|^2                     ties go to the lower index
 
     Args:
-        patches: (tokens, pixels), all channels of each patch in a row.
-        codebook: (codes, pixels), of normalised patches.
+        patches: (tokens, pixels). A row holds all channels of one patch.
+        codebook: (codes, pixels), codewords for normalised patches.
 
     Returns:
         (tokens,) integers below the number of codes.
@@ -74,13 +74,13 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
 
 
 def normalized_patches(patches: Array) -> Array:
-    """Patches (tokens, pixels) normalised to mean 0 and variance 1, like the entries of a codebook."""
+    """Normalises each row of `patches` (tokens, pixels) to mean 0 and variance 1, like the codewords."""
     centred = patches - np.mean(patches, axis=1, keepdims=True)
     return centred / np.sqrt(variance(patches, axis=1)[:, None] + EPSILON)
 
 
 def position_ids(tokens: ArrayLike) -> Ids:
-    """Returns the position of each token as its id: 0, 1, 2, ...
+    """Uses the position of each token as the id of the token: 0, 1, 2, ...
 
     Args:
         tokens: (tokens, width).
@@ -118,7 +118,7 @@ def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
     """Combines two ids into one: `first * vocabulary + second`.
 
     `pair_ids(previous_ids(ids), ids, ...)` gives bigrams. With `position_ids` as `first`, equal ids at different
-    positions become different.
+    positions get different results.
 
     Args:
         first: (tokens,) integers, at least 0.

@@ -14,8 +14,8 @@
 Ambiguity ledger
 
 TD-1: Which constant does the conjugate contain?
-    Reading: no constant: `conj(x) = max <x, p> - gamma / 2 |p|^2`.
-    Alternative b: a constant per column. Gradients and plans are the same.
+    Reading: none: `conj(x) = max <x, p> - gamma / 2 |p|^2`.
+    Alternative b: a constant per column, which changes neither the gradients nor the plans.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
 """
 
@@ -56,15 +56,15 @@ Found = TypeVar("Found", SemiDual, Dual)
 def transport_semi_dual(
     potential: ArrayLike, utility: ArrayLike, *, capacity: int, regularization: float = 1.0
 ) -> SemiDual:
-    """The semi-dual, its gradient and its plan:
+    """Computes the semi-dual, the gradient and the transport plan:
 
         s(alpha)        = sum_t alpha[t] - sum_e conj(alpha + U[:, e])
         conj(x)         = max <x, p> - gamma / 2 |p|^2   over p >= 0, sum(p) = T / E, at most k non-zeros
         P[:, e]         = the maximiser, the sparse projection of (alpha + U[:, e]) / gamma
         gradient[t]     = 1 - sum_e P[t, e]
 
-    For every alpha, columns of P sum to T / E and have at most k non-zeros. Rows sum to 1 only where the gradient is 0.
-    For k < T the problem is not convex, and there may be no alpha with gradient 0.
+    For every alpha, the columns of P sum to T / E and have at most k non-zeros. A row sums to 1 only if its gradient is 0.
+    For k < T, the problem is not convex. There may be no alpha at which the gradient is 0.
 
     Args:
         potential: alpha, (tokens,).
@@ -101,7 +101,7 @@ def transport_semi_dual(
 def semi_dual(
     alpha: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> SemiDual:
-    """Computes `transport_semi_dual` for checked arguments, with rows of mass `row_mass` and columns of mass `column_mass`."""
+    """Computes `transport_semi_dual` without checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
     columns = []
     value = row_mass * np.sum(alpha)
     for u in utility.T:
@@ -122,14 +122,14 @@ def transport_dual(
     capacity: int,
     regularization: float = 1.0,
 ) -> Dual:
-    """The dual, its gradients and its plan: with `x = alpha + beta[e] + U[:, e]` for column e,
+    """Computes the dual, the gradients and the transport plan from `x = alpha + beta[e] + U[:, e]` for each column e:
 
         P[t, e]            = max(x[t], 0) / gamma on the k largest entries of x, else 0
         value              = sum_t alpha[t] + T / E sum_e beta[e] - gamma / 2 |P|^2
         token_gradient[t]  = 1 - sum_e P[t, e]
         expert_gradient[e] = T / E - sum_t P[t, e]
 
-    The maximum over beta is the semi-dual.
+    The maximum of the dual over beta is the semi-dual.
 
     Args:
         token_potential: alpha, (tokens,).
@@ -167,7 +167,7 @@ def transport_dual(
 def dual(
     alpha: Array, beta: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> Dual:
-    """Computes `transport_dual` for checked arguments, with rows of mass `row_mass` and columns of mass `column_mass`."""
+    """Computes `transport_dual` without checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
     columns = []
     for b, u in zip(beta, utility.T, strict=True):
         x = alpha + b + u
@@ -180,13 +180,13 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """Checks that the result of a dual is finite and returns it."""
+    """Returns `found`, the result of a dual function. Raises `ContractError` if an array in `found` is not finite."""
     for part in found:
         check_overflow(part)
     return found
 
 
 def check_overflow(array: Array) -> None:
-    """Raises `ContractError` if a number is not finite."""
+    """Raises `ContractError` if an entry of `array` is not finite."""
     if not np.isfinite(array).all():
         raise ContractError("utility: too large for the regularization; the plan overflows")

@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 
 def evaluate(potential: Array, problem: Problem) -> SemiDual:
-    """Evaluates the objective at a potential: the row potentials and, for the dual, the column potentials after them."""
+    """Evaluates the objective. `potential` holds the row potentials and, if the objective is the dual, also the column potentials."""
     utility, row_mass, column_mass, nonzeros, gamma, objective = problem
     if objective == "semi_dual":
         return semi_dual(potential, utility, row_mass, column_mass, nonzeros, gamma)
@@ -30,13 +30,13 @@ def evaluate(potential: Array, problem: Problem) -> SemiDual:
 
 
 def start(problem: Problem) -> Array:
-    """The initial potential, 0."""
+    """Returns the initial potential, an array of zeros."""
     rows, columns = problem.utility.shape
     return np.zeros(rows if problem.objective == "semi_dual" else rows + columns)
 
 
 def solve_adam(problem: Problem, steps: int, learning_rate: float, tolerance: float) -> Array:
-    """Minimises the negative objective by Adam from 0 (b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root).
+    """Minimises the negative objective with Adam, starting at 0 (b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -59,13 +59,12 @@ def solve_adam(problem: Problem, steps: int, learning_rate: float, tolerance: fl
 
 
 def solve_lbfgs(problem: Problem) -> Array:
-    """Minimises the negative objective by L-BFGS-B from 0.
+    """Minimises the negative objective with L-BFGS-B, starting at 0.
 
     Stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
-    iterations. If all entries may be non-zero, the problem is convex, and the final gradient has entries up to about
-    1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps and is not
-    0 at any potential. The row and column sums of the plan are then off by the remaining gradient. `evaluate` at the
-    potential returns this gradient.
+    iterations. If all entries may be non-zero, the problem is convex. The entries of the final gradient are then at most
+    about 1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps
+    and is nowhere 0. The row and column sums of the plan then differ from the required sums by the gradient.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS

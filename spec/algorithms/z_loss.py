@@ -3,7 +3,7 @@
 Ambiguity ledger
 
 AL-7: Which logits does the z-loss of a noisy router use?
-    Reading: the clean logits, while the balance loss uses the noisy logits.
+    Reading: the clean logits, although the balance loss uses the noisy logits.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
     Alternative b: the noisy logits (`z_logits="noisy"`).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating (of the jittered tokens);
@@ -24,7 +24,7 @@ ALGORITHMS = (Algorithm("z_loss", "Zoph et al. 2022 (arXiv 2202.08906), eq. (5)"
 
 
 def z_loss(logits: ArrayLike) -> Array:
-    """`1 / T sum_t (log sum_e exp(L[t, e]))^2`, which keeps the logits small.
+    """Computes `1 / T sum_t (log sum_e exp(L[t, e]))^2`. The loss keeps the logits small.
 
     Args:
         logits: L, (tokens, experts).

@@ -11,21 +11,21 @@
 Ambiguity ledger
 
 BE-1: Among which tokens does an expert choose in training?
-    Reading: among the tokens of several images, ideally of the batch.
+    Reading: among the tokens of several images, ideally of the entire batch.
         By: the paper, caption of Figure 2; KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train;
         theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_training.
     Alternative b: among the tokens of one image, in training and at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: the n tokens with the largest scores, where n is the number of tokens with a predicted probability above the threshold.
+    Reading: the n tokens with the largest scores, where n tokens have a predicted probability above the threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
-    Alternative b: each token with a predicted probability above the expert's threshold (`eval_take="above"`).
+    Alternative b: every token with a predicted probability above the expert's threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
-    Alternative c: without a predictor, each token whose score is above the expert's threshold (`predictor=False`).
-BE-3: What are the scores?
-    Reading: the softmax over the experts.
+    Alternative c: without a predictor, every token with a score above the expert's threshold (`predictor=False`).
+BE-3: How are the scores computed from the logits?
+    Reading: as the softmax over the experts.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train.
-    Alternative b: (1 + tanh) / 2 of each logit.
+    Alternative b: as (1 + tanh) / 2 of each logit.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_gate.
 """
 

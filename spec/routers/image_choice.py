@@ -11,13 +11,13 @@ group. In a group with one image, the losses push the image toward choosing all 
 
 Ambiguity ledger
 
-IM-2: Where is the router?
-    Reading: in each layer, and each layer chooses separately.
-    Alternative b: before the MoE layers, once for all of them.
+IM-2: Where is the router that chooses the experts of an image?
+    Reading: in each layer. Each layer chooses experts separately.
+    Alternative b: before the MoE layers, where one router chooses experts once for all layers.
         By: the paper, section 2.2 (Figure 2c).
-IM-3: What trains the router?
-    Reading: the task loss through the combine weights, and the balance losses with non-zero weights.
-    Alternative b: also a cross-entropy with the image's super-class, where each expert has one super-class.
+IM-3: Which losses train the router?
+    Reading: the task loss, through the combine weights, and the balance losses with non-zero weights.
+    Alternative b: also a cross-entropy on the super-class of the image, where each expert has one super-class.
         By: the paper, section 2.2.
 """
 

@@ -12,33 +12,33 @@ process. Other tokens use only the residual connection. Here, the expert is the 
 
 Ambiguity ledger
 
-MD-1: What weights the output of the block?
-    Reading: the router weight itself, which may be negative.
+MD-1: By which factor is the output of the block weighted?
+    Reading: by the router weight itself, which may be negative.
         By: the paper, section 3.4, eq. (1); astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward;
         Mixture-AI/Mixture-of-Depths, MoD/MoD.py, MoDTransformerBlock.forward.
-    Alternative b: its sigmoid (`weights="sigmoid"`).
-    Alternative c: its softmax over the chosen tokens.
+    Alternative b: by the sigmoid of the router weight (`weights="sigmoid"`).
+    Alternative c: by the softmax of the router weights over the chosen tokens.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
 MD-2: How are tokens chosen at evaluation?
-    Reading: as in training, the best of the group, since all tokens of an image are available.
+    Reading: as in training: the best tokens of the group are chosen, because all tokens of an image are available.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; astramind-ai/Mixture-of-depths,
         MoD/MoD.py, MoD.forward.
     Alternative b: a second router decides for each token independently, as autoregressive sampling requires. A binary
         cross-entropy trains this router to predict whether a token is among the best.
         By: the paper, section 3.5; Mixture-AI/Mixture-of-Depths, MoD/MoD.py, MoDTransformerBlock.forward.
 MD-3: Is the C-th best token of a group chosen?
-    Reading: yes, C tokens are chosen.
+    Reading: yes, exactly C tokens are chosen.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
         MoDTransformerBlock.forward.
-    Alternative b: no, only the tokens above it, unless C is 1.
+    Alternative b: no, only tokens better than the C-th best are chosen, unless C is 1.
         By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward.
 
 Often done differently
 
-MD-4: What happens to the input value of a chosen token?
-    Reading: it is kept, and the weighted output of the block is added.
+MD-4: What happens to the input of a chosen token?
+    Reading: the input is kept, and the weighted output of the block is added to it.
         By: the paper, eq. (1); kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
-    Alternative b: it is replaced by the weighted output of the block, which includes the block's own residual connection.
+    Alternative b: the input is replaced by the weighted output, which includes the block's own residual connection.
         By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
         MoDTransformerBlock.forward.
 """

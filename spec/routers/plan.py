@@ -7,38 +7,38 @@
 
 Ambiguity ledger
 
-RT-1: If there is noise, which logits does the combine softmax use?
-    Reading: the noisy logits, from which the plan is computed.
+RT-1: Which logits does the combine softmax use if the logits are noisy?
+    Reading: the noisy logits, from which the plan is also computed.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopItemsPerExpertRouter.
     Alternative b: the clean logits (`combine_from_clean_logits`).
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
-SK-5: Are the Sinkhorn routers noisy in training?
-    Reading: yes, the logits of the plan get noise with standard deviation `noise_multiplier / E`.
+SK-5: Do the Sinkhorn routers add noise to the logits in training?
+    Reading: yes, noise with standard deviation `noise_multiplier / E` is added to the logits of the plan.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
-    Alternative b: no (`noise_multiplier=0`).
+    Alternative b: no, the logits have no noise (`noise_multiplier=0`).
         By: the paper, eq. (8).
 SK-6: Which choices does the load loss of a Sinkhorn router count?
-    Reading: the K largest logits of a token, although the plan selects.
+    Reading: the K largest logits of a token, although the plan selects the experts.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
     Alternative b: the K largest plan entries of a token.
-RT-4: Are the sparsity-constrained routers noisy in training?
-    Reading: no, unless `noise_multiplier` (default 0) is set.
+RT-4: Do the sparsity-constrained routers add noise to the logits in training?
+    Reading: no, unless `noise_multiplier` is set (default: 0).
         By: the paper, eq. (9);
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter and KSparseProjectionTransportTopExpertsPerItemRouter.
-    Alternative b: yes, with standard deviation 1 / E by default, like the other routers of the study.
+    Alternative b: yes, with a standard deviation of 1 / E by default, like the other routers of the study.
 
 Often done differently
 
-RT-2: Which weights do plan-based routers combine with?
-    Reading: the softmax. The plan selects and carries no gradient.
+RT-2: With which weights do plan-based routers combine the outputs?
+    Reading: with the softmax. The plan only selects and carries no gradient.
         By: the paper, sections 2.2 and 3.4;
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py, _replace_combine_weights.
-    Alternative b: the plan (`combine_with="plan"`). A Sinkhorn plan is then differentiated through its iterations.
+    Alternative b: with the plan (`combine_with="plan"`). A Sinkhorn plan is then differentiated through its iterations.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py,
         BaseOTNoisyTopExpertsPerItemRouter (use_softmax_combine_weights=False).
 """

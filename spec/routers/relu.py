@@ -12,17 +12,17 @@ The paper has no capacity, so `capacity_factor` is infinite by default. With a c
 Ambiguity ledger
 
 RE-4: Do the layers of a model share one penalty?
-    Reading: no, each layer has a separate penalty, updated by the layer's sparsity.
-    Alternative b: yes, a penalty updated by the mean sparsity of all layers.
+    Reading: no, each layer has a separate penalty, which is updated from the sparsity of the layer.
+    Alternative b: yes, one penalty is updated from the mean sparsity of all layers.
         By: the paper, eqs. (6)-(8); thu-ml/ReMoE, megatron/training/training.py, train.
 
 Often done differently
 
-RE-5: How many experts does a token have?
-    Reading: all with a gate above 0, possibly none.
+RE-5: How many experts does a token choose?
+    Reading: all experts with a gate above 0, possibly none.
         By: the paper, section 3.2; thu-ml/ReMoE, megatron/core/transformer/moe/router.py,
         ReLURouter.l1_reg_load_balancing.
-    Alternative b: the K best of these.
+    Alternative b: the K best experts among those with a gate above 0.
 """
 
 import math

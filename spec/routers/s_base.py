@@ -13,16 +13,16 @@ the plan is uniform if all tokens are equal. Rounding errors then determine the 
 Ambiguity ledger
 
 SB-1: Is the choice balanced at evaluation?
-    Reading: no, each token takes the argmax of its logits.
+    Reading: no, each token chooses the expert with its largest logit.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing.
-    Alternative b: yes, by the Sinkhorn plan, as in training.
-SB-2: Is there a capacity?
+    Alternative b: yes, the Sinkhorn plan balances the choice, as in training.
+SB-2: Does an expert have a capacity?
     Reading: no, every token is processed, unless a capacity factor is set.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing.
-    Alternative b: yes, K T / E slots, as in the study's Sinkhorn Token Choice.
+    Alternative b: yes, a capacity of K T / E slots, as in the study's Sinkhorn Token Choice.
 SB-3: What is the gate?
     Reading: the softmax probability of the chosen expert.
-    Alternative b: the sigmoid of its logit (`combine_with="sigmoid"`).
+    Alternative b: the sigmoid of the chosen expert's logit (`combine_with="sigmoid"`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing
         (topk == 1).
 """

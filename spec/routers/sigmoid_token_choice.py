@@ -12,18 +12,18 @@
 Ambiguity ledger
 
 SG-1: What is added to the sum that divides the gates of the chosen experts?
-    Reading: 1e-20 (`epsilon`).
+    Reading: the constant 1e-20 is added (`epsilon`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function;
         AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights; pytorch/torchtitan,
         torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: nothing.
+    Alternative b: nothing is added to the sum.
         By: the paper, eq. (13); deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
-SG-2: Is the gate of a single choice also divided, so that it is 1 and trains nothing?
-    Reading: yes, if gates are divided at all (`normalize_selected`).
+SG-2: Is the gate of a token's only choice also normalised, so that the gate is 1 and trains nothing?
+    Reading: yes, if gates are normalised at all (`normalize_selected`).
         By: the paper, eq. (13); AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights;
         pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward.
-    Alternative b: no, gates are divided only if a token has several.
+    Alternative b: no, gates are normalised only if a token has several choices.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
 SG-3: Which scores does the balance loss use?
     Reading: the scores without the bias, divided by their sum over all experts.

@@ -9,11 +9,11 @@
 Ambiguity ledger
 
 RT-3: What is the fan-in of the initial slots of Soft MoE?
-    Reading: width times experts, as flax's initialiser computes for an array (D, E, C). With normalised slots, this
-        does not change the logits, only how fast training rotates the slots. With `normalize=False`, the initial logits of
-        unit-variance tokens have standard deviation 1 / sqrt(E).
+    Reading: the width times the number of experts, as computed by flax's initialiser for an array (D, E, C). With
+        normalised slots, the fan-in does not change the logits, but only how fast training rotates the slots. With
+        `normalize=False`, the initial logits of unit-variance tokens have standard deviation 1 / sqrt(E).
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
-    Alternative b: the width, over which the logits sum.
+    Alternative b: the width, because each logit is a sum over the width.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
 """
 

@@ -8,10 +8,10 @@
 
 Ambiguity ledger
 
-EC-5: Is Softmax Expert Choice noisy in training?
-    Reading: yes, the logits get noise with standard deviation `noise_multiplier / E`.
+EC-5: Does Softmax Expert Choice add noise to the logits in training?
+    Reading: yes, noise with standard deviation `noise_multiplier / E` is added to the logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter.
-    Alternative b: no (`noise_multiplier=0`).
+    Alternative b: no, the logits have no noise (`noise_multiplier=0`).
         By: the paper, section 3.2; tensorflow/lingvo, lingvo/core/gshard_layers.py, TokenShufflingOnlogits.
 """
 

@@ -9,9 +9,9 @@
 
 Ambiguity ledger
 
-RT-5: What are the capacity and its rounding in the study?
-    Reading: the router's factor, rounded up.
-    Alternative b: unknown. The paper states only the factor.
+RT-5: Which capacity factor and which rounding does the study use?
+    Reading: the capacity factor of the router, with the capacity rounded up.
+    Alternative b: unknown, because the paper states only the factor.
 """
 
 from dataclasses import dataclass

@@ -13,12 +13,12 @@ chooses K experts, even if the plan assigns the token to fewer experts.
 Ambiguity ledger
 
 RT-6: What happens to a choice whose plan entry is 0?
-    Reading: the same as to any other choice: the token chooses the expert with the lowest index among those with plan
-        entry 0 and requests a slot. The softmax weights the output or, if the plan combines, the weight is 0.
+    Reading: the choice is treated like any other: the token chooses the expert with the lowest index among those with
+        plan entry 0 and requests a slot. The softmax weights the output or, if the plan combines, the weight is 0.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common and
         _get_top_experts_per_item_einsum_dispatcher.
-    Alternative b: it is not made and requests no slot.
-    Alternative c: it is made, but with weight 0 even if the softmax combines.
+    Alternative b: the choice is not made and requests no slot.
+    Alternative c: the choice is made, but its weight is 0 even if the softmax combines.
 
 The module `plan` contains the code and the ledger entries that all plan-based routers share.
 """

@@ -19,15 +19,15 @@ SW-2: From which tokens is the gate computed?
         megablocks/layers/router.py, LearnedRouter.forward.
     Alternative b: from the original tokens.
 SW-3: Is the standard deviation of the initial kernel defined before or after truncation?
-    Reading: after: the truncated draws have variance 0.1 / fan-in.
-    Alternative b: before, which makes the standard deviation 0.88 times as large.
+    Reading: after truncation, so the truncated draws have variance 0.1 / fan-in.
+    Alternative b: before truncation, which makes the standard deviation 0.88 times as large.
         By: tensorflow/mesh, mesh_tensorflow/layers.py, VarianceScalingInitializer.
 SW-4: Which weights have the small initial scale of 0.1?
-    Reading: the router's. The model initialises the experts' weights.
-    Alternative b: all weight matrices of the model, the literal reading of section 2.4 of the paper.
+    Reading: only the router's weights. The model initialises the weights of the experts.
+    Alternative b: all weight matrices of the model, by the literal reading of section 2.4 of the paper.
 SW-5: What is the capacity factor at evaluation?
-    Reading: the training factor, 1.25, unless `eval_capacity_factor` is set.
-    Alternative b: 2.0.
+    Reading: the capacity factor of training, 1.25, unless `eval_capacity_factor` is set.
+    Alternative b: a capacity factor of 2.0.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, MoE1D (capacity_factor_eval=2.0).
 """
 
