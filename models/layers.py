@@ -423,13 +423,13 @@ def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) ->
     return (total, metrics, statistics) if statistics else (total, metrics)
 
 
-def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
+def state_update(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
     """Returns the argument `update_states` of `make_step` for a model with these layers, or an empty dict if no router has state."""
     stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
     return {"update_states": partial(updated_states, B, stateful)} if stateful else {}
 
 
-def renewed(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
+def updated_states(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
     """Computes the router states after a step, as nested dicts, from the summed `Output.statistics`."""
     new: Params = {}
     for layer in layers:

@@ -25,7 +25,7 @@ STORED = {"F32": "<f4", "F64": "<f8", "BOOL": "?"}
 STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
 
 
-class Found(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file: the safetensors name of the dtype, and the values, with bfloat16 converted to float32."""
 
     dtype: str
@@ -37,7 +37,7 @@ def reason(error: Exception) -> str:
     return re.sub(r"^Error while deserializing( header)?: ", "", str(error))
 
 
-def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
+def decoded(content: bytes, *, half: bool = False) -> dict[str, StoredTensor]:
     """Returns the tensors in the content of a safetensors file, by name. half: whether to accept float16.
 
     Raises ValueError for damaged content, and for a dtype or a shape that NumPy does not support.
@@ -58,7 +58,7 @@ def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
         else:
             raise ValueError(f"{name!r} has dtype {dtype}, expected one of {', '.join(['BF16', *STORED])}")
         try:
-            tensors[name] = Found(dtype, array.reshape(shape))
+            tensors[name] = StoredTensor(dtype, array.reshape(shape))
         except (ValueError, OverflowError) as error:  # NumPy limits the number of axes and the size of an axis
             raise ValueError(f"{name!r} has an impossible shape: {error}") from error
     return tensors
@@ -77,7 +77,7 @@ def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | Non
     return b"".join((len(text).to_bytes(8, "little"), text.encode(), rest))
 
 
-def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], dict[str, str]]:
+def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Returns the tensors and metadata in a safetensors file. Raises ValueError as `decoded` does, and for a wrong checksum."""
     tensors = decoded(content, half=half)
     header, rest = _parts(content)

@@ -24,10 +24,10 @@ from moespec.backends.jax.exchange import back, there
 from moespec.backends.jax.optimizers import Leaves, by_leaf, imported, transformation
 from moespec.backends.jax.training import (
     Batch,
-    Found,
     LossFunction,
     Metrics,
     Params,
+    Results,
     StateUpdate,
     Static,
     Step,
@@ -261,11 +261,11 @@ class OnMesh(SplitExperts):
 
         of_device = gradients_of(loss, accumulate)
 
-        def gradients(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
+        def gradients(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Results]:
             how = {path: split_axes(path, leaf.shape, self.sizes) for path, leaf in (trained | frozen).items()}
             specs = {path: PartitionSpec(*split) for path, split in how.items()}
 
-            def local(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
+            def local(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Results]:
                 marked = [_marked(leaves, how) for leaves in average]
                 slopes, found = of_device(_marked(trained, how), _marked(frozen, how), batch, *marked)
                 slopes = {path: leaf.array if isinstance(leaf, _Part) else leaf for path, leaf in slopes.items()}
@@ -283,12 +283,12 @@ class OnMesh(SplitExperts):
                 out_specs=({path: specs[path] for path in trained}, SAME),
                 check_vma=False,
             )
-            result: tuple[Leaves, Found] = spread(trained, frozen, batch, *average)
+            result: tuple[Leaves, Results] = spread(trained, frozen, batch, *average)
             return result
 
         return compiled_step(gradients, optimizer, averaged=averaged, update=update_states)
 
-    def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
+    def _means(self, gradients: Leaves, found: Results, how: Mapping[Path, Split]) -> tuple[Leaves, Results]:
         """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same shard."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along the mesh axis of this operation.
         together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # Metrics always need the key `AXES`.

@@ -78,9 +78,9 @@ class TrainState(NamedTuple):
 
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
 StateUpdate = Callable[[Params, Any], Params]
-Found = tuple[Metrics, list[Any]]
+Results = tuple[Metrics, list[Any]]
 """Metrics including "loss", means over parts and devices, and the sums that the loss also returns."""
-Gradients = Callable[..., tuple[Leaves, Found]]
+Gradients = Callable[..., tuple[Leaves, Results]]
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,19 +138,19 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
 
-    def of_leaves(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[jax.Array, Found]:
+    def of_leaves(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[jax.Array, Results]:
         loss, metrics, *sums = loss_function(unflatten({**trained, **frozen}), batch, *map(unflatten, average))
-        found: Found = ({**metrics, "loss": loss}, sums)
+        found: Results = ({**metrics, "loss": loss}, sums)
         return loss, found
 
     gradient_of = value_and_grad(of_leaves)
 
-    def evaluate(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
+    def evaluate(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Results]:
         (_, found), gradients = gradient_of(trained, frozen, batch, *average)
         return gradients, found
 
-    def evaluate_parts(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
-        def add(total: Leaves, part: Batch) -> tuple[Leaves, Found]:
+    def evaluate_parts(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Results]:
+        def add(total: Leaves, part: Batch) -> tuple[Leaves, Results]:
             gradients, found = evaluate(trained, frozen, part, *average)
             return jax.tree.map(jnp.add, total, gradients), found
 

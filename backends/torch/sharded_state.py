@@ -15,7 +15,7 @@ from moespec.backends.pytrees import Path, flatten, leaves, unflatten
 from moespec.backends.torch import optimizers
 from moespec.backends.torch.arrays import from_numpy, to_numpy
 from moespec.backends.torch.collectives import Devices
-from moespec.backends.torch.training import Found, Leaves, Params, TrainState, kept_leaves, norm_of
+from moespec.backends.torch.training import Leaves, Params, Results, TrainState, kept_leaves, norm_of
 
 SPLITTING = ("fsdp", "expert")
 """The axes that split parameters."""
@@ -64,7 +64,7 @@ class SpreadState(TrainState):
             }
         )
 
-    def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Found:
+    def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Results:
         """Sums each gradient over the devices with the same part of the parameter. Returns the means of the metrics and
         the totals of the sums.
 

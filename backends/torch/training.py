@@ -38,7 +38,7 @@ Params = dict[str, Any]
 Leaves = dict[Path, Tensor]
 LossFunction = Callable[..., Any]
 StateUpdate = Callable[[Params, Any], Params]
-Found = tuple[dict[str, Tensor], list[Any]]
+Results = tuple[dict[str, Tensor], list[Any]]
 """Metrics including "loss", means over the parts of a batch, and the sums that the loss also returns."""
 
 RECOMPILE_LIMIT = 64
@@ -261,7 +261,7 @@ def make_step(
 
 def set_gradients(
     evaluate: LossFunction, given: Sequence[Params], trained: Leaves, batch: Any, parts: int, *, share: float = 1.0
-) -> Found:
+) -> Results:
     """Sets `.grad` of the leaves `trained` to the mean gradient over `parts` equal parts of a batch, times `share`.
 
     Returns the metrics and "loss", averaged over the parts, and the sums that the loss function returns, added over the
@@ -280,7 +280,7 @@ def set_gradients(
     return means, [unflatten({path: sum(each[path] for each in totals) for path in totals[0]})] if totals else []
 
 
-def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> Found:
+def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> Results:
     """Adds the gradient of `share` times the loss of this part to `.grad`. Returns the metrics and sums of the part."""
     loss, metrics, *sums = evaluate(given[0], part, *given[1:])
     torch.autograd.backward(loss * share)

@@ -143,6 +143,6 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
     """
     bias, load = as_array("bias", bias, "experts"), as_array("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
-    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 for an expert with the mean load, if loads are whole numbers
+    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 at the mean load, if loads are integers
     change = check_non_negative("rate", rate) * np.where(excess < 0, 1.0, np.where(excess > 0, -1.0, 0.0))
     return bias + (change - np.mean(change) if recentre else change)

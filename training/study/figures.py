@@ -117,6 +117,6 @@ def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, floa
     ordered = sorted(points, key=lambda name: points[name][1])
     wanted = axis.transAxes.inverted().transform(axis.transData.transform([points[name] for name in ordered]))[:, 1]
     steps = line * np.arange(len(ordered))
-    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # each name is above the previous name
+    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # each name is above the last
     for name, height in zip(ordered, np.minimum(heights, 1 - line / 2 - steps[::-1]), strict=True):
         texts[name].xyann = (1.06, height)
