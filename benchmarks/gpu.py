@@ -46,7 +46,7 @@ def main() -> None:
         config = vits.of_case(name, options.model, experts, **of_images)
         try:
             row = measured(config, options)
-        except (MemoryError, RuntimeError) as error:  # usually, the model exceeds the device memory
+        except (MemoryError, RuntimeError) as error:  # usually because the model does not fit into the device memory
             row = {"error": str(error).splitlines()[0][:200]}
         rows.append({"model": name, **({"experts": experts} if experts else {}), **row})
         for key in ("pass", "step"):

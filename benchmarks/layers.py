@@ -6,7 +6,7 @@
 A pass computes the output of a layer and the gradients of all parameters and of the tokens. All passes take turns on one core, in
 one process. `cpu_seconds` is the minimum CPU time over the rounds, and `spread` is the median divided by the minimum. `times_dense`
 is the ratio of `cpu_seconds` to the `cpu_seconds` of the dense MLP. `work` is the number of rows that the experts process per token.
-If only experts took time, `times_dense` would equal `work`. torch flushes denormals to zero, like XLA, and uses huge pages, like training.
+If only experts took time, `times_dense` would equal `work`. torch flushes denormals to zero, like XLA, and uses huge pages, as in training.
 
 The other projects, if installed, are soft-moe-pytorch and st-moe-pytorch for torch, and google-research/vmoe for JAX. vmoe needs
 flax and checkouts of google-research/vmoe and google-research/vision_transformer on PYTHONPATH.

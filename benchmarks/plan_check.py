@@ -79,7 +79,7 @@ def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(case: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Return the predictions of the plan for a case, next to the report of the compiler (`said`)."""
+    """Return the predictions of the plan for a case, together with the report of the compiler (`said`)."""
     config, sizes = configured(case)
     planned = plan(config, sizes, CHIPS[case["topology"].partition(":")[0]])
     return {

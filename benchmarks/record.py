@@ -64,7 +64,7 @@ def save(path: Path, result: dict[str, Any]) -> Path:
 
 @cache
 def _earlier(path: Path) -> dict[str, Any]:
-    """Return the content of a file before this run first wrote to the file, or {} if there was no file."""
+    """Return the content that a file had before this run first wrote to it, or {} if the file did not exist."""
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return result
 

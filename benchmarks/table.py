@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return a Markdown table with one row for each entry, the best first, and sentences about significant differences."""
+    """Return a Markdown table with one row per entry (best first), and sentences about significant differences."""
     (_, *head), *body = rows(results)
     lines = page.table(["entry", *head], [[f"`{name}`", *cells] for name, *cells in body])
     first = next(iter(next(iter(results["runs"].values())).values()))

@@ -5,7 +5,7 @@
 
 The layers compute in bfloat16 with float32 parameters. The TPU compiler reports FLOPs, bytes and memory. The manual count is three times
 the FLOPs of a forward pass: the products of the experts, of the router and, in Soft MoE, of dispatch and combine. docs/speed.md describes
-the manual count in full. Soft MoE computes logits with three bfloat16 products. Only `passes_over_count` includes the last two products.
+the manual count in full. For the logits of Soft MoE, only `passes_over_count` includes the second and third bfloat16 product.
 
 Without ROUTER arguments, the script also compiles the layers of google-research/vmoe, if installed (see layers.py).
 
@@ -45,7 +45,7 @@ CASES = {**{name: (name, {}) for name in B.ROUTERS}, **MORE}
 
 
 def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, dict[str, Any], Any]:
-    """Compile the gradient for the parameters and for a scale of the tokens. Return the FLOPs, the row of results and the jaxpr."""
+    """Compile the gradient with respect to the parameters and a scale of the tokens. Return the FLOPs, the row of results and the jaxpr."""
     params = {**params, "scale": np.ones(WIDTH, np.float32)}
     batch = {**batch, "x": jax.ShapeDtypeStruct((GROUPS, TOKENS, WIDTH), jnp.float32)}
 
@@ -89,12 +89,12 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
         slots = int(np.prod(routing.dispatch.shape[-2:]))
         parts = 2 * WIDTH * TOKENS * 2 * slots * GROUPS
         return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=parts)
-    if mostly_empty(routing):  # the kernel then multiplies complete tiles of rows
+    if mostly_empty(routing):  # megablox then multiplies complete tiles of rows
         slots = -(-routing.slot.size // megablox.TILE) * megablox.TILE / GROUPS
     else:
         slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
-    if "w1" in own:  # a capacity predictor: its first map has two products, not three, as its tokens are constant
+    if "w1" in own:  # a capacity predictor: without a gradient for the tokens, its first map has two products, not three
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH

@@ -5,7 +5,7 @@ program that the TPU compiler produces. No TPU is needed.
     python benchmarks/tpu_mesh.py [--check] [ROUTER ...]
 
 docs/speed.md describes the model and the bytes that a device must receive (`bound`). docs/devices.md lists the required collectives.
-The results are the number of collectives per step and the bytes that each device receives. The bytes of an all-reduce count twice.
+The results are the number of collectives per step and the bytes that each device receives. The bytes of an all-reduce are counted twice.
 
 Without arguments, the script writes the results to `benchmarks/results/mesh-tpu.json`. With --check, the script compares the results with
 this file. The check fails if a number of collectives differs, or if the bytes of a collective exceed 1.02 times the bytes in the file.
@@ -110,7 +110,7 @@ def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
 
 
 def compare(rows: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Exit with status 1 if a step has other collectives or more bytes than in `committed`, otherwise with status 0."""
+    """Exit with status 1 if a number of collectives differs from `committed` or the bytes exceed LIMIT times its bytes, else with 0."""
     wrong = []
     for name, row in rows.items():
         before = committed[name]

@@ -152,7 +152,7 @@ def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "cap
 
 
 def plural(count: int, things: str) -> str:
-    """Returns `count` with the noun `things` (a plural) in the correct number, such as "1 token" or "2 tokens"."""
+    """Returns `count` followed by the plural noun `things`, without its final letter if `count` is 1: "1 token" or "2 tokens"."""
     return f"{count} {things[:-1] if count == 1 else things}"
 
 

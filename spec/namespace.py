@@ -1,6 +1,6 @@
 """The array namespace of the specification, for user-defined routers that need more than the functions of `moespec.spec`.
 
-Each function means the same as in `moespec.backends.common.namespace`, and supports the complex step (see `numerics`).
+Each function has the same meaning as in `moespec.backends.common.namespace` and supports the complex step (see `numerics`).
 """
 
 from typing import Any

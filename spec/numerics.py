@@ -97,7 +97,7 @@ def logsumexp(x: Array, axis: int = -1) -> Array:
 def softplus(x: Array) -> Array:
     """`log(1 + exp(x))` without overflow."""
     small = np.exp(np.where(x.real > 0, -x, x))
-    # NumPy's complex log1p rounds 1 + small, so add the derivative to the real log1p instead.
+    # NumPy's complex log1p rounds 1 + `small`, so use the real log1p and add the derivative separately.
     return positive_part(x) + (np.log1p(small.real) + (small - small.real) / (1.0 + small.real))
 
 
@@ -139,8 +139,8 @@ def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Ar
     """`x` divided by its Euclidean norm along `axis`, in one of three forms.
 
     `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All
-    forms map 0 to 0. The norm is a constant for a zero vector in `paper`, and for a norm below epsilon in `clamped`.
-    For these vectors, the derivative is the derivative of `x / epsilon`, never NaN.
+    forms map 0 to 0. The derivative treats the norm of a zero vector in `paper`, and a norm below epsilon in `clamped`, as
+    a constant. For these vectors, the derivative is therefore the derivative of `x / epsilon`, never NaN.
     """
     squares = np.sum(x * x, axis=axis, keepdims=True)
     if form == "rsqrt":

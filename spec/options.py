@@ -117,7 +117,7 @@ class RouterOptions:
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Computes the number of slots C of an expert from the capacity options (see `capacity_of`). Only `capacity_factor` must exist."""
+    """Computes the number of slots C of an expert from the capacity options (see `capacity_of`). Only `capacity_factor` is required."""
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
     rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)

@@ -54,7 +54,7 @@ def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
 
 
 def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
-    """Converts a Python int to a float, then calls `as_array` for a scalar."""
+    """Returns a scalar as an array (see `as_array`). A Python int is first converted to a float."""
     if type(value) is int:
         try:
             value = float(value)

@@ -3,7 +3,7 @@
 Ambiguity ledger
 
 NW-3: Which keys does a query attend to in causal attention if there are more keys than queries?
-    Reading: no key: an error is raised, because queries and keys belong to one sequence and are equal in number.
+    Reading: none; an error is raised, because each token of a sequence has one query and one key.
     Alternative b: query i attends to keys 0 to i (aligned at the first key).
         By: pytorch/pytorch, torch/nn/functional.py, scaled_dot_product_attention (is_causal).
     Alternative c: query i attends to all keys except the last `queries - 1 - i` (aligned at the last key).

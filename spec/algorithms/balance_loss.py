@@ -83,7 +83,7 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
 
     Only P carries a gradient. Uniform scores give a loss of K for K choices. With `choices=1`, the loss is E if every token has
     a score of 1 for the same expert. With `choices=1`, training can lower the loss to 3 / 4 + 1 / (4 E). A fraction
-    (E + 1) / (2 E) of the tokens then barely prefers expert 0. The others choose experts 1 to E - 1 equally often, with scores of 1.
+    (E + 1) / (2 E) of the tokens then barely prefers expert 0. The other tokens choose experts 1 to E - 1 equally often, with scores of 1.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.

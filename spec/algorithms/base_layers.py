@@ -14,7 +14,7 @@ computes the same sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = si
 Ambiguity ledger
 
 BL-1: Which balanced assignment is used?
-    Reading: an assignment with the largest total score, found exactly. Any of several such assignments may be used.
+    Reading: an assignment with the largest total score, found exactly. If several are optimal, any may be used.
         By: the paper, eq. (2).
     Alternative b: the result of an auction algorithm that stops early, with a lower total score.
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.

@@ -1,4 +1,4 @@
-"""Batch Priority Routing: the tokens that matter most to the router are assigned first.
+"""Batch Priority Routing: the tokens with the highest priority, computed from the router's scores, are assigned first.
 
 | here | V-MoE (arXiv 2106.05974) |
 |---|---|

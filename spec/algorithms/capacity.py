@@ -24,7 +24,7 @@ CA-1: How is the capacity rounded, and to a multiple of which number?
     Alternative d: up to a multiple of 4.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
 CA-2: What happens if the capacity is below 1?
-    Reading: an error is raised before the capacity is rounded to a multiple.
+    Reading: an error is raised, even if rounding up to a multiple would make the capacity positive.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
     Alternative b: the capacity has a minimum of 4 or more slots, regardless of the capacity factor.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);
@@ -117,7 +117,7 @@ def capacity_of(
     multiple_of: int,
     instead: str = "",
 ) -> int:
-    """Computes `expert_capacity`. Error messages call the factor `name` and suggest the option `instead` to set the capacity."""
+    """Computes `expert_capacity`. Error messages refer to the factor as `name` and suggest setting the option `instead`."""
     check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
@@ -128,7 +128,7 @@ def capacity_of(
 
 
 def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: int) -> None:
-    """Raises `ConfigError` unless all numbers are in range. Error messages call the factor `name`."""
+    """Raises `ConfigError` unless all numbers are in range. Error messages refer to the factor as `name`."""
     check_at_least("tokens", tokens, 1)
     check_at_least("experts", experts, 1)
     check_at_least("choices", choices, 1)
@@ -136,14 +136,14 @@ def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: in
 
 
 def check_quotient(name: str, factor: float, quotient: float) -> float:
-    """Returns `quotient`. Raises `ConfigError` if `quotient` is not finite. The error message calls the factor `name`."""
+    """Returns `quotient`. Raises `ConfigError` if `quotient` is not finite. The error message refers to the factor as `name`."""
     if not math.isfinite(quotient):
         raise ConfigError(f"{name}: {factor} gives a capacity that is not finite")
     return quotient
 
 
 def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, instead: str = "") -> None:
-    """Raises `ConfigError` if an expert has no slot. The error message suggests the option `instead` to set the capacity."""
+    """Raises `ConfigError` if an expert has no slot. The error message suggests setting the option `instead`."""
     if slots < 1:
         raise ConfigError(
             f"{name}: {factor} gives {plural(experts, 'experts')} a capacity of {slots} for {plural(tokens, 'tokens')}, "

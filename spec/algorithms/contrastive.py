@@ -67,7 +67,7 @@ EPSILON = 1e-8
 
 
 def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
-    """Computes the mean cross-entropy of finding the other row of each pair, from images to texts and from texts to images:
+    """Computes the mean cross-entropy of matching each image to its text and each text to its image:
 
         l[i, j] = exp(log_scale) <l2n(first[i]), l2n(second[j])>,    l2n(x) = x / (norm(x) + 1e-8)
         loss = 1 / (2 n) sum_i (log sum_j exp(l[i, j]) + log sum_j exp(l[j, i]) - 2 l[i, i])

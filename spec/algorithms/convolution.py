@@ -32,7 +32,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
     Args:
         images: x, one image, (height, width, channels).
-        kernel: (size, size, channels, features), with an odd size. The kernel is not flipped, as in all frameworks.
+        kernel: (size, size, channels, features), with an odd size. As in all frameworks, the kernel is not flipped.
         bias: (features,).
         stride: the distance in input pixels between adjacent rows or columns of the result, at least 1.
 

@@ -22,7 +22,7 @@ DK-5: Are the losses of DSelect-k also computed at evaluation?
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate.call.
 DK-6: What is the reachability loss of a selector without mass on any expert?
-    Reading: 1e6, without a gradient. A mass below 1e-6 counts as 1e-6, so the loss stays finite and training continues.
+    Reading: 1e6, without a gradient. A mass below 1e-6 is replaced with 1e-6, so the loss stays finite.
     Alternative b: the reachability loss is infinite.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.

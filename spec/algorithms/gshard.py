@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1. A token keeps the second expert with a probability that grows with its gate.
+"""GShard's top-2: two experts with gates that sum to 1. A higher second gate makes a token more likely to keep the second expert.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -20,15 +20,15 @@ GS-4: Is the second expert kept at random at evaluation?
 Often done differently
 
 GS-1: When are the gates of a token divided by their sum?
-    Reading: before the random choice and before drops, by the sum over both chosen experts.
+    Reading: before the random choice and before any choice is dropped, by the sum over both chosen experts.
         By: the paper, Algorithm 1, lines 6 and 16; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True);
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: after the random choice and after drops, by the sum over the remaining experts.
+    Alternative b: after the random choice and after choices are dropped, by the sum over the remaining experts.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
     Alternative c: the gates are never divided by their sum.
-GS-2: Does the probability of keeping the second expert depend on its gate before or after the division?
+GS-2: Does the probability of keeping the second expert depend on its gate before or after division by the sum?
     Reading: on the gate after the division.
         By: the paper, Algorithm 1, line 16 before line 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True).
@@ -108,7 +108,7 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
 
 
 def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
-    """Returns scores by which `token_choice` first chooses the expert with the largest logit of the token. The second choice
+    """Returns scores for which `token_choice` chooses the expert with the token's largest logit first. The second choice
     is drawn from the other experts with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
 
         S[t, e] = L[t, e] - log(-log noise[t, e]),    but 1 + max_e' S[t, e'] for the expert with the largest logit

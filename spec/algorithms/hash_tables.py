@@ -1,4 +1,4 @@
-"""The tables by which hash layers map every token id to an expert. The tables are built once, before training.
+"""The tables that hash layers use to map every token id to an expert. The tables are built once, before training.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
@@ -22,7 +22,7 @@ HT-3: Which centroid is the nearest if two centroids are at equal distance?
     Reading: the centroid with the lower index.
     Alternative b: the centroid with the higher index.
 HT-4: Does a dispersed table start each cluster at expert 0?
-    Reading: no, each cluster starts where the last one ended, so the total ids per expert differ by at most one.
+    Reading: no, each cluster starts where the last one ended, so the experts' numbers of ids differ by at most 1.
     Alternative b: yes, each cluster starts at expert 0. Experts with a low index then get more ids.
 """
 

@@ -32,9 +32,9 @@ HM-3: Does a branch have a capacity that limits how many tokens reach its expert
 Often done differently
 
 HM-4: How many experts does a token choose in its second-best branch?
-    Reading: K, as in the best branch: with K = 2, the token chooses four experts in total.
+    Reading: K, as in the best branch. With K = 2, the token chooses four experts in total.
         By: the paper, appendix C.1.
-    Alternative b: one, with the gate of the branch: with K = 2, the token chooses three experts in total.
+    Alternative b: one, with the gate of the branch. With K = 2, the token chooses three experts in total.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 HM-5: Does the load of an expert depend on the gate of its branch, and not only on the tokens that reach the branch?

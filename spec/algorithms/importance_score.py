@@ -1,7 +1,7 @@
 """Importance-score routing: removes the least important tokens. The other tokens choose experts in order of importance.
 
 The remaining tokens are routed by Batch Priority Routing. Sparse-MLP routes channels in this way, in the efficient mode
-of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection transmits the token.
+of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection carries the token.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
@@ -29,9 +29,9 @@ IS-4: From which number of tokens is the capacity computed?
     Alternative b: from the number of all tokens.
 IS-6: Are tokens also removed at evaluation?
     Reading: yes, tokens are removed at evaluation as in training.
-    Alternative b: no, tokens are removed only in training. The paper specifies neither.
+    Alternative b: no, tokens are removed only in training. The paper does not say which.
 IS-7: From which tokens are the auxiliary losses computed?
-    Reading: from all tokens, because the gradient can make removed tokens important again.
+    Reading: from all tokens, so that gradients can make removed tokens important again.
     Alternative b: from the remaining tokens.
 
 Often done differently

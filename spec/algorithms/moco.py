@@ -27,7 +27,7 @@ MO-3: Is the cross-entropy multiplied by twice the temperature?
 MO-4: When is the momentum encoder updated?
     Reading: before the keys are computed, from the parameters that compute the queries.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
-    Alternative b: after the optimiser step, from the new parameters. This is equivalent, as both encoders start equal.
+    Alternative b: after the optimiser step, from the new parameters. As both encoders start equal, the keys are equal.
         By: the paper, Algorithm 1.
     Alternative c: after the keys are computed, but before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?
@@ -35,7 +35,7 @@ MO-5: Over which images does batch normalisation compute the mean and variance?
         By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).
     Alternative b: over the images on one device.
 MO-6: How do routers in the momentum encoder route?
-    Reading: as at evaluation: with the evaluation capacity, no noise and no auxiliary losses. No source specifies this.
+    Reading: as at evaluation, with the evaluation capacity, no noise and no auxiliary losses. No source specifies this.
     Alternative b: as in training, with the training capacity but without noise.
 MO-7: How does the l2 normalisation use epsilon?
     Reading: epsilon is the smallest denominator: `x / max(norm, 1e-12)`, as in torch's `normalize`.
@@ -146,7 +146,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
     """Computes `(x - mean) / sqrt(variance + epsilon)` for each feature, with the mean and the population variance of the batch.
 
-    The normalisation has no scale and no bias, and no running statistics, because evaluation skips the projector and the predictor.
+    The normalisation has no scale and no bias. Evaluation skips the projector and the predictor, so running statistics are not needed.
 
     Args:
         x: (batch, width), all images of the batch.

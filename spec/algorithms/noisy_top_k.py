@@ -14,13 +14,13 @@ With K = 1, the gate is always 1, so only the auxiliary losses train the router'
 Ambiguity ledger
 
 NK-2: Does the noise scale have a lower bound above 0?
-    Reading: no, the noise scale is the softplus of the noise logit.
+    Reading: no, the noise scale is the softplus of the noise logit, which can be arbitrarily close to 0.
         By: the paper, eq. (4).
-    Alternative b: yes, the noise scale is the softplus of the noise logit plus 0.01.
+    Alternative b: yes, 0.01 is added to the softplus of the noise logit.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating;
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
 NK-3: What is the capacity of an expert?
-    Reading: unlimited: every token has a slot unless a capacity factor is set.
+    Reading: unlimited, so every token has a slot, unless a capacity factor is set.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, SparseDispatcher.
     Alternative b: the capacity follows from a capacity factor, and choices beyond it are dropped, as in later work.
 NK-5: What is the load of an expert if there is no noise?
@@ -29,7 +29,7 @@ NK-5: What is the load of an expert if there is no noise?
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (noisy_gating=False);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
 NK-6: What is the load of an expert if the noise scale vanishes?
-    Reading: the limit of the load: 1 above, 0 below and 1/2 at the threshold. A scale below 2^-63 gives no gradient.
+    Reading: its limit: a token adds 1 above, 1/2 at and 0 below the threshold. Scales below 2^-63 give no gradient.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
     Alternative b: the quotient is computed as written. In float32, its gradient is NaN for noise logits below -44.
 NK-7: What is the load of an expert if K = E, so that fewer than K other experts exist?

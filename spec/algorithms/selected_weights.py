@@ -14,7 +14,7 @@ TC-5: If the weights of a token are normalised, by what are they divided?
         MixtralTopKRouter.
     Alternative b: by the square root of the sum of their squares (`normalize_norm="euclidean"`).
         By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
-    Alternative c: by the sum of the weights, but by at least 2^-23.
+    Alternative c: by the sum of the weights, or by 2^-23 if the sum is smaller.
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.
@@ -99,7 +99,7 @@ def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
 
 
 def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """Adds epsilon to the sum of each row, or to the square root of the sum of squares of each row. Returns (tokens, 1)."""
+    """Returns epsilon plus the norm of each row, (tokens, 1). The norm is the sum, or the square root of the sum of squares."""
     totals = (weights if norm == "sum" else weights * weights).sum(axis=1, keepdims=True)
     if epsilon == 0 and (totals.real == 0).any():
         raise ContractError("combine_scores: the scores of a token's chosen experts sum to 0; expected a nonzero sum")
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Divides the weights of a token by the norm of the weights with `kept` 1, if there are any. Both arrays are (tokens, experts)."""
+    """Divides each row of `weights` by the norm of its entries with `kept` 1, if any. Both arrays are (tokens, experts)."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

@@ -24,7 +24,7 @@ SK-2: How many iterations are run?
         BaseOTNoisyTopExpertsPerItemRouter (maxiter, which kl_projection_routing.py also uses as the minimum).
     Alternative b: iterations are run until the column error is below a tolerance (`tolerance`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
-SK-3: What is transported, and how much?
+SK-3: Which matrix is the utility of the transport problem, and how much mass is transported?
     Reading: the raw logits, with a mass of 1 per token.
         By: the paper, eq. (8);
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,

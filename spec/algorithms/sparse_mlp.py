@@ -1,7 +1,7 @@
 """Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
 
 A sparse block maps its input to new numbers of tokens and channels. One MoE layer routes channels and mixes tokens. A second MoE layer
-routes tokens and mixes channels. Both have residual connections. A last map restores the sizes. See `moespec.models.sparse_mlp`.
+routes tokens and mixes channels. Both have residual connections. A final map restores the sizes. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -39,14 +39,14 @@ SL-7: Which of the two MoE layers uses importance-score routing?
         By: the paper, section 2.2.
     Alternative b: both MoE layers (`channel_router` of the models).
 SL-8: Does stochastic depth drop an image before routing, or only the experts' output for the image?
-    Reading: only the output, per image: the channels and tokens of the image still take slots and count in the losses.
+    Reading: only the output. The channels and tokens of the image still occupy slots and contribute to the losses.
     Alternative b: the image, before routing, which leaves more slots for the other images of the group.
     Alternative c: neither, because the branch is dropped either for all images of the batch or for none.
 SL-9: How many parameters does Sparse-B have if its last four blocks are sparse instead of its last two?
     Reading: 80.8 million. The same count gives 59.1 million for Mixer-B, 70.0 million for Sparse-B and 130.4 million
         for Sparse-L, where the paper's tables give 59, 69 and 130 million.
     Alternative b: 79 million, or 69 + (69 - 59). For any rescale sizes, this contradicts the 130 of Sparse-L (16
-        experts in six of 14 blocks): two more blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
+        experts in six of 14 blocks): two more blocks must add 10.7 to 11.1 million to reach 130, at most 10.4 for 79.
         By: the paper, caption of Table 5.
 """
 

@@ -8,8 +8,8 @@ T - k E rows are 0. The solvers do not reject infeasible problems.
 Ambiguity ledger
 
 ST-1: How accurately is the dual solved?
-    Reading: 20 Adam updates from 0 with learning rate 0.01, or fewer if the gradient norm falls to 1e-3. The plan stays
-        far from the optimum on purpose, because it should only nudge the choice.
+    Reading: 20 Adam updates from 0 with learning rate 0.01, or fewer if the gradient norm falls to 1e-3. The plan
+        deliberately stays far from the optimum, because the plan should only nudge the choice.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: the dual is solved to convergence (`solver="lbfgs"`).
@@ -24,7 +24,7 @@ ST-5: Which dual problem is maximised?
         _get_sparsity_constrained_ot_algorithm.
     Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows both duals.
 ST-6: What is the plan if k < T / E, so that no plan has row sums of 1?
-    Reading: the result of the same updates. Its columns sum to T / E, and at least T - k E of its rows are 0.
+    Reading: the plan after the same updates. Its columns sum to T / E, and at least T - k E of its rows are 0.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: no plan exists, and an error is raised.

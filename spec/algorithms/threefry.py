@@ -98,7 +98,7 @@ def threefry(key: Shared, counter: Leading) -> Words:
 
 
 def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Words:
-    """Computes the words of one stream by the formula for `word[r, c]` in the docstring of this module.
+    """Computes the words of one stream with the formula for `word[r, c]` in the docstring of this module.
 
     Args:
         origin: (4,) integers: the low word and high word of the seed, the step and the first row. Only the lowest 32 bits are used.

@@ -1,4 +1,4 @@
-"""The token ids by which hash layers choose experts. The ids are computed before any layer runs.
+"""The token ids that hash layers map to experts. The ids are computed before any layer runs.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|

@@ -60,7 +60,7 @@ def addresses(implementation: Implementation, module: str) -> list[str]:
 
 
 def _own_paper(module: str) -> str:
-    """Returns the citation of a module's paper, from its table of symbols or, without a table, from its first algorithm."""
+    """Returns the citation of a module's paper, from the module's table of symbols or, if there is none, its first algorithm."""
     table = re.search(r"^\| here \|(.*)$", sys.modules[module].__doc__ or "", re.MULTILINE)
     return table[1] if table else str(sys.modules[module].ALGORITHMS[0].cites)
 

@@ -116,7 +116,7 @@ def _packages(name: str) -> list[str]:
 
 
 def is_of(who: str, where: str, name: str) -> bool:
-    """Whether `name` is the implementation `who`, the owner of the repository, or a word in the path of the file in `where`."""
+    """Whether `name` is the implementation `who`, the owner of the repository, or a word in the file path in `where`."""
     if _same(who, name):
         return True
     if "/" not in who or "/" in name:

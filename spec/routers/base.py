@@ -54,8 +54,8 @@ def route(
 ) -> RouterOutput:
     """Assigns each token to one expert: by an optimal balanced assignment in training, greedily at evaluation.
 
-    params: `kernel` (width, experts). noise: (tokens,), uniform, or None. Tokens are sorted into shards by descending noise, or by index.
-    A group should be the entire batch. The metrics in training include `gap`. The router has no auxiliary losses.
+    params: `kernel` (width, experts). noise: (tokens,), uniform, or None. Tokens are sorted into shards by descending noise or, without
+    noise, by index. A group should be the entire batch. The metrics in training include `gap`. The router has no auxiliary losses.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

@@ -17,7 +17,7 @@ BE-1: Among which tokens does an expert choose in training?
     Alternative b: among the tokens of one image, in training and at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: the n tokens with the largest scores, where n tokens have a predicted probability above the threshold.
+    Reading: the n tokens with the largest scores, if n tokens have a predicted probability above the threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
     Alternative b: every token with a predicted probability above the expert's threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
@@ -103,7 +103,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax. The combine weights are the softmax. This router takes no noise.
+    """Expert Choice based on the softmax. The combine weights are the softmax. This router takes no noise.
 
     At evaluation, the threshold of an expert determines the tokens of the expert (see `scores_above`).
 

@@ -38,7 +38,7 @@ def init_bias(options: Any) -> Params:
 
 
 def jitter_noise(options: Any) -> Noise | None:
-    """Returns the noise for the jitter, uniform on [-1, 1], for every entry of every token, or None without jitter."""
+    """Returns the jitter noise, uniform on [-1, 1], with one number per entry of each token, or None without jitter."""
     return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
 
 
@@ -54,7 +54,7 @@ def check_logits(logits: Array, options: Any) -> None:
 
 
 def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:
-    """Returns the balance loss. The load covers `scope` and counts the first `choices` (default: 1) choices of each token."""
+    """Returns the balance loss. The load counts the first `choices` (default: 1) choices of each token in `scope`."""
     load = None if scope == "group" else expert_load(scores, choices=choices or 1, scope=scope)
     return balance_loss(scores, load) if choices is None else balance_loss(scores, load, choices=choices)
 

@@ -1,4 +1,4 @@
-"""Token Choice by cosines: the router of Swin-MoE (Tutel's `cosine_top`) and of X-MoE.
+"""Token Choice by cosine similarity: the router of Swin-MoE (Tutel's `cosine_top`) and of X-MoE.
 
 | here | X-MoE (arXiv 2204.09179), section 3.1 |
 |---|---|
@@ -78,7 +78,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the affinity of the noisy cosine logits.
+    """Token Choice based on the affinity of the noisy cosine logits.
 
     noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits.
     train: whether to use the training capacity.

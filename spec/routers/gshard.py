@@ -68,7 +68,7 @@ class Options(RouterOptions):
 
 
 def noise(options: Options) -> Noise | None:
-    """Returns the noise that keeps or samples the second expert. With `second_expert="all"`, returns the noise for the jitter."""
+    """Returns the noise for keeping or sampling the second expert. With `second_expert="all"`, returns the noise for the jitter."""
     if options.second_expert == "sampled":
         return Noise((options.tokens, options.experts), (2.0**-24, 1.0))
     return Noise((options.tokens,), (0.0, 1.0)) if options.second_expert == "random" else jitter_noise(options)
@@ -77,10 +77,10 @@ def noise(options: Options) -> Noise | None:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts by the softmax, with gates that sum to 1 over both experts.
+    """Token Choice of two experts based on the softmax, with gates that sum to 1 over both experts.
 
     noise: (tokens,), uniform on [0, 1). A token keeps its second expert if 2 g2 exceeds the noise, where g2 is the
-    normalised gate of the second expert. To sample the second expert, noise is (tokens, experts), uniform on (0, 1). If noise is None
+    normalised gate of the second expert. If the second expert is sampled, noise is (tokens, experts), uniform on (0, 1). If noise is None
     (evaluation), every token keeps its second-best expert. train: whether to use the training capacity.
 
     Source: GShard, Algorithm 1. A sampled second expert: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
@@ -106,7 +106,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     scores = softmax_affinity(logits)
 
-    # In training, noise keeps or samples the second expert. The combine weights are still the scores.
+    # In training, noise decides whether to keep the second expert, or samples it. The combine weights are still the scores.
     selection = scores
     keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":

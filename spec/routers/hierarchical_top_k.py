@@ -77,7 +77,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates, which are also the combine weights. A gate is the product of the gates of both levels.
+    """Token Choice based on the gates, which are also the combine weights. A gate is the product of the gates of both levels.
 
     If gates underflow to 0, a token may choose an expert with a gate of 0, and the combine weight is 0.
 

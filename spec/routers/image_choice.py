@@ -17,7 +17,7 @@ IM-2: Where is the router that chooses the experts of an image?
         By: the paper, section 2.2 (Figure 2c).
 IM-3: Which losses train the router?
     Reading: the task loss, through the combine weights, and the balance losses with non-zero weights.
-    Alternative b: also a cross-entropy on the super-class of the image, where each expert has one super-class.
+    Alternative b: also a cross-entropy for the super-class of the image, with one expert per super-class.
         By: the paper, section 2.2.
 """
 
@@ -70,7 +70,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the softmax of the logits of an image, which all tokens of the image share. This router takes no noise.
+    """Token Choice based on the softmax of an image's logits, which all tokens of the image share. This router takes no noise.
 
     Source: Daxberger et al. 2023, section 2.
 

@@ -55,7 +55,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy softmax for the most important tokens.
+    """Token Choice based on the noisy softmax, for the most important tokens only.
 
     noise: see `softmax_token_choice`. The losses include the removed tokens.
 

@@ -7,7 +7,7 @@
 | capacity | C, from a fraction of the tokens |
 | expert | the block f |
 
-The paper has one expert. For the setting of the paper, set `experts=1`, and set `capacity_factor` to the fraction of tokens to
+The paper uses one expert. To reproduce the paper, set `experts=1`, and set `capacity_factor` to the fraction of tokens to
 process. Other tokens use only the residual connection. Here, the expert is the MLP of a block. In the paper, the expert includes attention.
 
 Ambiguity ledger
@@ -20,7 +20,7 @@ MD-1: By which factor is the output of the block weighted?
     Alternative c: by the softmax of the router weights over the chosen tokens.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
 MD-2: How are tokens chosen at evaluation?
-    Reading: as in training: the best tokens of the group are chosen, because all tokens of an image are available.
+    Reading: as in training, by choosing the best tokens of the group, because all tokens of an image are available.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; astramind-ai/Mixture-of-depths,
         MoD/MoD.py, MoD.forward.
     Alternative b: a second router decides for each token independently, as autoregressive sampling requires. A binary
@@ -75,7 +75,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the logits. The combine weights are the logits or their sigmoid. This router takes no noise.
+    """Expert Choice based on the logits. The combine weights are the logits or their sigmoid. This router takes no noise.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

@@ -57,7 +57,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy logits H. The combine weights are the gates G.
+    """Token Choice based on the noisy logits H. The combine weights are the gates G.
 
     `batch_priority` uses the noisy logits instead of the gates, because with K = 1 every gate is 1.
 

@@ -45,7 +45,7 @@ class Router(Generic[OptionsOf]):
     name: the name of the router, the last component of the module name. source: the publications that define the router.
     Options: the class of the options. init: `init(generator, options)` returns the initial parameters as float32 NumPy arrays.
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, the losses, the
-        metrics, and the statistics for `update`. `route` takes `state` only if the router has a state. `requires` names another
+        metrics, and the statistics for `update`. `route` takes `state` only if the router has a state. `requires` names an additional
         input. tokens: (tokens, width), in a backend (groups, tokens, width). params: parameters like the result of `init`.
         options: an instance of `Options`, or of another class with the same fields. noise: an array that `noise(options)`
         describes, or None for no noise. train: whether to route for training. `route` raises ConfigError for the options
@@ -58,8 +58,8 @@ class Router(Generic[OptionsOf]):
     requires: the name of an additional input of `route`: "ids" for (tokens,) integers, or "" for no input.
     decays: the names of parameters with weight decay. frozen: the names of parameters without gradients.
     models: published models that use this router, some with non-default options.
-    balances: a text that describes the balancing. drops: a text that describes the tokens that may get no expert.
-    cost: a text that states the cost of routing a group, in multiply-adds unless stated otherwise.
+    balances: what the router balances, and how. drops: which tokens may get no expert.
+    cost: the cost of routing one group, in multiply-adds unless stated otherwise.
     compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
         takes a backend `B` and arrays with a leading groups axis. `moespec.backends.routers` implements the built-in routers.
     revision: the revision of the row in the conformance matrix. functions: the public functions that the row also covers.

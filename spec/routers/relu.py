@@ -7,7 +7,7 @@
 | `penalty`, a state | lambda, from `initial_penalty` |
 | `penalty_multiplier` | alpha |
 
-The paper has no capacity, so `capacity_factor` is infinite by default. With a capacity, an expert keeps the tokens with the largest gates.
+The paper sets no capacity, so `capacity_factor` is infinite by default. With a capacity, an expert keeps the tokens with the largest gates.
 
 Ambiguity ledger
 

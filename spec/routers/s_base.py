@@ -80,7 +80,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert, by the Sinkhorn plan if `train` is set and otherwise by the softmax. The plan carries no gradient.
+    """Token Choice of one expert, based on the Sinkhorn plan if `train` is set and otherwise on the softmax. The plan carries no gradient.
 
     noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits. With
     `jitter`, noise is (tokens, width), uniform on [-1, 1], and changes the tokens instead of the logits.

@@ -11,7 +11,7 @@
 
 Ambiguity ledger
 
-SG-1: What is added to the sum that divides the gates of the chosen experts?
+SG-1: What is added to the sum by which the gates of the chosen experts are divided?
     Reading: the constant 1e-20 is added (`epsilon`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function;
         AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights; pytorch/torchtitan,
@@ -19,7 +19,7 @@ SG-1: What is added to the sum that divides the gates of the chosen experts?
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
     Alternative b: nothing is added to the sum.
         By: the paper, eq. (13); deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
-SG-2: Is the gate of a token's only choice also normalised, so that the gate is 1 and trains nothing?
+SG-2: If a token has only one choice, is the gate normalised to 1, so that the gate carries no gradient?
     Reading: yes, if gates are normalised at all (`normalize_selected`).
         By: the paper, eq. (13); AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights;
         pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward.
@@ -136,7 +136,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Token Choice by the biased scores among the experts of the best groups. The unbiased scores are the combine weights.
+    """Token Choice based on the biased scores, among the experts of the best groups. The unbiased scores are the combine weights.
 
     `batch_priority` uses the biased scores. `statistics` holds the result of `expert_load` or `required_biases`.
     state: `bias` (experts,). This router takes no noise. train: whether to use the training capacity.

@@ -71,7 +71,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy softmax.
+    """Token Choice based on the noisy softmax.
 
     noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits. With
     `jitter`, noise is (tokens, width), uniform on [-1, 1], and changes the tokens instead of the logits.

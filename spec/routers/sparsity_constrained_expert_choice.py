@@ -60,7 +60,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the sparsity-constrained plan of the softmax. The combine weights are the softmax or the plan.
+    """Expert Choice based on the sparsity-constrained plan of the softmax. The combine weights are the softmax or the plan.
 
     noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
 

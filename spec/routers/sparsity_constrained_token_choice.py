@@ -80,7 +80,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by a plan with at most K experts per token. The combine weights are the softmax or the plan.
+    """Token Choice based on a plan with at most K experts per token. The combine weights are the softmax or the plan.
 
     noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
 

@@ -62,8 +62,8 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax in training. At evaluation, an expert takes all tokens whose gates exceed the threshold of the expert.
-    The chosen gates of a token are divided by their sum. With `eval_capacity_factor`, an expert keeps the largest weights.
+    """Expert Choice based on the softmax in training. At evaluation, an expert takes all tokens whose gates exceed the expert's threshold.
+    The chosen gates of a token are divided by their sum. With `eval_capacity_factor`, an expert keeps the tokens with the largest weights.
 
     params: `kernel` (width, experts) and `thresholds` (experts,). train: whether each expert chooses C tokens, without
     thresholds. This router takes no noise.

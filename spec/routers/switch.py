@@ -24,7 +24,7 @@ SW-3: Is the standard deviation of the initial kernel defined before or after tr
         By: tensorflow/mesh, mesh_tensorflow/layers.py, VarianceScalingInitializer.
 SW-4: Which weights have the small initial scale of 0.1?
     Reading: only the router's weights. The model initialises the weights of the experts.
-    Alternative b: all weight matrices of the model, by the literal reading of section 2.4 of the paper.
+    Alternative b: all weight matrices of the model, if section 2.4 of the paper is read literally.
 SW-5: What is the capacity factor at evaluation?
     Reading: the capacity factor of training, 1.25, unless `eval_capacity_factor` is set.
     Alternative b: a capacity factor of 2.0.
@@ -90,7 +90,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert by the softmax of the jittered tokens. The experts get the tokens without jitter.
+    """Token Choice of one expert, based on the softmax of the jittered tokens. The experts get the tokens without jitter.
 
     noise: (tokens, width), uniform on [-1, 1]; None for no jitter. train: whether to use the training capacity.
 
