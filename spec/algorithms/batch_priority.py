@@ -29,8 +29,8 @@ BP-3: Which of two tokens with equal priority comes first?
     Alternative b: the token that an unstable sort happens to return first.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
 BP-4: From what is the priority computed if the selection scores are not probabilities (a transport plan, noisy logits)?
-    Reading: the selection scores. In noisy top-k, the largest noisy logit is the priority, even if all gates are 1.
-    Alternative b: the combine weights.
+    Reading: from the selection scores. In noisy top-k, the largest noisy logit is the priority, even if all gates are 1.
+    Alternative b: from the combine weights.
 """
 
 import numpy as np

@@ -18,7 +18,7 @@ QB-1: Over which tokens is the quantile taken?
     Alternative b: over the tokens of one micro-batch on one device. The quantiles are averaged.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
-QB-2: Which of an expert's required biases is the quantile?
+QB-2: Which required bias of an expert is used as the quantile?
     Reading: the required bias of rank K T / E, interpolated within its bin.
     Alternative b: the required bias of rank K T / E + 1, without bins.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.

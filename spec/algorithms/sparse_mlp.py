@@ -11,7 +11,7 @@ routes tokens and mixes channels. Both have residual connections. A final map re
 
 With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, the sizes
 S, B and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). For Table 5, two sparse blocks at the start
-give 70.0 million parameters (paper: 69), and four at the end 80.8 million (paper: 79, see SL-9). No public implementation is known.
+give 70.0 million parameters (paper: 69), and four at the end give 80.8 million (paper: 79, see SL-9). No public implementation is known.
 
 Ambiguity ledger
 

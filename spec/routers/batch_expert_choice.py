@@ -103,7 +103,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice based on the softmax. The combine weights are the softmax. This router takes no noise.
+    """Expert Choice based on the softmax, which also provides the combine weights. This router uses no noise.
 
     At evaluation, the threshold of an expert determines the tokens of the expert (see `scores_above`).
 

@@ -59,7 +59,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Sends each token to the experts that its selectors choose. This router takes no noise.
+    """Sends each token to the experts that its selectors choose. This router uses no noise.
 
     params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and, for a per-token gate, `kernel`,
     (width, choices * (bits + 1)). The router computes the losses in training and at evaluation.

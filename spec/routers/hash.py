@@ -69,7 +69,7 @@ def route(
 ) -> RouterOutput:
     """Sends each token to the expert that the table assigns to the token id. Without ids, the position of a token is the id.
 
-    params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. This router takes no noise. Training and
+    params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. This router uses no noise. Training and
     evaluation have the same routing unless `eval_capacity_factor` is set.
 
     Raises ConfigError for MultiHash, which has no routing.

@@ -70,7 +70,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice based on the softmax of an image's logits, which all tokens of the image share. This router takes no noise.
+    """Token Choice based on the softmax of an image's logits, which all tokens of the image share. This router uses no noise.
 
     Source: Daxberger et al. 2023, section 2.
 

@@ -75,7 +75,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice based on the logits. The combine weights are the logits or their sigmoid. This router takes no noise.
+    """Expert Choice based on the logits. The combine weights are the logits or their sigmoid. This router uses no noise.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

@@ -30,7 +30,7 @@ RT-4: Do the sparsity-constrained routers add noise to the logits in training?
         By: the paper, eq. (9);
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter and KSparseProjectionTransportTopExpertsPerItemRouter.
-    Alternative b: yes, with a standard deviation of 1 / E by default, like the other routers of the study.
+    Alternative b: yes, with a standard deviation of 1 / E by default, like the other routers of the paper.
 
 Often done differently
 

@@ -20,7 +20,7 @@ OptionsOf = TypeVar("OptionsOf", bound=RouterOptions)
 
 
 def _no_noise(options: Any) -> None:
-    """The router takes no noise."""
+    """The router uses no noise."""
 
 
 def _stateless(options: Any) -> dict[str, StateSpec]:

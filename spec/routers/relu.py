@@ -77,7 +77,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """An expert takes all tokens with a gate above 0. The combine weights are the gates. This router takes no noise.
+    """An expert takes all tokens with a gate above 0. The combine weights are the gates. This router uses no noise.
 
     state: `penalty`, a scalar factor of the loss. `statistics["excess"]`: the result of `excess_gates`.
 

@@ -19,7 +19,7 @@ SB-1: Is the choice balanced at evaluation?
 SB-2: Does an expert have a capacity?
     Reading: no, every token is processed, unless a capacity factor is set.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing.
-    Alternative b: yes, a capacity of K T / E slots, as in the study's Sinkhorn Token Choice.
+    Alternative b: yes, a capacity of K T / E slots, as in the Sinkhorn Token Choice of Routers (arXiv 2401.15969).
 SB-3: What is the gate?
     Reading: the softmax probability of the chosen expert.
     Alternative b: the sigmoid of the chosen expert's logit (`combine_with="sigmoid"`).
@@ -83,7 +83,7 @@ def route(
     """Token Choice of one expert, based on the Sinkhorn plan if `train` is set and otherwise on the softmax. The plan carries no gradient.
 
     noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits. With
-    `jitter`, noise is (tokens, width), uniform on [-1, 1], and changes the tokens instead of the logits.
+    `jitter`, noise is (tokens, width), uniform on [-1, 1], and is applied to the tokens, not to the logits.
     train: whether to select by the plan and use the training capacity.
 
     Source: Clark et al. 2022. The ledger lists the questions that the paper leaves open.

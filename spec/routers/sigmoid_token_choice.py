@@ -139,7 +139,7 @@ def route(
     """Token Choice based on the biased scores, among the experts of the best groups. The unbiased scores are the combine weights.
 
     `batch_priority` uses the biased scores. `statistics` holds the result of `expert_load` or `required_biases`.
-    state: `bias` (experts,). This router takes no noise. train: whether to use the training capacity.
+    state: `bias` (experts,). This router uses no noise. train: whether to use the training capacity.
 
     Source: DeepSeek-V3, section 2.1.2.
 

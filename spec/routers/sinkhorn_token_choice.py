@@ -65,9 +65,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Tokens choose experts by the Sinkhorn plan of the noisy logits. By default, the combine weights are the noisy softmax.
+    """Tokens choose experts by the Sinkhorn plan of the noisy logits. By default, the noisy softmax provides the combine weights.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise is applied to the tokens instead of the logits.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

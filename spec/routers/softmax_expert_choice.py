@@ -70,9 +70,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Experts choose tokens by the noisy softmax or, with a `cap`, by the capped affinity. The combine weights are the softmax.
+    """Experts choose tokens by the noisy softmax or, with a `cap`, by the capped affinity. The softmax provides the combine weights.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise is applied to the tokens instead of the logits.
 
     The cap is not a strict limit: in the example, token 3 has three experts although the cap is 2.
 

@@ -9,9 +9,9 @@
 
 Ambiguity ledger
 
-RT-5: Which capacity factor and which rounding does the study use?
+RT-5: Which capacity factor and which rounding does Routers (arXiv 2401.15969) use?
     Reading: the capacity factor of the router, with the capacity rounded up.
-    Alternative b: unknown, because the paper states only the factor.
+    Alternative b: the rounding is unknown, because Routers states only the factor.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def route(
     """Token Choice based on the noisy softmax.
 
     noise: (tokens, experts), standard normal. The router adds the noise times `noise_multiplier / E` to the logits. With
-    `jitter`, noise is (tokens, width), uniform on [-1, 1], and changes the tokens instead of the logits.
+    `jitter`, noise is (tokens, width), uniform on [-1, 1], and is applied to the tokens, not to the logits.
     train: whether to use the training capacity.
     """
 

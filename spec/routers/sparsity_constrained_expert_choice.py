@@ -60,11 +60,11 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice based on the sparsity-constrained plan of the softmax. The combine weights are the softmax or the plan.
+    """Expert Choice based on the sparsity-constrained plan of the softmax. The softmax or the plan provides the combine weights.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise is applied to the tokens instead of the logits.
 
-    The plan carries no gradient. If the combine weights are the plan, only the losses of the router train the kernel. With
+    The plan carries no gradient. If the plan provides the combine weights, only the auxiliary losses train the kernel. With
     fewer than T / E slots per expert (a capacity factor below 1), the constraints of the plan are infeasible (see
     `sparse_transport_affinity`).
     """

@@ -80,11 +80,11 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice based on a plan with at most K experts per token. The combine weights are the softmax or the plan.
+    """Token Choice based on a plan with at most K experts per token. The softmax or the plan provides the combine weights.
 
-    noise, train: see `softmax_token_choice`. With `jitter`, the noise changes the tokens instead of the logits.
+    noise, train: see `softmax_token_choice`. With `jitter`, the noise is applied to the tokens instead of the logits.
 
-    The plan carries no gradient. If the combine weights are the plan, only the losses of the router train the kernel. With
+    The plan carries no gradient. If the plan provides the combine weights, only the auxiliary losses train the kernel. With
     `transport_objective="semi_dual"`, the rows of the plan sum to 1. Then `batch_priority="sum"` orders the tokens by rounding
     errors. With `batch_priority="max"`, rounding errors order the tokens that the plan assigns to only one expert.
 

@@ -66,7 +66,7 @@ def route(
     The chosen gates of a token are divided by their sum. With `eval_capacity_factor`, an expert keeps the tokens with the largest weights.
 
     params: `kernel` (width, experts) and `thresholds` (experts,). train: whether each expert chooses C tokens, without
-    thresholds. This router takes no noise.
+    thresholds. This router uses no noise.
 
     Source: Shazeer et al. 2017, appendix F.
 
