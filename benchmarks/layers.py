@@ -109,7 +109,7 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
 
 
 def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str = "tokens") -> Pass:
-    """Return a function that runs a loss and its gradients, compiled with JAX and eager with torch, and waits for the results."""
+    """Return a function that computes a loss and its gradients (compiled in JAX, eager in torch) and waits for the results."""
     run = B.value_and_grad(loss)
     if B.name == "jax":
         run = B.compile(run)

@@ -4,7 +4,7 @@
     python benchmarks/tpu_recipes.py [RECIPE ...] [--images 8] [--topology v5e:2x2]
 
 A step consists of the loss, the backward pass, clipping and the optimiser, for the model of the recipe and `--images` images. A row
-contains FLOPs relative to `moespec count` for the same images, memory, and the compilation time. If the step exceeds the memory of a core,
+contains memory, the compilation time, and FLOPs relative to `moespec count` for the same images. If the step exceeds the memory of a core,
 the row contains the error. A row replaces the row of the same recipe and topology in `benchmarks/results/recipes-tpu.json`.
 """
 

@@ -12,7 +12,7 @@
 | `regularization` | lambda, 0.001 |
 | `iterations` | iterations of Dykstra's algorithm, 100 |
 
-Expert Choice takes the C largest entries in each column of A instead of S. The matrix A only approximates the solution
+Expert Choice takes the C largest entries in each column of A, not of S. The matrix A only approximates the solution
 of a relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from
 the solution. In an example with 512 tokens, normal logits of standard deviation 1.5, 16 experts, k = 64 and b = 2, 24 % of
 the tokens get more than 2 experts without the cap. With the cap and lambda = 0.001, 29 % of the tokens get more
