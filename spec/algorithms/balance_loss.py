@@ -19,11 +19,11 @@ AL-3: How is the balance loss scaled?
         deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         switch_load_balancing_loss_func.
 AL-5: From which scores is the balance loss computed?
-    Reading: from the noisy gates, before the capacity limit drops any choice.
+    Reading: the loss is computed from the noisy gates, before the capacity limit drops any choice.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating.
-    Alternative b: from the clean gates, without noise.
-    Alternative c: from the gates that remain after the capacity limit has dropped choices.
+    Alternative b: the loss is computed from the clean gates, without noise.
+    Alternative c: the loss is computed from the gates that remain after the capacity limit has dropped choices.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 AL-8: Which choices of a token does the balance loss count?
     Reading: only the first choice of each token, so the smallest values of the loss are near 1.

@@ -23,15 +23,15 @@ BL-4: Are the scores computed before or after the norm?
     Alternative b: before the norm, from the unnormalised tokens. Each expert then applies the norm.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
 BL-5: In which order do the tokens of an expert fill its slots?
-    Reading: in the order of the token indices.
+    Reading: the tokens fill the slots in the order of the token indices.
     Alternative b: in the order in which the workers send the tokens, which are shuffled in training.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-6: Over which tokens is the assignment balanced in training?
-    Reading: over all tokens of the group together.
+    Reading: the assignment is balanced over all tokens of the group together.
     Alternative b: separately over each of several random subsets of the tokens (`shards`).
         By: the paper, section 3.2.1; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-7: What is the architecture of an expert?
-    Reading: a two-layer MLP, as for every router.
+    Reading: an expert is a two-layer MLP, as for every router.
     Alternative b: a stack of two-layer MLPs. Each MLP has a norm before it, a residual connection around it and a
         second kernel with initial value 0.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer and BaseSublayer.
@@ -41,11 +41,11 @@ Often done differently
 BL-2: How are tokens assigned at evaluation?
     Reading: each token goes to the expert with the highest score, without balancing, so the capacity is T.
         By: the paper, section 3.2.2; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.greedy_assignment.
-    Alternative b: by a balanced assignment, as in training.
+    Alternative b: tokens are assigned by a balanced assignment, as in training.
 BL-3: How is the output of an expert weighted?
-    Reading: by the sigmoid of the token's score for the expert.
+    Reading: the output is weighted by the sigmoid of the token's score for the expert.
         By: the paper, eq. (1); facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
-    Alternative b: by the softmax of the token's scores over the experts.
+    Alternative b: the output is weighted by the softmax of the token's scores over the experts.
     Alternative c: the output is not weighted (weight 1).
 """
 

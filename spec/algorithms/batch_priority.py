@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 BP-1: What is the priority of a token that makes several choices?
-    Reading: the highest score of the token.
+    Reading: the priority is the highest score of the token.
         By: the paper, section 4 (one of its two scores); google-research/vmoe, vmoe/moe.py,
         _get_top_experts_per_item_common; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (batch_prioritized_routing=True); google/flaxformer, flaxformer/architectures/moe/routing.py,
@@ -24,13 +24,13 @@ BP-2: Does a token have one priority, or does each choice of the token have a se
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, topkgating (drop_policy="probs"); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, apply_router_token_dropping (drop_policy="probs").
 BP-3: Which of two tokens with equal priority comes first?
-    Reading: the token with the lower index.
+    Reading: the token with the lower index comes first.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jnp.argsort).
     Alternative b: the token that an unstable sort happens to return first.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
 BP-4: From what is the priority computed if the selection scores are not probabilities (a transport plan, noisy logits)?
-    Reading: from the selection scores. In noisy top-k, the largest noisy logit is the priority, even if all gates are 1.
-    Alternative b: from the combine weights.
+    Reading: from the selection scores. In noisy top-k, the largest noisy logit is the priority even if all gates are 1.
+    Alternative b: the priority is computed from the combine weights.
 """
 
 import numpy as np

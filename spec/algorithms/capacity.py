@@ -10,18 +10,18 @@
 Ambiguity ledger
 
 CA-1: How is the capacity rounded, and to a multiple of which number?
-    Reading: up, to a multiple of 1. Both the rounding and the multiple are arguments.
+    Reading: the capacity is rounded up to a multiple of 1. Both the rounding and the multiple are arguments.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
-    Alternative b: to the nearest integer, with ties to the even integer.
+    Alternative b: the capacity is rounded to the nearest integer, with ties to the even integer.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity (ceil_or_round="round"); google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer.
-    Alternative c: down to an integer.
+    Alternative c: the capacity is rounded down to an integer.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1; databricks/megablocks,
         megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel, tutel/impls/fast_dispatch.py,
         extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks;
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative d: up to a multiple of 4.
+    Alternative d: the capacity is rounded up to a multiple of 4.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
 CA-2: What happens if the capacity is below 1?
     Reading: an error is raised, even if rounding up to a multiple would make the capacity positive.

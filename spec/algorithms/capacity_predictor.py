@@ -10,9 +10,9 @@
 Ambiguity ledger
 
 CE-1: What are the initial thresholds?
-    Reading: 0, which is below every probability.
+    Reading: the thresholds start at 0, which is below every probability.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
-    Alternative b: the thresholds computed in the first step.
+    Alternative b: the thresholds start at the values computed in the first step.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, EMAParameter.forward.
 CE-2: What is the activation of the predictor?
     Reading: the activation of the predictor is SiLU.

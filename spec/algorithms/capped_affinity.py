@@ -24,7 +24,7 @@ CP-1: In which order does Dykstra's algorithm project onto the three sets?
     Reading: first onto column sums of k, then onto row sums of at most b, and last onto entries of at most 1.
     Alternative b: first onto the row sums, then onto the entries, and last onto the column sums.
 CP-2: When does Dykstra's algorithm stop?
-    Reading: after `iterations` rounds of the three projections.
+    Reading: the algorithm stops after `iterations` rounds of the three projections.
     Alternative b: earlier, once a round changes little. The paper's "a maximum of 100 iterations" gives no criterion.
 CP-4: What is the default lambda of the router?
     Reading: 0.01 (`cap_regularization`). With this lambda, 100 iterations come close to the solution.

@@ -15,7 +15,7 @@ CO-1: With which rows is a row compared if several devices share the batch?
         By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
     Alternative b: with the rows of all devices, but the rows of other devices are treated as constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
-    Alternative c: only with the rows of the same device.
+    Alternative c: a row is compared only with the rows of the same device.
 CO-2: Is the scale limited by an upper bound?
     Reading: no, the scale is not limited.
         By: google-research/big_vision, big_vision/models/proj/image_text/two_towers.py, Model; google-research/vmoe,
@@ -35,10 +35,10 @@ CO-4: Are the two directions of the softmax loss averaged?
     Alternative b: no, the two directions are summed.
         By: ALIGN (arXiv 2102.05918), section 4.1.
 CO-5: By which number does the sigmoid loss divide the sum over pairs?
-    Reading: by the number of rows, n.
+    Reading: the loss divides by the number of rows, n.
         By: the paper, eq. (1); google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py,
         update_fn; google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
-    Alternative b: by the number of pairs, n^2.
+    Alternative b: the loss divides by the number of pairs, n^2.
 CO-6: What are the initial values of the scale and the bias?
     Reading: the scale starts at 10 and the bias at -10.
         By: the paper, section 3.2.

@@ -22,9 +22,9 @@ CR-2: Does the projection have a bias?
     Alternative b: yes, the projection has a bias.
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
 CR-3: Which temperature does the balance loss use?
-    Reading: the same temperature as the gates.
+    Reading: the balance loss uses the same temperature as the gates.
         By: microsoft/Tutel, tutel/impls/moe_layer.py, MOELayer.
-    Alternative b: a constant temperature.
+    Alternative b: the balance loss uses a constant temperature.
         By: the paper, eq. (8).
 
 Often done differently

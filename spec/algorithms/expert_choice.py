@@ -9,10 +9,10 @@
 Ambiguity ledger
 
 EC-1: Which of two tokens with equal scores wins?
-    Reading: the token with the lower index.
+    Reading: the token with the lower index wins.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher (jax.lax.top_k);
         google/flaxformer, flaxformer/architectures/moe/routing.py, ExpertsChooseMaskedRouter and _top_k (jax.lax.top_k).
-    Alternative b: the token with the higher index.
+    Alternative b: the token with the higher index wins.
     Alternative c: the token that an unstable sort happens to return first.
 EC-2: Does a slot stay empty if only tokens with score 0 are left to fill it?
     Reading: no, the remaining token with the lowest index fills the slot, and is dispatched and combined.
@@ -26,11 +26,11 @@ EC-3: What happens if the capacity exceeds the number of tokens?
         (jax.lax.top_k fails).
     Alternative b: the capacity is reduced to the number of tokens.
 EC-4: Along which axis are the scores normalised?
-    Reading: over the experts, although the experts choose among the tokens.
+    Reading: the scores are normalised over the experts, although the experts choose among the tokens.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter._compute_gates_softmax;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, TokenShufflingOnlogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, Router._compute_router_probabilities.
-    Alternative b: over the tokens.
+    Alternative b: the scores are normalised over the tokens.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _expert_selection_gating.
 """
 

@@ -10,14 +10,14 @@
 Ambiguity ledger
 
 GL-1: What is the score of a group of experts?
-    Reading: the sum of the 2 best scores in the group (`best`).
+    Reading: the score of a group is the sum of its 2 best scores (`best`).
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate (with a bias); AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.expert_group_mask; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: the sum of the K / M best scores in the group.
+    Alternative b: the score of a group is the sum of its K / M best scores.
         By: the paper, section 2.1.2; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, group_limited_topk.
-    Alternative c: the best score in the group.
+    Alternative c: the score of a group is its best score.
         By: DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; deepseek-ai/DeepSeek-V3, inference/model.py, Gate (without a
         bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward.

@@ -29,10 +29,10 @@ GS-1: When are the gates of a token divided by their sum?
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
     Alternative c: the gates are never divided by their sum.
 GS-2: Does the probability of keeping the second expert depend on its gate before or after division by the sum?
-    Reading: on the gate after the division.
+    Reading: the probability depends on the gate after the division.
         By: the paper, Algorithm 1, line 16 before line 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True).
-    Alternative b: on the gate before the division.
+    Alternative b: the probability depends on the gate before the division.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
 GS-3: Does a second choice that is not kept occupy a slot of its expert?

@@ -12,17 +12,17 @@ The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) impl
 Ambiguity ledger
 
 HT-1: How does a balanced table break ties between ids of equal frequency and between experts of equal load?
-    Reading: in favour of the lower id and of the expert with the lower index.
+    Reading: ties go to the lower id and to the expert with the lower index.
     Alternative b: ties are broken arbitrarily.
 HT-2: What happens to a k-means cluster without points?
     Reading: the cluster keeps its centroid.
     Alternative b: the cluster is dropped.
     Alternative c: the cluster restarts at the farthest point.
 HT-3: Which centroid is the nearest if two centroids are at equal distance?
-    Reading: the centroid with the lower index.
-    Alternative b: the centroid with the higher index.
+    Reading: the centroid with the lower index counts as the nearest.
+    Alternative b: the centroid with the higher index counts as the nearest.
 HT-4: Does a dispersed table start each cluster at expert 0?
-    Reading: no, each cluster starts where the last one ended, so the experts' numbers of ids differ by at most 1.
+    Reading: no, each cluster starts where the last one ended, so the experts' id counts differ by at most 1.
     Alternative b: yes, each cluster starts at expert 0. Experts with a low index then get more ids.
 """
 

@@ -15,24 +15,24 @@ With `drop=0`, the routing is Batch Priority Routing. Removed tokens do not affe
 Ambiguity ledger
 
 IS-1: Over which axis is the maximum of the importance score taken?
-    Reading: over the experts.
+    Reading: the maximum is taken over the experts.
         By: the paper, eq. (3).
-    Alternative b: over the channels, as in the sentence before the equation. All channels would then have equal scores.
+    Alternative b: the maximum is taken over the channels, as in the text before the equation. All scores are then equal.
 IS-2: How many tokens are removed?
     Reading: floor(drop * T) tokens, evaluated in double precision.
     Alternative b: drop * T tokens, rounded up or to the nearest integer.
 IS-3: Which token is removed first if several tokens are equally important?
-    Reading: the token with the higher index.
-    Alternative b: the token that an unstable sort happens to put last.
+    Reading: the token with the higher index is removed first.
+    Alternative b: the token that an unstable sort happens to put last is removed first.
 IS-4: From which number of tokens is the capacity computed?
-    Reading: from the number of remaining tokens, which is how the removal of tokens saves computation.
-    Alternative b: from the number of all tokens.
+    Reading: the capacity is computed from the number of remaining tokens, so removing tokens saves computation.
+    Alternative b: the capacity is computed from the number of all tokens.
 IS-6: Are tokens also removed at evaluation?
     Reading: yes, tokens are removed at evaluation as in training.
     Alternative b: no, tokens are removed only in training. The paper does not say which.
 IS-7: From which tokens are the auxiliary losses computed?
-    Reading: from all tokens, so that gradients can make removed tokens important again.
-    Alternative b: from the remaining tokens.
+    Reading: the losses cover all tokens, so that gradients can make removed tokens important again.
+    Alternative b: the losses cover only the remaining tokens.
 
 Often done differently
 

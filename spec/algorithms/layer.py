@@ -18,10 +18,10 @@ LA-1: Which form of GELU do the experts use?
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
         vit_pytorch/vit.py, FeedForward.
 LA-2: What does the layer return for a token without a slot?
-    Reading: 0, so only the residual connection carries the token.
+    Reading: the layer returns 0, so only the residual connection carries the token.
         By: google-research/vmoe, vmoe/moe.py, EinsumDispatcher.combine; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1.
-    Alternative b: the token itself, unchanged.
+    Alternative b: the layer returns the token itself, unchanged.
 """
 
 from collections.abc import Callable, Mapping

@@ -33,11 +33,11 @@ LF-3: Over which tokens is the load summed before the bias is updated?
 Often done differently
 
 LF-4: How far does an update move a bias?
-    Reading: by the rate, up or down, regardless of the size of the load violation.
+    Reading: the bias moves by the rate, up or down, regardless of the size of the load violation.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates;
         pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-    Alternative b: in proportion to the load violation.
+    Alternative b: the bias moves in proportion to the load violation.
         By: the paper, section 4.3 (no better), and appendix C.2 (with softmax scores).
 LF-5: Is the bias part of the gate?
     Reading: no, the gate is the score without the bias.

@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 AL-1: Which standard deviation does the coefficient of variation use?
-    Reading: the population standard deviation, with divisor E.
+    Reading: the coefficient of variation uses the population standard deviation, with divisor E.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._importance_auxiliary_loss;
         tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, cv_squared.
     Alternative b: the unbiased standard deviation, with divisor E - 1.
@@ -32,10 +32,10 @@ AL-4: Is the load summed or averaged over tokens?
     Alternative b: the load is averaged over tokens. The coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
 AL-6: From which logits or gates is the importance loss computed?
-    Reading: from the clean logits.
+    Reading: the importance loss is computed from the clean logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
-    Alternative b: from the sparse noisy gates.
+    Alternative b: the importance loss is computed from the sparse noisy gates.
         By: Shazeer et al. 2017 (arXiv 1701.06538), section 4; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, local_moe.
 """

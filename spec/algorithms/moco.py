@@ -31,9 +31,9 @@ MO-4: When is the momentum encoder updated?
         By: the paper, Algorithm 1.
     Alternative c: after the keys are computed, but before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?
-    Reading: over the images of one view on all devices, in both encoders.
+    Reading: the statistics cover the images of one view on all devices, in both encoders.
         By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).
-    Alternative b: over the images on one device.
+    Alternative b: the statistics cover the images on one device.
 MO-6: How do routers in the momentum encoder route?
     Reading: as at evaluation, with the evaluation capacity, no noise and no auxiliary losses. No source specifies this.
     Alternative b: as in training, with the training capacity but without noise.

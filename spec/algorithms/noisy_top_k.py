@@ -46,9 +46,9 @@ NK-1: Are experts chosen before or after the softmax?
     Alternative b: after the softmax. The K gates are not divided by their sum.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter.
 NK-4: From which gates is the importance computed?
-    Reading: from the sparse noisy gates G.
+    Reading: the importance is computed from the sparse noisy gates G.
         By: the paper, eq. (6); tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, local_moe.
-    Alternative b: from the softmax of all clean logits.
+    Alternative b: the importance is computed from the softmax of all clean logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter.
 """
 

@@ -25,8 +25,8 @@ QB-2: Which required bias of an expert is used as the quantile?
     Alternative c: the required bias of rank K T / E, without bins.
         By: marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-3: To which scores is the bias added?
-    Reading: to the sigmoid of the logits, or to other scores from 0 to 1.
-    Alternative b: to the logits.
+    Reading: the bias is added to the sigmoid of the logits, or to other scores from 0 to 1.
+    Alternative b: the bias is added to the logits.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.quantile_balancing;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-4: Is the bias recentred?

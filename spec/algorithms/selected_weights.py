@@ -8,13 +8,13 @@
 Ambiguity ledger
 
 TC-5: If the weights of a token are normalised, by what are they divided?
-    Reading: by the sum of the weights.
+    Reading: the weights are divided by their sum.
         By: the paper, Algorithm 1; databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward
         (moe_normalize_expert_weights=1); huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py,
         MixtralTopKRouter.
-    Alternative b: by the square root of the sum of their squares (`normalize_norm="euclidean"`).
+    Alternative b: the weights are divided by the root of the sum of their squares (`normalize_norm="euclidean"`).
         By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
-    Alternative c: by the sum of the weights, or by 2^-23 if the sum is smaller.
+    Alternative c: the weights are divided by their sum, or by 2^-23 if the sum is smaller.
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.

@@ -9,7 +9,7 @@
 Ambiguity ledger
 
 SI-1: Which of several equal values are non-zero if only some of them may be?
-    Reading: the values with the lowest indices.
+    Reading: the values with the lowest indices are non-zero.
         By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
     Alternative b: the values that an unstable sort happens to keep.
         By: PythonOT/POT, ot/utils.py, projection_sparse_simplex (argsort).

@@ -13,10 +13,10 @@
 Ambiguity ledger
 
 SK-1: Which marginal is updated first?
-    Reading: the column marginal, starting from f = 0. Rows sum to 1 (up to rounding) after every iteration.
+    Reading: the column marginal comes first, starting from f = 0. Rows sum to 1 (up to rounding) after every iteration.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (by the solver of ott-jax).
-    Alternative b: the row marginal. After a finite number of iterations, the plan is different.
+    Alternative b: the row marginal comes first. After a finite number of iterations, the plan is different.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-2: How many iterations are run?
     Reading: 20 iterations, without early stopping.
@@ -25,16 +25,16 @@ SK-2: How many iterations are run?
     Alternative b: iterations are run until the column error is below a tolerance (`tolerance`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-3: Which matrix is the utility of the transport problem, and how much mass is transported?
-    Reading: the raw logits, with a mass of 1 per token.
+    Reading: the utility is the raw logits, with a mass of 1 per token.
         By: the paper, eq. (8);
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter._get_kl_projection_algorithm.
-    Alternative b: the softmax of the logits.
+    Alternative b: the utility is the softmax of the logits.
     Alternative c: the raw logits, with a total mass of 1 and marginals 1 / T and 1 / E.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-4: How is the plan differentiated if it carries a gradient?
-    Reading: through the unrolled iterations.
-    Alternative b: by implicit differentiation at the optimum.
+    Reading: the plan is differentiated through the unrolled iterations.
+    Alternative b: the plan is differentiated implicitly at the optimum.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (use_implicit_differentiation).
 

@@ -28,19 +28,19 @@ SM-1: How does the l2 normalisation use epsilon?
     Alternative c: epsilon is the smallest denominator: `x / max(norm, 1e-12)`, as in torch's `normalize`.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
 SM-3: Do the slots mix the tokens themselves or the normalised tokens?
-    Reading: the tokens themselves. The normalised tokens are used only for the logits.
+    Reading: the slots mix the tokens themselves. The normalised tokens are used only for the logits.
         By: the paper, section 2.3 (only line 3 of Algorithm 1 is replaced);
         google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
-    Alternative b: the normalised tokens.
+    Alternative b: the slots mix the normalised tokens.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward;
         lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, SoftMoE.forward.
 SM-4: What does `scale` multiply?
-    Reading: the normalised slots. Without normalisation, there is no scale.
+    Reading: `scale` multiplies the normalised slots. Without normalisation, there is no scale.
         By: the paper, section 2.3; bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
     Alternative b: the normalised tokens or the logits, which gives the same result up to rounding.
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter (the smaller of tokens and slots).
 SM-5: Over which slots or experts is the combine softmax taken?
-    Reading: over all slots of all experts together.
+    Reading: the softmax is taken over all slots of all experts together.
         By: the paper, eq. (2); google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
     Alternative b: separately for each expert, over the slots of the expert.
     Alternative c: separately for each slot index, over the experts.

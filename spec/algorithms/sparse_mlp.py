@@ -16,7 +16,7 @@ give 70.0 million parameters (paper: 69), and four at the end give 80.8 million 
 Ambiguity ledger
 
 SL-1: Which axis does the rescale sub-layer map first?
-    Reading: the token axis, then the channel axis.
+    Reading: the sub-layer maps the token axis, then the channel axis.
     Alternative b: the channel axis, then the token axis. The result differs by the first bias times the second kernel.
 SL-2: Do the linear maps of the rescale sub-layer have biases?
     Reading: yes, both linear maps have biases.
@@ -32,8 +32,8 @@ SL-5: Which channels or tokens form a routing group?
     Alternative b: the channels or the tokens of one image.
 SL-6: What is the capacity factor?
     Reading: 1.05 in the models (capacity rounded up), and 1 by default in `importance_score`. The paper states none.
-    Alternative b: a capacity factor of 1.
-    Alternative c: the capacity factor of V-MoE at evaluation.
+    Alternative b: the capacity factor is 1.
+    Alternative c: the capacity factor equals that of V-MoE at evaluation.
 SL-7: Which of the two MoE layers uses importance-score routing?
     Reading: only the layer that routes channels (token mixing).
         By: the paper, section 2.2.

@@ -19,8 +19,8 @@ BG-2: Does the threshold loss also train the gates?
     Reading: yes, because eq. (20) treats no factor as constant.
     Alternative b: no, the threshold loss trains only the thresholds.
 BG-3: What are the initial thresholds?
-    Reading: 1 / E, which is the mean of the gates.
-    Alternative b: 0, which is below every gate.
+    Reading: the thresholds start at 1 / E, which is the mean of the gates.
+    Alternative b: the thresholds start at 0, which is below every gate.
 
 Often done differently
 

@@ -11,9 +11,9 @@
 Ambiguity ledger
 
 TC-1: Which of several experts with equal scores wins?
-    Reading: the expert with the lowest index.
+    Reading: the expert with the lowest index wins.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jax.lax.top_k).
-    Alternative b: the expert with the highest index.
+    Alternative b: the expert with the highest index wins.
     Alternative c: the expert that an unstable sort happens to return first.
 TC-2: In which order are choices assigned to slots?
     Reading: slots go to all first choices before any second choice.

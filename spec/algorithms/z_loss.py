@@ -3,9 +3,9 @@
 Ambiguity ledger
 
 AL-7: Which logits does the z-loss of a noisy router use?
-    Reading: the clean logits, although the balance loss uses the noisy logits.
+    Reading: the z-loss uses the clean logits, although the balance loss uses the noisy logits.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: the noisy logits (`z_logits="noisy"`).
+    Alternative b: the z-loss uses the noisy logits (`z_logits="noisy"`).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating (of the jittered tokens);
         google/flaxformer, flaxformer/architectures/moe/routing.py, _router_z_loss (of the jittered tokens);
         databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (of the jittered tokens).

@@ -11,7 +11,7 @@
 Ambiguity ledger
 
 BE-1: Among which tokens does an expert choose in training?
-    Reading: among the tokens of several images, ideally of the entire batch.
+    Reading: an expert chooses among the tokens of several images, ideally of the entire batch.
         By: the paper, caption of Figure 2; KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train;
         theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_training.
     Alternative b: among the tokens of one image, in training and at evaluation (`softmax_expert_choice`).
@@ -23,9 +23,9 @@ BE-2: Which tokens does an expert take at evaluation?
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
     Alternative c: without a predictor, every token with a score above the expert's threshold (`predictor=False`).
 BE-3: How are the scores computed from the logits?
-    Reading: as the softmax over the experts.
+    Reading: the scores are the softmax of the logits over the experts.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train.
-    Alternative b: as (1 + tanh) / 2 of each logit.
+    Alternative b: the score of logit l is (1 + tanh(l)) / 2.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_gate.
 """
 

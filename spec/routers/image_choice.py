@@ -12,8 +12,8 @@ group. In a group with one image, the losses push the image toward choosing all 
 Ambiguity ledger
 
 IM-2: Where is the router that chooses the experts of an image?
-    Reading: in each layer. Each layer chooses experts separately.
-    Alternative b: before the MoE layers, where one router chooses experts once for all layers.
+    Reading: each layer has a router and chooses experts separately.
+    Alternative b: a single router before the MoE layers chooses experts once for all layers.
         By: the paper, section 2.2 (Figure 2c).
 IM-3: Which losses train the router?
     Reading: the task loss, through the combine weights, and the balance losses with non-zero weights.

@@ -13,11 +13,11 @@ process. Other tokens use only the residual connection. Here, the expert is the 
 Ambiguity ledger
 
 MD-1: By which factor is the output of the block weighted?
-    Reading: by the router weight itself, which may be negative.
+    Reading: the output is weighted by the router weight itself, which may be negative.
         By: the paper, section 3.4, eq. (1); astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward;
         Mixture-AI/Mixture-of-Depths, MoD/MoD.py, MoDTransformerBlock.forward.
-    Alternative b: by the sigmoid of the router weight (`weights="sigmoid"`).
-    Alternative c: by the softmax of the router weights over the chosen tokens.
+    Alternative b: the output is weighted by the sigmoid of the router weight (`weights="sigmoid"`).
+    Alternative c: the output is weighted by the softmax of the router weights over the chosen tokens.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
 MD-2: How are tokens chosen at evaluation?
     Reading: as in training, by choosing the best tokens of the group, because all tokens of an image are available.

@@ -8,10 +8,10 @@
 Ambiguity ledger
 
 RT-1: Which logits does the combine softmax use if the logits are noisy?
-    Reading: the noisy logits, from which the plan is also computed.
+    Reading: the softmax uses the noisy logits, from which the plan is also computed.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopItemsPerExpertRouter.
-    Alternative b: the clean logits (`combine_from_clean_logits`).
+    Alternative b: the softmax uses the clean logits (`combine_from_clean_logits`).
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
 SK-5: Do the Sinkhorn routers add noise to the logits in training?

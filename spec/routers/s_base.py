@@ -21,8 +21,8 @@ SB-2: Does an expert have a capacity?
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing.
     Alternative b: yes, a capacity of K T / E slots, as in the Sinkhorn Token Choice of Routers (arXiv 2401.15969).
 SB-3: What is the gate?
-    Reading: the softmax probability of the chosen expert.
-    Alternative b: the sigmoid of the chosen expert's logit (`combine_with="sigmoid"`).
+    Reading: the gate is the softmax probability of the chosen expert.
+    Alternative b: the gate is the sigmoid of the chosen expert's logit (`combine_with="sigmoid"`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing
         (topk == 1).
 """

@@ -10,7 +10,7 @@
 Ambiguity ledger
 
 RT-5: Which capacity factor and which rounding does Routers (arXiv 2401.15969) use?
-    Reading: the capacity factor of the router, with the capacity rounded up.
+    Reading: Routers uses the capacity factor of the router and rounds the capacity up.
     Alternative b: the rounding is unknown, because Routers states only the factor.
 """
 

@@ -17,17 +17,17 @@ SW-2: From which tokens is the gate computed?
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer,
         flaxformer/architectures/moe/routing.py, Router._compute_router_probabilities; databricks/megablocks,
         megablocks/layers/router.py, LearnedRouter.forward.
-    Alternative b: from the original tokens.
+    Alternative b: the gate is computed from the original tokens.
 SW-3: Is the standard deviation of the initial kernel defined before or after truncation?
     Reading: after truncation, so the truncated draws have variance 0.1 / fan-in.
     Alternative b: before truncation, which makes the standard deviation 0.88 times as large.
         By: tensorflow/mesh, mesh_tensorflow/layers.py, VarianceScalingInitializer.
 SW-4: Which weights have the small initial scale of 0.1?
-    Reading: only the router's weights. The model initialises the weights of the experts.
+    Reading: only the router's weights have this scale. The model initialises the weights of the experts.
     Alternative b: all weight matrices of the model, if section 2.4 of the paper is read literally.
 SW-5: What is the capacity factor at evaluation?
     Reading: the capacity factor of training, 1.25, unless `eval_capacity_factor` is set.
-    Alternative b: a capacity factor of 2.0.
+    Alternative b: the capacity factor at evaluation is 2.0.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, MoE1D (capacity_factor_eval=2.0).
 """
 
