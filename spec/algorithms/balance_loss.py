@@ -26,7 +26,7 @@ AL-5: From which scores is the balance loss computed?
     Alternative c: the loss is computed from the gates that remain after the capacity limit has dropped choices.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 AL-8: Which choices of a token does the balance loss count?
-    Reading: only the first choice of each token, so the smallest values of the loss are near 1.
+    Reading: the loss counts only the first choice of each token, so the smallest values of the loss are near 1.
         By: GShard (arXiv 2006.16668), Algorithm 1, lines 11 and 13; google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating; microsoft/Tutel, tutel/impls/losses.py, gshard_loss; google/praxis, praxis/gshard_utils.py,
@@ -35,7 +35,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, top2gating; laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward;
         lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating; lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: all K choices (`balance_counts="all"`), so the smallest losses are near K unless divided by K.
+    Alternative b: it counts all K choices (`balance_counts="all"`). The smallest losses are near K unless divided by K.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss; huggingface/transformers,
         src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func; databricks/megablocks,
@@ -44,7 +44,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
 AL-9: Over which tokens does the balance loss compute the fraction of choices per expert?
-    Reading: over the tokens of one routing group. The losses of all groups are averaged.
+    Reading: the fraction is computed over the tokens of one routing group. The losses of all groups are averaged.
         By: DeepSeek-V3 (arXiv 2412.19437), eqs. (17)-(20) (of a sequence); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics; google/flaxformer,
         flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
@@ -53,10 +53,10 @@ AL-9: Over which tokens does the balance loss compute the fraction of choices pe
     Alternative b: over the tokens of all groups that a device computes together (`balance_scope="batch"`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter._apply_aux_loss;
         databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss.
-    Alternative c: over the tokens of all devices (`balance_scope="global"`).
+    Alternative c: the fraction is computed over the tokens of all devices (`balance_scope="global"`).
         By: Qiu et al. 2025 (arXiv 2501.11873); NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py,
         TopKRouter._apply_global_aux_loss (averaged over the micro-batches so far).
-    Alternative d: over the tokens of all layers together.
+    Alternative d: the fraction is computed over the tokens of all layers together.
         By: huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func.
 """
 

@@ -16,7 +16,7 @@ Ambiguity ledger
 BL-1: Which balanced assignment is used?
     Reading: an assignment with the largest total score, found exactly. If several are optimal, any may be used.
         By: the paper, eq. (2).
-    Alternative b: the result of an auction algorithm that stops early, with a lower total score.
+    Alternative b: an auction algorithm that stops early finds an assignment with a lower total score.
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.
 BL-4: Are the scores computed before or after the norm?
     Reading: after the norm, from the input of the layer, which a pre-norm block has already normalised.
@@ -24,7 +24,7 @@ BL-4: Are the scores computed before or after the norm?
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
 BL-5: In which order do the tokens of an expert fill its slots?
     Reading: the tokens fill the slots in the order of the token indices.
-    Alternative b: in the order in which the workers send the tokens, which are shuffled in training.
+    Alternative b: the order is that in which the workers send the tokens, which are shuffled in training.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-6: Over which tokens is the assignment balanced in training?
     Reading: the assignment is balanced over all tokens of the group together.

@@ -15,7 +15,7 @@ BP-1: What is the priority of a token that makes several choices?
         _get_top_experts_per_item_common; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (batch_prioritized_routing=True); google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: the sum of the scores of the token's choices (`by="sum"`).
+    Alternative b: the priority is the sum of the scores of the token's choices (`by="sum"`).
         By: the paper, section 4 (the other).
 BP-2: Does a token have one priority, or does each choice of the token have a separate priority?
     Reading: each token has one priority. All first choices are still assigned before any second choice.

@@ -11,7 +11,7 @@
 Ambiguity ledger
 
 CO-1: With which rows is a row compared if several devices share the batch?
-    Reading: with the rows of all devices. The gradient is the same as on one device.
+    Reading: a row is compared with the rows of all devices. The gradient is the same as on one device.
         By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
     Alternative b: with the rows of all devices, but the rows of other devices are treated as constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).

@@ -3,9 +3,9 @@
 Ambiguity ledger
 
 CV-1: How is an image padded if the stride is 2?
-    Reading: by (size - 1) / 2 pixels on every side.
+    Reading: the image is padded by (size - 1) / 2 pixels on every side.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: by enough to give height / stride output rows. If the padding is odd, the end gets the extra row.
+    Alternative b: the padding gives height / stride output rows. If the padding is odd, the end gets the extra row.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 

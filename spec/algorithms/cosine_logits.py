@@ -10,9 +10,9 @@
 Ambiguity ledger
 
 CR-1: How is the temperature learned?
-    Reading: as the logarithm of the inverse temperature (`form="log_scale"`), which is at most log(1 / 0.01).
+    Reading: the logarithm of the inverse temperature is learned (`form="log_scale"`), and is at most log(1 / 0.01).
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
-    Alternative b: directly as a parameter (`form="divide"`), without a bound.
+    Alternative b: the temperature itself is a parameter (`form="divide"`), without a bound.
         By: the paper, eq. (7).
     Alternative c: the temperature is not learned. Instead, the embeddings have norm 1.5.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.forward.

@@ -27,7 +27,7 @@ GE-2: What is the weight of a shared expert's output?
         SharedMLP.add_experts_sharedexpert.
     Alternative b: 1 / (K + 1). The combined output of the K chosen experts has weight K / (K + 1).
         By: databricks/megablocks, megablocks/layers/mlp.py, SharedMLP.add_experts_sharedexpert (shared_expert_weighted_sum).
-    Alternative c: the sigmoid of a separate logit, x w, as in Qwen2.
+    Alternative c: the weight is the sigmoid of a separate logit, x w, as in Qwen2.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate).
 """
 

@@ -20,11 +20,11 @@ GS-4: Is the second expert kept at random at evaluation?
 Often done differently
 
 GS-1: When are the gates of a token divided by their sum?
-    Reading: before the random choice and before any choice is dropped, by the sum over both chosen experts.
+    Reading: the gates are divided by the sum over both experts before the random choice and before choices are dropped.
         By: the paper, Algorithm 1, lines 6 and 16; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True);
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: after the random choice and after choices are dropped, by the sum over the remaining experts.
+    Alternative b: the gates are divided by the sum over the remaining experts, after choices have been dropped.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
     Alternative c: the gates are never divided by their sum.
@@ -44,20 +44,20 @@ GS-3: Does a second choice that is not kept occupy a slot of its expert?
         top2gating (second_expert_policy="random"); lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py,
         TopNGating.
 GS-6: Which expert is the second choice?
-    Reading: the expert with the second-highest gate, which is kept at random in training.
+    Reading: the second choice is the expert with the second-highest gate, which is kept at random in training.
         By: the paper, Algorithm 1, lines 15 and 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating
         (moe_second_policy_train="random"); facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (second_expert_policy="random"); laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward
         (random_routing=True); lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating;
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: one of the remaining experts, sampled in proportion to their gates (`second_expert="sampled"`).
+    Alternative b: one of the other experts is sampled in proportion to the gates (`second_expert="sampled"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling", the
         default); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (second_expert_policy="sampling");
         google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="sampling");
         deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating (top2_2nd_expert_sampling=True);
         huggingface/transformers, src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
         (second_expert_policy="sampling").
-    Alternative c: the expert with the second-highest gate, which is always kept (`second_expert="all"`).
+    Alternative c: the expert with the second-highest gate is always kept (`second_expert="all"`).
         By: google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="all"); microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens

@@ -22,7 +22,7 @@ HL-1: Does an expert of a hash layer have a capacity?
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
 HL-2: Which hash does each entry of a MultiHash bias belong to?
     Reading: each bias is split into one segment per hash, like the outputs of the corresponding matrix.
-    Alternative b: to no hash, because MultiHash has no biases.
+    Alternative b: MultiHash has no biases.
 HL-3: Which activation does MultiHash use, and where?
     Reading: ReLU, applied after the output segments of the first matrix are concatenated.
         By: the paper, the formula of MultiHash.

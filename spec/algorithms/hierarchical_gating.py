@@ -18,7 +18,7 @@ HM-1: What is the load of experts in a branch that no token chooses, where eq. (
     Reading: the load is 0.
     Alternative b: the load is NaN.
 HM-2: Do the losses balance all experts together, or each level of the hierarchy separately?
-    Reading: all experts together, by the importance and load of the whole hierarchy.
+    Reading: the losses balance all experts together, by the importance and load of the whole hierarchy.
         By: the paper, eqs. (13) and (14).
     Alternative b: each level separately (the branches, and the experts within each branch). The losses are added.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,

@@ -3,9 +3,9 @@
 Ambiguity ledger
 
 IM-1: What is the input of a router that routes images?
-    Reading: the mean of the tokens of the image.
+    Reading: the input is the mean of the tokens of the image.
         By: CASE-Lab-UMD/Router-Tuning-Mixture-of-Depths, utils/model/model_patch.py, _compute_routing_state (of a sequence).
-    Alternative b: the first token of the image, the class token (`pool="first"`).
+    Alternative b: the input is the first token of the image, the class token (`pool="first"`).
 """
 
 from typing import Any, Literal

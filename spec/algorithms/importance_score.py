@@ -17,7 +17,7 @@ Ambiguity ledger
 IS-1: Over which axis is the maximum of the importance score taken?
     Reading: the maximum is taken over the experts.
         By: the paper, eq. (3).
-    Alternative b: the maximum is taken over the channels, as in the text before the equation. All scores are then equal.
+    Alternative b: the maximum is taken over the channels (text before the equation). All scores would then be equal.
 IS-2: How many tokens are removed?
     Reading: floor(drop * T) tokens, evaluated in double precision.
     Alternative b: drop * T tokens, rounded up or to the nearest integer.

@@ -10,10 +10,10 @@
 Ambiguity ledger
 
 LA-1: Which form of GELU do the experts use?
-    Reading: the tanh approximation, which is the default of flax.
+    Reading: the experts use the tanh approximation, which is the default of flax.
         By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu);
         google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock (the same class).
-    Alternative b: the exact form with erf, which is the default of torch.
+    Alternative b: the experts use the exact form with erf, which is the default of torch.
         By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward; bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
         vit_pytorch/vit.py, FeedForward.

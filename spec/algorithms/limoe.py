@@ -10,8 +10,8 @@
 Ambiguity ledger
 
 LI-1: Over which tokens does the global entropy loss average the probabilities?
-    Reading: over the tokens of one modality in a routing group. The loss is the mean over the groups.
-    Alternative b: over the tokens of one modality in the entire batch.
+    Reading: the average covers the tokens of one modality in a routing group. The loss is the mean over the groups.
+    Alternative b: the average covers the tokens of one modality in the entire batch.
 LI-2: What is the value of `p log p` at p = 0?
     Reading: the value is 0, with a derivative of 0.
     Alternative b: the term is computed as p log(p + epsilon).

@@ -23,11 +23,11 @@ LF-2: Does the load of an expert include choices that are dropped because the ex
     Alternative b: no, only kept choices are counted.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.routing.
 LF-3: Over which tokens is the load summed before the bias is updated?
-    Reading: over all tokens of a step. The loads of all micro-batches and devices are added.
+    Reading: the load is summed over all tokens of a step. The loads of all micro-batches and devices are added.
         By: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; NVIDIA/Megatron-LM,
         megatron/core/distributed/finalize_model_grads.py, _update_router_expert_bias; pytorch/torchtitan,
         torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-    Alternative b: over the tokens of one chunk of a sequence. The updates of all chunks are averaged.
+    Alternative b: the load is summed over one chunk of a sequence. The updates of all chunks are averaged.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.sparse_matmul.
 
 Often done differently

@@ -13,7 +13,7 @@ AL-1: Which standard deviation does the coefficient of variation use?
     Reading: the coefficient of variation uses the population standard deviation, with divisor E.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._importance_auxiliary_loss;
         tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, cv_squared.
-    Alternative b: the unbiased standard deviation, with divisor E - 1.
+    Alternative b: the coefficient of variation uses the unbiased standard deviation, with divisor E - 1.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss; davidmrau/mixture-of-experts, moe.py,
         MoE.cv_squared.
 AL-2: Does the threshold of the load loss include the logit of the expert itself?

@@ -5,7 +5,7 @@ Often done differently
 ME-1: Which tokens or choices count as dropped?
     Reading: every token that no expert processes counts as dropped.
         By: Soft MoE (arXiv 2308.00951), appendix B.
-    Alternative b: every choice without a slot, even if another expert processes the token.
+    Alternative b: every choice without a slot counts as dropped, even if another expert processes the token.
 """
 
 import numpy as np

@@ -11,9 +11,9 @@
 Ambiguity ledger
 
 MO-1: What does "dim 4096" in the table of Sparse-MLP refer to?
-    Reading: the hidden layers of the projector and the predictor. The outputs of both have width 256.
+    Reading: to the hidden layers of the projector and the predictor. The outputs of both have width 256.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
-    Alternative b: the outputs of the projector and the predictor, which the loss compares.
+    Alternative b: to the outputs of the projector and the predictor, which the loss compares.
 MO-2: What does "t 1" in the table of Sparse-MLP mean?
     Reading: the temperature is 1, and "m 0.99" is the decay of the momentum encoder. Both are constant in training.
         By: facebookresearch/moco-v3, main_moco.py (the defaults).
@@ -25,11 +25,11 @@ MO-3: Is the cross-entropy multiplied by twice the temperature?
     Alternative b: no, the cross-entropy is not multiplied by a factor.
         By: MoCo (arXiv 1911.05722), eq. (1).
 MO-4: When is the momentum encoder updated?
-    Reading: before the keys are computed, from the parameters that compute the queries.
+    Reading: the encoder is updated before the keys are computed, from the parameters that compute the queries.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
     Alternative b: after the optimiser step, from the new parameters. As both encoders start equal, the keys are equal.
         By: the paper, Algorithm 1.
-    Alternative c: after the keys are computed, but before the optimiser step.
+    Alternative c: the encoder is updated after the keys are computed, but before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?
     Reading: the statistics cover the images of one view on all devices, in both encoders.
         By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).

@@ -3,12 +3,12 @@
 Ambiguity ledger
 
 NW-1: Which epsilon does the layer norm add to the variance, and which variance does it use?
-    Reading: an epsilon of 1e-6, the default of flax, and the population variance.
+    Reading: the layer norm uses an epsilon of 1e-6, the default of flax, and the population variance.
         By: google-research/vmoe, vmoe/nn/vit_moe.py, EncoderBlock (flax.linen.LayerNorm); bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer.
-    Alternative b: an epsilon of 1e-5, the default of torch.
+    Alternative b: the layer norm uses an epsilon of 1e-5, the default of torch.
         By: lucidrains/vit-pytorch, vit_pytorch/vit.py, Transformer (torch.nn.LayerNorm).
-    Alternative c: an epsilon of 1e-6, and the unbiased variance.
+    Alternative c: the layer norm uses an epsilon of 1e-6 and the unbiased variance.
         By: harvardnlp/annotated-transformer, the_annotated_transformer.py, LayerNorm, which adds it to the standard
         deviation.
 NW-2: Is the sigmoid cross-entropy summed or averaged over classes?

@@ -33,7 +33,7 @@ NK-6: What is the load of an expert if the noise scale vanishes?
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
     Alternative b: the quotient is computed as written. In float32, its gradient is NaN for noise logits below -44.
 NK-7: What is the load of an expert if K = E, so that fewer than K other experts exist?
-    Reading: the number of tokens with a gate above 0. The load is T for every expert, so the load loss is 0.
+    Reading: the load is the number of tokens with a gate above 0. Every expert has load T, so the load loss is 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (k == num_experts);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
     Alternative b: an error is raised.
@@ -41,9 +41,9 @@ NK-7: What is the load of an expert if K = E, so that fewer than K other experts
 Often done differently
 
 NK-1: Are experts chosen before or after the softmax?
-    Reading: before the softmax, so the K gates of a token sum to 1.
+    Reading: experts are chosen before the softmax, so the K gates of a token sum to 1.
         By: the paper, eqs. (3)-(5); tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating.
-    Alternative b: after the softmax. The K gates are not divided by their sum.
+    Alternative b: experts are chosen after the softmax. The K gates are not divided by their sum.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter.
 NK-4: From which gates is the importance computed?
     Reading: the importance is computed from the sparse noisy gates G.

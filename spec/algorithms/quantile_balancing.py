@@ -14,8 +14,8 @@ the scores minus the prices of the other side. BASE solves this problem for each
 Ambiguity ledger
 
 QB-1: Over which tokens is the quantile taken?
-    Reading: over all tokens of a step. The counts of all groups are summed.
-    Alternative b: over the tokens of one micro-batch on one device. The quantiles are averaged.
+    Reading: the quantile is taken over all tokens of a step. The counts of all groups are summed.
+    Alternative b: the quantile is taken over the tokens of one micro-batch on one device. The quantiles are averaged.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-2: Which required bias of an expert is used as the quantile?

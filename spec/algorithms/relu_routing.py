@@ -19,7 +19,7 @@ RE-1: How does the penalty change if exactly K T gates are above 0?
 Often done differently
 
 RE-2: How does the loss weight the gates of each expert?
-    Reading: by the expert's token count relative to the target, so the loss balances the load.
+    Reading: gates are weighted by the expert's token count relative to the target, so the loss balances the load.
         By: the paper, eq. (10); thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
     Alternative b: the gates of all experts have equal weights, as in the L1 norm.
         By: the paper, eq. (9) (replaced by eq. (10)).

@@ -30,7 +30,7 @@ SK-3: Which matrix is the utility of the transport problem, and how much mass is
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter._get_kl_projection_algorithm.
     Alternative b: the utility is the softmax of the logits.
-    Alternative c: the raw logits, with a total mass of 1 and marginals 1 / T and 1 / E.
+    Alternative c: the utility is the raw logits, with a total mass of 1 and marginals 1 / T and 1 / E.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-4: How is the plan differentiated if it carries a gradient?
     Reading: the plan is differentiated through the unrolled iterations.

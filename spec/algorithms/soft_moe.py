@@ -37,7 +37,7 @@ SM-3: Do the slots mix the tokens themselves or the normalised tokens?
 SM-4: What does `scale` multiply?
     Reading: `scale` multiplies the normalised slots. Without normalisation, there is no scale.
         By: the paper, section 2.3; bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
-    Alternative b: the normalised tokens or the logits, which gives the same result up to rounding.
+    Alternative b: `scale` multiplies the normalised tokens or the logits, with the same result up to rounding.
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter (the smaller of tokens and slots).
 SM-5: Over which slots or experts is the combine softmax taken?
     Reading: the softmax is taken over all slots of all experts together.

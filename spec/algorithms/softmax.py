@@ -15,11 +15,11 @@ the variance, so the standard deviation is 1 / N as in V-MoE. The gates of the K
 Ambiguity ledger
 
 SA-1: Which scores are noisy in training?
-    Reading: the scores that select experts and weight their outputs. The importance loss uses the clean softmax.
+    Reading: the scores that select experts and weight outputs are noisy. The importance loss uses the clean softmax.
         By: google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
-    Alternative b: only the scores that select experts. The clean softmax weights the outputs.
-    Alternative c: the softmax probabilities, to which the noise is added.
+    Alternative b: only the scores that select experts are noisy. The clean softmax weights the outputs.
+    Alternative c: noise is added to the softmax probabilities.
 SA-3: Are the K selected weights of a token divided by their sum?
     Reading: no, a combine weight equals the softmax probability.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_einsum_dispatcher; tensorflow/mesh,

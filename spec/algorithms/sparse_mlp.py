@@ -29,18 +29,18 @@ SL-4: Is there a residual connection around the two rescale sub-layers?
     Alternative b: yes, a residual connection surrounds both sub-layers.
 SL-5: Which channels or tokens form a routing group?
     Reading: all channels or all tokens of the batch. The model options `group_size` and `group_images` split the group.
-    Alternative b: the channels or the tokens of one image.
+    Alternative b: the channels or the tokens of one image form a group.
 SL-6: What is the capacity factor?
     Reading: 1.05 in the models (capacity rounded up), and 1 by default in `importance_score`. The paper states none.
     Alternative b: the capacity factor is 1.
     Alternative c: the capacity factor equals that of V-MoE at evaluation.
 SL-7: Which of the two MoE layers uses importance-score routing?
-    Reading: only the layer that routes channels (token mixing).
+    Reading: only the layer that routes channels (token mixing) uses importance-score routing.
         By: the paper, section 2.2.
-    Alternative b: both MoE layers (`channel_router` of the models).
+    Alternative b: both MoE layers use importance-score routing (`channel_router` of the models).
 SL-8: Does stochastic depth drop an image before routing, or only the experts' output for the image?
-    Reading: only the output. The channels and tokens of the image still occupy slots and contribute to the losses.
-    Alternative b: the image, before routing, which leaves more slots for the other images of the group.
+    Reading: only the output is dropped. The image's channels and tokens still occupy slots and count in the losses.
+    Alternative b: the image is dropped before routing, which leaves more slots for the other images of the group.
     Alternative c: neither, because the branch is dropped either for all images of the batch or for none.
 SL-9: How many parameters does Sparse-B have if its last four blocks are sparse instead of its last two?
     Reading: 80.8 million. The same count gives 59.1 million for Mixer-B, 70.0 million for Sparse-B and 130.4 million

@@ -32,11 +32,11 @@ ST-6: What is the plan if k < T / E, so that no plan has row sums of 1?
 Often done differently
 
 ST-2: Which matrix is the utility of the transport problem?
-    Reading: the softmax of the logits, because the softmax is positive.
+    Reading: the utility is the softmax of the logits, because the softmax is positive.
         By: the paper, section 2.5 ("a positive utility matrix");
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: the raw logits, as in the Sinkhorn affinity.
+    Alternative b: the utility is the raw logits, as in the Sinkhorn affinity.
 ST-4: Which axis of the plan is sparse?
     Reading: the columns are sparse, with at most k tokens per expert.
         By: the paper, section 2.5 ("nonzeros in each column");

@@ -30,7 +30,7 @@ BG-4: Are the gates kept by the mask divided by their sum?
     Alternative b: no, the kept gates are not divided.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
 BG-5: Which tokens do the experts take at evaluation?
-    Reading: all tokens with a gate above the expert's threshold.
+    Reading: each expert takes all tokens with a gate above the expert's threshold.
         By: the paper, eq. (19).
     Alternative b: each expert takes its best tokens, as in training.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).

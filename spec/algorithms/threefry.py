@@ -24,7 +24,7 @@ RN-1: How are 32 random bits converted to a uniform number?
     Alternative b: all 32 bits are divided by 2^32, and 2^-33 is added. In float32, the result is rounded.
         By: DEShawResearch/random123, include/Random123/uniform.hpp, u01.
 RN-2: How are two random words converted to normal numbers?
-    Reading: by the Box-Muller transform, with the first word for the radius.
+    Reading: the Box-Muller transform is used, with the first word for the radius.
     Alternative b: by the Box-Muller transform, with the first word for the angle and the sine before the cosine.
         By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
     Alternative c: by the inverse normal CDF of each word, which float32 does not compute accurately everywhere.

@@ -15,7 +15,7 @@ TI-1: What is a token id in an image?
     Alternative b: a code of the hidden state, which changes during training.
 TI-2: How are the pixels of a patch normalised?
     Reading: as `(x - mean) / sqrt(variance + 1e-6)`, so a single-colour patch becomes 0 instead of rounding noise.
-    Alternative b: as `(x - mean) / deviation`, which is undefined for a single-colour patch.
+    Alternative b: as (x - mean) / sqrt(variance), which is undefined for a single-colour patch.
     Alternative c: the pixels are not normalised.
 TI-3: Which id precedes the first token in bigrams and previous ids?
     Reading: id 0 precedes the first token.

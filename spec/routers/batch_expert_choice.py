@@ -14,7 +14,7 @@ BE-1: Among which tokens does an expert choose in training?
     Reading: an expert chooses among the tokens of several images, ideally of the entire batch.
         By: the paper, caption of Figure 2; KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train;
         theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_training.
-    Alternative b: among the tokens of one image, in training and at evaluation (`softmax_expert_choice`).
+    Alternative b: an expert chooses among the tokens of one image, also at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
     Reading: the n tokens with the largest scores, if n tokens have a predicted probability above the threshold.

@@ -16,8 +16,8 @@ IM-2: Where is the router that chooses the experts of an image?
     Alternative b: a single router before the MoE layers chooses experts once for all layers.
         By: the paper, section 2.2 (Figure 2c).
 IM-3: Which losses train the router?
-    Reading: the task loss, through the combine weights, and the balance losses with non-zero weights.
-    Alternative b: also a cross-entropy for the super-class of the image, with one expert per super-class.
+    Reading: the task loss trains the router through the combine weights, as do balance losses with non-zero weights.
+    Alternative b: a cross-entropy for the super-class of the image, with one expert per super-class, also trains it.
         By: the paper, section 2.2.
 """
 

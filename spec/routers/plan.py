@@ -21,10 +21,10 @@ SK-5: Do the Sinkhorn routers add noise to the logits in training?
     Alternative b: no, the logits have no noise (`noise_multiplier=0`).
         By: the paper, eq. (8).
 SK-6: Which choices does the load loss of a Sinkhorn router count?
-    Reading: the K largest logits of a token, although the plan selects the experts.
+    Reading: the loss counts the K largest logits of a token, although the plan selects the experts.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
-    Alternative b: the K largest plan entries of a token.
+    Alternative b: the loss counts the K largest plan entries of a token.
 RT-4: Do the sparsity-constrained routers add noise to the logits in training?
     Reading: no, unless `noise_multiplier` is set (default: 0).
         By: the paper, eq. (9);

@@ -19,10 +19,10 @@ RE-4: Do the layers of a model share one penalty?
 Often done differently
 
 RE-5: How many experts does a token choose?
-    Reading: all experts with a gate above 0, possibly none.
+    Reading: a token chooses all experts with a gate above 0, possibly none.
         By: the paper, section 3.2; thu-ml/ReMoE, megatron/core/transformer/moe/router.py,
         ReLURouter.l1_reg_load_balancing.
-    Alternative b: the K best experts among those with a gate above 0.
+    Alternative b: a token chooses the K best experts among those with a gate above 0.
 """
 
 import math

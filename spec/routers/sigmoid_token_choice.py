@@ -26,10 +26,10 @@ SG-2: If a token has only one choice, is the gate normalised to 1, so that the g
     Alternative b: no, gates are normalised only if a token has several choices.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
 SG-3: Which scores does the balance loss use?
-    Reading: the scores without the bias, divided by their sum over all experts.
+    Reading: the loss uses the scores without the bias, divided by their sum over all experts.
         By: the paper, eqs. (17)-(20); NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         compute_routing_scores_for_aux_loss.
-    Alternative b: the softmax of the sigmoid scores with the bias.
+    Alternative b: the loss uses the softmax of the sigmoid scores with the bias.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.permute.
 """
 

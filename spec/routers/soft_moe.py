@@ -13,7 +13,7 @@ RT-3: What is the fan-in of the initial slots of Soft MoE?
         normalised slots, the fan-in does not change the logits, but only how fast training rotates the slots. With
         `normalize=False`, the initial logits of unit-variance tokens have standard deviation 1 / sqrt(E).
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
-    Alternative b: the width, because each logit is a sum over the width.
+    Alternative b: the fan-in is the width, because each logit is a sum over the width.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
 """
 

@@ -13,7 +13,7 @@ Without jitter, this router equals V-MoE's Token Choice with one expert and with
 Ambiguity ledger
 
 SW-2: From which tokens is the gate computed?
-    Reading: from the jittered tokens, which also determine the choice and the losses.
+    Reading: the gate is computed from the jittered tokens, which also determine the choice and the losses.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer,
         flaxformer/architectures/moe/routing.py, Router._compute_router_probabilities; databricks/megablocks,
         megablocks/layers/router.py, LearnedRouter.forward.
@@ -24,9 +24,9 @@ SW-3: Is the standard deviation of the initial kernel defined before or after tr
         By: tensorflow/mesh, mesh_tensorflow/layers.py, VarianceScalingInitializer.
 SW-4: Which weights have the small initial scale of 0.1?
     Reading: only the router's weights have this scale. The model initialises the weights of the experts.
-    Alternative b: all weight matrices of the model, if section 2.4 of the paper is read literally.
+    Alternative b: all weight matrices of the model have this scale, if section 2.4 of the paper is read literally.
 SW-5: What is the capacity factor at evaluation?
-    Reading: the capacity factor of training, 1.25, unless `eval_capacity_factor` is set.
+    Reading: the capacity factor is 1.25, as in training, unless `eval_capacity_factor` is set.
     Alternative b: the capacity factor at evaluation is 2.0.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, MoE1D (capacity_factor_eval=2.0).
 """
