@@ -24,7 +24,7 @@ GS-1: When are the gates of a token divided by their sum?
         By: the paper, Algorithm 1, lines 6 and 16; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True);
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: the gates are divided by the sum over the remaining experts, after choices have been dropped.
+    Alternative b: the gates are divided by the sum over the experts that remain after the random choice and dropping.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
     Alternative c: the gates are never divided by their sum.
