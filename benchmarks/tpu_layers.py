@@ -5,7 +5,7 @@
 
 The layers compute in bfloat16 with float32 parameters. The TPU compiler reports FLOPs, bytes and memory. The manual count is three times
 the FLOPs of a forward pass: the products of the experts, of the router and, in Soft MoE, of dispatch and combine. docs/speed.md describes
-the manual count in full. For the logits of Soft MoE, only `passes_over_count` includes the second and third bfloat16 product.
+the manual count in full. For the logits of Soft MoE, only `passes_over_count` includes the second and third bfloat16 products.
 
 Without ROUTER arguments, the script also compiles the layers of google-research/vmoe, if installed (see layers.py).
 

@@ -24,7 +24,7 @@ CA-1: How is the capacity rounded, and to a multiple of which number?
     Alternative d: the capacity is rounded up to a multiple of 4.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
 CA-2: What happens if the capacity is below 1?
-    Reading: an error is raised, even if rounding up to a multiple would make the capacity positive.
+    Reading: an error is raised before the capacity is rounded to a multiple.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
     Alternative b: the capacity has a minimum of 4 or more slots, regardless of the capacity factor.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);

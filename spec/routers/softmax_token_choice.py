@@ -9,9 +9,9 @@
 
 Ambiguity ledger
 
-RT-5: Which capacity factor and which rounding does Routers (arXiv 2401.15969) use?
-    Reading: Routers uses the capacity factor of the router and rounds the capacity up.
-    Alternative b: the rounding is unknown, because Routers states only the factor.
+RT-5: Which capacity factor and which rounding does the paper Routers (arXiv 2401.15969) use?
+    Reading: the paper uses the capacity factor of the router and rounds the capacity up.
+    Alternative b: the rounding is unknown, because the paper states only the factor.
 """
 
 from dataclasses import dataclass
