@@ -11,9 +11,9 @@
 Ambiguity ledger
 
 MO-1: What does "dim 4096" in the table of Sparse-MLP refer to?
-    Reading: to the hidden layers of the projector and the predictor. The outputs of both have width 256.
+    Reading: it is the width of the hidden layers of the projector and the predictor. Both outputs have width 256.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
-    Alternative b: to the outputs of the projector and the predictor, which the loss compares.
+    Alternative b: it is the width of the outputs of the projector and the predictor, which the loss compares.
 MO-2: What does "t 1" in the table of Sparse-MLP mean?
     Reading: the temperature is 1, and "m 0.99" is the decay of the momentum encoder. Both are constant in training.
         By: facebookresearch/moco-v3, main_moco.py (the defaults).

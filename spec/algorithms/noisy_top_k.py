@@ -29,7 +29,7 @@ NK-5: What is the load of an expert if there is no noise?
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (noisy_gating=False);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
 NK-6: What is the load of an expert if the noise scale vanishes?
-    Reading: its limit: a token adds 1 above, 1/2 at and 0 below the threshold. Scales below 2^-63 give no gradient.
+    Reading: a token adds the limit: 1 above, 1/2 at and 0 below the threshold. Scales below 2^-63 give no gradient.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
     Alternative b: the quotient is computed as written. In float32, its gradient is NaN for noise logits below -44.
 NK-7: What is the load of an expert if K = E, so that fewer than K other experts exist?
