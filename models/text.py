@@ -6,7 +6,7 @@
 
 The text tower has no head; a contrastive loss normalises z. An MoE block routes groups of `group_texts` texts: `(N, S, D)` is reshaped to
 `(G, T, D)` with T = group_texts * S. Routers that use token ids receive the ids of the text. Every text has S tokens: short texts are
-padded with end tokens. The model attends to the padding, pools the padding and routes it.
+padded with end tokens. The model attends to, pools and routes the padding.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
