@@ -14,7 +14,7 @@ padded with end tokens. The model attends to, pools and routes the padding.
 | vmoe, with MoE blocks | bidirectional | last, first, gap, max or map | end tokens |
 | CLIP | causal | the first end token | zeros, which earlier tokens do not see |
 
-With `causal` and pool="last", the pooled token attends to every token of the text, as in CLIP, and also to the padding. The initial
+With `causal` and pool="last", the pooled token attends to every token of the text, as in CLIP, but also to the padding. The initial
 values follow vmoe; big_vision draws positions with a standard deviation of 1 / sqrt(D).
 
 Sources: google-research/big_vision, `models/proj/image_text/text_transformer.py`, `pp/ops_text.py` (eos="sticky"); google-research/vmoe,

@@ -1,7 +1,7 @@
 """Multiplies rows, which are sorted by expert, on a TPU with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
-The kernels need no padding. They read each row once per tile of the width, and an expert's matrix once per tile of the expert's rows. The
-kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs a kernel on a CPU.
+The kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), which need no padding. A kernel reads each
+row once per tile of the width, and an expert's matrix once per tile of the expert's rows. `interpret` runs a kernel on a CPU.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """

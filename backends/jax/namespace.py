@@ -104,8 +104,8 @@ def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Ar
         return -jnp.sort(-x, axis=-1), lambda function: function(x)
     index = top_indices(x, count)
     descending = jnp.take_along_axis(x, index, axis=-1)
-    # Of the entries that equal the last kept entry, the mask keeps entries up to the last kept index. The mask finds the last entry by
-    # index, because XLA may recompute `x` for the comparison with different rounding.
+    # Among entries that equal the smallest selected entry, the mask keeps entries up to the index of the selected entry. `position == last`
+    # keeps the selected entry even if XLA recomputes `x` for the comparison with different rounding.
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     smallest, last = descending[..., -1:], index[..., -1:]
     mask = (x > smallest) | ((x == smallest) & (position <= last)) | (position == last)

@@ -1,4 +1,4 @@
-"""The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names.
+"""The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names of torch.
 
 If the installed torch lacks a name, the import of this module raises ConfigError. For a name of Dynamo, the first use raises ConfigError.
 """
