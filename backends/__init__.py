@@ -3,9 +3,9 @@
     from moespec import backends                 # selects no backend
     from moespec.backends import token_choice    # selects a backend and imports its `token_choice`
 
-`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. If this variable is not set, moespec selects the only imported framework,
-else the only installed framework, else jax. The command line uses the same rule (`moespec.backends.choice`). An import of a backend by
-name (`import moespec.backends.jax`) does not select a backend, so a process can use several backends side by side.
+`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. By default, moespec selects the imported framework if there is exactly one,
+else the installed framework if there is exactly one, else jax. The command line uses the same rule (`choice`). Importing a backend by name
+(`import moespec.backends.jax`) does not select it, so a process can use several backends side by side.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _chosen: ModuleType | None = None
 
 
 def _resolve() -> ModuleType:
-    """Selects a backend in the first call, and returns this backend. Raises ConfigError if `MOESPEC_BACKEND` now names another backend."""
+    """Selects a backend on the first call, and returns it. Raises ConfigError if `MOESPEC_BACKEND` now names another backend."""
     global _chosen
     if _chosen is None:
         _chosen = importlib.import_module(f"{__name__}.{choose()[0]}")

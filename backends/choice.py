@@ -1,4 +1,4 @@
-"""Selects a backend if the user does not name a backend. Python and the command line use the same rule."""
+"""Selects a backend if the user does not name one. Python and the command line use the same rule."""
 
 import importlib.util
 import os
@@ -15,8 +15,8 @@ FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}
 
 
 def choose() -> tuple[str, str]:
-    """Returns the name of the selected backend and the reason for the selection. Selects the backend that `MOESPEC_BACKEND` names, else the
-    only imported framework, else the only installed framework, else jax.
+    """Returns the name of the selected backend and the reason for the selection. The backend is `MOESPEC_BACKEND` if set, else the imported
+    framework if there is exactly one, else the installed framework if there is exactly one, else jax.
 
     Raises ConfigError if the variable names an unknown backend or a backend that is not installed, or if no framework is installed. The
     message about a missing framework lists the installed frameworks.

@@ -7,8 +7,8 @@ A backend is a module such as `moespec.backends.jax`. A backend provides
 * the few array operations that models need;
 * gradients, compilation and training, and conversion from and to NumPy.
 
-`moespec.spec` documents the specification functions under the same names. A backend also provides the specification's public functions
-that this module does not list. `tests/backends/test_contract.py` checks that all three backends provide all of these functions.
+`moespec.spec` documents the specification functions under the same names. A backend also provides the other public functions of
+the specification. `tests/backends/test_contract.py` checks that all three backends provide all of these functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -192,7 +192,7 @@ class Backend(Blocks, Protocol):
     # Gradients and training.
 
     def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `function` so that the backward pass recomputes intermediate results instead of reading stored results."""
+        """Applies activation checkpointing: the backward pass recomputes the activations of `function`, which are not stored."""
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a pure function."""
@@ -209,7 +209,7 @@ class Backend(Blocks, Protocol):
         """Returns the parameters for a forward pass. The parameters are valid until the next step consumes the state."""
 
     def state_average(self, state: State) -> Params:
-        """Returns all parameters, with moving averages in place of averaged parameters. The result is valid until the next step."""
+        """Returns all parameters, each replaced by its moving average if it has one. The result is valid until the next step."""
 
     def make_step(
         self,

@@ -1,8 +1,8 @@
-"""Computes derivatives by the complex step in many directions at once, in a single pass.
+"""Computes derivatives by complex-step differentiation, in many directions in a single pass.
 
 A `Perturbed` array holds one complex array per direction. The arrays of all directions have the same real part and different
-imaginary parts. NumPy functions process all directions of a `Perturbed` array. The specification sorts and compares only real parts,
-so its decisions are the same for all directions.
+imaginary parts. NumPy functions process all directions of a `Perturbed` array together. The specification sorts and
+compares only real parts, so its decisions are the same for all directions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
         try:
-            with np.errstate(all="ignore"):  # the code below recomputes NaN derivatives, once per direction
+            with np.errstate(all="ignore"):  # the code below recomputes NaN derivatives, one direction at a time
                 slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
         except Exception:
             slopes = []
@@ -55,7 +55,7 @@ def _slopes(results: Mapping[str, Any], count: int) -> dict[str, Array]:
 
 
 class Perturbed(np.ndarray[Any, Any]):
-    """Complex arrays with a common real part, which `each` (*shape, directions) stores.
+    """Complex arrays with a common real part, stored in `each` (*shape, directions).
 
     Conversion to a plain array keeps the real part and makes the imaginary part NaN. A function that ignores `each` therefore
     yields a NaN derivative and never a wrong derivative.

@@ -1,4 +1,4 @@
-"""Expert parallelism for all backends: devices send the contents of slots to the devices of the experts, and receive the outputs."""
+"""Expert parallelism for all backends: devices send slots to the devices that hold the experts, and receive the outputs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -98,9 +98,9 @@ class SplitExperts:
         raise NotImplementedError
 
     def _there(self, slots: Array) -> Array:
-        """Sends the slots (G, E, C, D) of this device's groups to the devices of the experts. Returns (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of this device's groups to the devices that hold the experts. Returns (n G, E / n, C, D)."""
         raise NotImplementedError
 
     def _back(self, slots: Array) -> Array:
-        """Sends the outputs of experts to the devices of the groups, the inverse of `_there`."""
+        """Sends the outputs of experts back to the devices that sent the slots, as the inverse of `_there`."""
         raise NotImplementedError

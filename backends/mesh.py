@@ -118,7 +118,7 @@ def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> S
     """The split of the parameter at `path`. Raises ConfigError if the mesh axis `expert` does not divide the number of experts.
 
     The mesh axis `expert` splits the first axis of expert parameters. The mesh axis `fsdp` splits parameters with at least `SMALL` entries
-    along the largest other axis of a divisible size. Of several largest axes, `fsdp` splits the first.
+    along the largest remaining axis whose length it divides. Ties go to the first axis.
 
     >>> split_axes(("blocks", "1", "moe", "experts", "w1"), (8, 64, 256), MeshSizes(fsdp=2, expert=4))
     ('expert', None, 'fsdp')

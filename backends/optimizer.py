@@ -223,7 +223,7 @@ class OptimizerConfig:
     def state_shapes(self, shapes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Returns the shapes of a state without the step, as nested dicts for `params` and for each slot in use.
 
-        shapes: nested dict of the shapes of the parameters. A slot contains only parameters for which the optimiser keeps the slot.
+        shapes: nested dict of the shapes of the parameters. The dict of a slot contains only the parameters that have this slot.
 
         >>> sorted(OptimizerConfig("sgd", rates="b=0").state_shapes({"w": (2, 3), "b": (3,)}).items())
         [('params', {'w': (2, 3), 'b': (3,)}), ('trace', {'w': (2, 3)})]

@@ -1,4 +1,4 @@
-"""Identifies the current process by the environment variables that a launcher sets.
+"""Identifies the current process from the environment variables that a launcher sets.
 
 * `torchrun` and `moespec launch` set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, for JAX and torch.
 * `srun` sets SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and SLURM_STEP_NODELIST. With `srun`, MASTER_ADDR and MASTER_PORT are optional.
@@ -41,7 +41,7 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
                     f"{name} is not set; the {environment.get('WORLD_SIZE')} processes need it to connect"
                 )
         host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    # SLURM sets SLURM_NTASKS also in sbatch scripts, but SLURM_STEP_NODELIST only in tasks that `srun` starts.
+    # SLURM also sets SLURM_NTASKS in sbatch scripts, but sets SLURM_STEP_NODELIST only in tasks that `srun` starts.
     elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_STEP_NODELIST" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         local = environment.get("SLURM_LOCALID", "0")

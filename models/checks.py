@@ -73,7 +73,7 @@ def check_installed(argument: str, package: str, extra: str) -> None:
 
 
 def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Calls a user's function and returns its result. If the function raises, raises a ConfigError that begins with `what`."""
+    """Calls a user's function and returns its result. Turns an exception into a ConfigError that begins with `what`."""
     try:
         return function(*given, **named)
     except (Exception, SystemExit) as error:

@@ -3,9 +3,9 @@
 A multiply-add in a matrix product counts as 2 operations, any other arithmetic on an element as 1, and exponentials, tanh, erf, roots,
 moves and sorts as 0. This is the convention of XLA's cost analysis, and apparently of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1):
 with normalised queries and keys, our counts match their numbers to the last printed digit. Counts of MoE layers are for evaluation and
-include every slot of every expert, filled or empty. If every expert has room for every token, or if there are more than twice as many
-slots as choices, only the chosen slots count (for DSelect-k, the slots that sharp selectors choose). Counts of routers include logits,
-combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
+include every slot, filled or empty. As an exception, only the chosen slots are counted (for DSelect-k, the slots that sharp selectors
+choose) if every expert has room for every token, or if there are more than twice as many slots as choices. Counts of routers include
+logits, combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
 """
 
 import math
@@ -56,13 +56,13 @@ def flops(
 def training_flops(
     config: Tower, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
 ) -> float:
-    """Returns the operations of training on `images` images in batches of `batch` images. An image counts once for each use.
+    """Returns the operations of training on `images` images in batches of `batch` images. An image is counted each time it is used.
 
         passes * operations per image of a forward pass in training * images
 
-    `passes` is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` computes the value for each objective.
+    `passes` is 3, or 4 with activation checkpointing; `moespec.training.objectives.table` computes the value for each objective.
 
-    A backward pass has two matrix products for each matrix product of the forward pass. The optimiser and augmentation do not count. The
+    A backward pass has two matrix products for each matrix product of the forward pass. The optimiser and augmentation are not counted. The
     eight exaFLOP values of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of ours, within 0.4 %: they count a multiply-add
     as 1 operation, although the GFLOP per image in the same table count a multiply-add as 2.
     """

@@ -1,6 +1,6 @@
 """Writes files atomically, and reads untrusted files safely.
 
-After a crash, a file has either its complete old content or its complete new content. System errors, such as a full disk, name the file.
+After a crash, a file has either all its old content or all its new content. Messages of system errors, such as a full disk, name the file.
 """
 
 import errno

@@ -174,8 +174,8 @@ class Family(Generic[Config]):
 
         `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is a list of
         arrays, as `moe_noise` specifies, or None. `random` `(N, 4)` holds the integers from `random_keys.of_step` for dropout and
-        stochastic depth. `train` selects training mode: dropout, stochastic depth and the training mode of routers. `recompute`
-        recomputes blocks in the backward pass; the routings are then None.
+        stochastic depth. `train` selects training mode: dropout, stochastic depth and the training mode of routers. `recompute` enables
+        activation checkpointing of the blocks; all routings are then None.
 
         Raises ShapeError and ConfigError as `Forward` does.
         """
@@ -284,7 +284,7 @@ class Output(NamedTuple):
 
     logits: an array `(N, classes)`, or None without a head. features: the input `(N, D)` of the head. losses: weighted auxiliary losses
     by name, summed over MoE layers. routings, metrics: one entry per MoE layer, in order. A MultiHash layer has the routing of its first
-    hash. If blocks are recomputed, all routings are None. statistics: inputs of router state updates, by layer path.
+    hash. With activation checkpointing, all routings are None. statistics: inputs of router state updates, by layer path.
     """
 
     logits: Array
@@ -360,7 +360,7 @@ class Forward:
     def blocks(self, block: Block, params: Params, x: Array) -> Array:
         """Returns the tokens after all blocks, in float32 if the blocks compute in bfloat16.
 
-        If blocks are recomputed, the router outputs contain None instead of routings.
+        With activation checkpointing, the router outputs contain None instead of routings.
         """
         for number in range(self.config.depth):
             one, p = partial(block, number), params["blocks"][str(number)]

@@ -1,4 +1,4 @@
-"""Options are dataclass fields: the type defines the valid values, the string below is the help text, and `option` adds conditions.
+"""Options are dataclass fields: the type defines valid values, the string below the field is the help text, and `option` adds conditions.
 
 The configuration, the command line, the help and the error messages all use these definitions.
 """
@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """A condition of an option: another option equals `value`, differs from `unless` (or from each of its items) or, by default, is set."""
+    """A condition of an option: another option equals `value`, differs from `unless` (or each item of `unless`) or, by default, is set."""
 
     name: str
     """another option of the same section, or of any section by its full name, such as training.loss"""

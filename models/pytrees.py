@@ -1,4 +1,4 @@
-"""Converts nested dicts to flat dicts, whose keys are the paths of leaves, such as `head/kernel`, and back."""
+"""Converts between nested dicts and flat dicts whose keys are the paths of leaves, such as `head/kernel`."""
 
 from collections.abc import Mapping
 from typing import Any

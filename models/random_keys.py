@@ -101,7 +101,7 @@ def draws_of(
     B: Backend, config: Any, random: Array | None, images: Array, *, train: bool, like: Array | None = None
 ) -> Draws:
     """Returns the `Draws` of a model whose configuration has the fields `depth`, `stochastic_depth` and optionally `dropout`.
-    In evaluation, the `Draws` drop nothing.
+    At evaluation, the `Draws` drop nothing.
 
     like: an array with the dtype of the parameters, by default `images`. Text ids, which are integers, require `like`.
 

@@ -1,4 +1,4 @@
-"""The router options that a user can set in a model. The model itself determines the other router options.
+"""The router options that a user can set in a model. The model itself determines all other router options.
 
 The class `Options` of each router (`moespec.spec.routers`) defines all options of the router.
 """

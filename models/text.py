@@ -6,7 +6,7 @@
 
 The text tower has no head; a contrastive loss normalises z. An MoE block routes groups of `group_texts` texts: `(N, S, D)` is reshaped to
 `(G, T, D)` with T = group_texts * S. Routers that use token ids receive the ids of the text. Every text has S tokens: short texts are
-padded with end tokens. The model attends to the padding, pools the padding and routes it.
+padded with end tokens. The model attends to, pools and routes the padding.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
@@ -14,7 +14,7 @@ padded with end tokens. The model attends to the padding, pools the padding and 
 | vmoe, with MoE blocks | bidirectional | last, first, gap, max or map | end tokens |
 | CLIP | causal | the first end token | zeros, which earlier tokens do not see |
 
-With `causal` and pool="last", the pooled token attends to every token of the text, as in CLIP, and also to the padding. The initial
+With `causal` and pool="last", the pooled token attends to every token of the text, as in CLIP, but also to the padding. The initial
 values follow vmoe; big_vision draws positions with a standard deviation of 1 / sqrt(D).
 
 Sources: google-research/big_vision, `models/proj/image_text/text_transformer.py`, `pp/ops_text.py` (eos="sticky"); google-research/vmoe,

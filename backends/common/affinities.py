@@ -29,7 +29,7 @@ AXES = "groups tokens experts"
 
 
 def router_logits(xp: Namespace[Array], tokens: Array, kernel: Array, bias: Array | None = None) -> Array:
-    """tokens (G, T, D), kernel (D, E), bias (E,) -> (G, T, E), at the highest precision of the device, also under autocast."""
+    """tokens (G, T, D), kernel (D, E), bias (E,) -> (G, T, E), at the highest precision of the device, even under autocast."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("kernel", kernel, "width experts")
     check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")

@@ -197,13 +197,13 @@ def _slots_in_stages(
 
     `best` (G, N, tries) int32 lists the experts that each token tries, best first. `keep` contains booleans of the same shape.
 
-    If `by_token` is true, there is one stage, in which each token makes all requests before the next token makes requests.
+    If `by_token` is true, there is only one stage: each token makes all its requests before the next token makes any.
 
     The first K stages are merged, because no token can have K experts before the end of stage K.
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert; the last column is for no expert
+    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert; the last column counts requests for no expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]

@@ -44,7 +44,7 @@ def balance_bias(xp: Namespace[Array], bias: Array, load: Array, *, rate: float,
 
 
 def _excess_sign(xp: Namespace[Array], load: Array) -> Array:
-    """Returns the sign of `load` minus the mean, which is exact up to 2^36 choices, because high and low digits are compared separately."""
+    """Returns the sign of `load` minus its mean. Comparing high and low digits separately keeps the sign exact up to 2^36 choices."""
     upper = _whole(xp, load / 4096)
     high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
     carry = _whole(xp, low / 4096)

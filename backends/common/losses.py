@@ -1,4 +1,4 @@
-"""Auxiliary losses. Each function returns a mean over the groups, without the weight of the loss."""
+"""Auxiliary losses. Each function returns the unweighted loss, averaged over the groups."""
 
 import math
 

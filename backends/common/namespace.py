@@ -1,7 +1,7 @@
 """The array namespace that formulas use: operations that each framework provides in one module.
 
 Formulas also use the operations that all arrays support: arithmetic, comparisons, slicing, `.shape`, `.ndim`, `.dtype`
-and `.reshape`. A function with the name of a NumPy function computes the same result as in NumPy. `axis` is an axis or a tuple of axes.
+and `.reshape`. A function named after a NumPy function returns the same result as that function. `axis` is an axis or a tuple of axes.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class Namespace(Protocol[Array]):
         """Converts all arrays to float64 if any array is float64, else to float32."""
 
     def cast(self, x: Array, dtype: Any, /) -> Array:
-        """Converts `x` to a dtype, which is the dtype of another array or "int32"."""
+        """Converts `x` to `dtype`, which is either the dtype of another array or "int32"."""
 
     def stop_gradient(self, x: Array, /) -> Array:
         """`x` as a constant."""
@@ -154,7 +154,7 @@ class Namespace(Protocol[Array]):
         """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). A request equal to `experts` names no expert."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
-        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Ignores entries of `count`."""
+        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Ignores entries equal to `count`."""
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """The rows of `x` at the indices, (G, N, D) and (G, M) -> (G, M, D)."""
@@ -181,7 +181,7 @@ class Namespace(Protocol[Array]):
         """Repeats `state = body(step, state)` for the steps 0, ..., count - 1."""
 
     def whole(self, function: Function, /) -> Function:
-        """If a compiler would unroll loops, turns a function of a namespace, an array and numbers into one operation.
+        """Turns a function of a namespace, an array and numbers into one operation if a compiler would otherwise unroll its loops.
         The result has the shape and dtype of the array argument. The operation has no gradient, except for a Sinkhorn plan."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:

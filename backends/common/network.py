@@ -30,7 +30,7 @@ def expert_weights(
     experts: int | None = None,
     plain: bool = False,
 ) -> dict[str, Array]:
-    """Checks and casts the parameters of `experts` perceptrons, or of any number if None. If `plain`, requires `w1`, `b1`, `w2`, `b2`."""
+    """Checks and casts the parameters of `experts` perceptrons (None: any number). If `plain`, requires `w1`, `b1`, `w2`, `b2`."""
     check_parameter_names(params, plain=plain)
     for name in filter(params.__contains__, AXES):
         check_scores(name, params[name], AXES[name])

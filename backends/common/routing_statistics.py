@@ -1,4 +1,4 @@
-"""Statistics of routings and slots, without gradient. A training step computes only `routing_metrics`, without these statistics."""
+"""Statistics of routings and slots, without gradient. A training step computes only `routing_metrics`, not these statistics."""
 
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.backends.common.soft_moe import inverse_norm

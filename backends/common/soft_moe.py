@@ -20,7 +20,7 @@ def soft_routing(
     dispatch: str = "soft",
     combine: str = "soft",
 ) -> Dense:
-    """tokens (G, T, D), slots (D, E, C) -> SoftRouting, in float32 or better, also under autocast."""
+    """tokens (G, T, D), slots (D, E, C) -> SoftRouting, in float32 or better, even under autocast."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("slots", slots, "width experts capacity")
     check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")

@@ -1,6 +1,6 @@
 """Strictly balanced gating: the masks of training and evaluation, the masked gates, and the loss of the thresholds.
 
-Masks carry no gradient, but gates carry a gradient.
+Gates carry a gradient; masks do not.
 """
 
 from collections.abc import Sequence

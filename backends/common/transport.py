@@ -130,7 +130,7 @@ def adam_plan(
     learning_rate: float,
     tolerance: float,
 ) -> Array:
-    """The plan (G, N, M) after Adam steps on the negative objective from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
+    """The plan (G, N, M) after Adam steps from 0 on the negative objective: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
     problem = _Problem(columns, row_mass, column_mass, nonzeros, gamma)
 
     def update(step: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -175,7 +175,7 @@ class _Problem(NamedTuple, Generic[Array]):
 
 
 def _thresholded(xp: Namespace[Array], shifted: Array, nonzeros: int, gamma: float) -> Array:
-    """Returns the plan of the dual, which keeps the largest positive entries along the last axis, divided by gamma."""
+    """Returns the plan of the dual: the largest positive entries along the last axis, divided by gamma, and 0 elsewhere."""
     _, place = xp.largest(shifted, nonzeros)
     return place(lambda entries: xp.maximum(entries, 0.0) / gamma)
 
@@ -185,7 +185,7 @@ def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) ->
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)
     excess = (xp.cumsum(descending, -1) - mass) / rank
-    # tau is the threshold of the last rank at which the entry exceeds the threshold. Rank 1 always qualifies.
+    # tau is the threshold of the last rank whose entry exceeds the threshold of this rank. Rank 1 always qualifies.
     last = xp.max(xp.where(descending > excess, rank, 1.0), -1, keepdims=True)
     tau = xp.sum(xp.where(rank == last, excess, 0.0), -1, keepdims=True)
     return place(lambda entries: xp.maximum(entries - tau, 0.0))

@@ -213,7 +213,7 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
 
 
 def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array]:
-    """Returns the distances (E,) from the nearest start, and the predecessors (E,), by the algorithm of Bellman and Ford.
+    """Returns the distances (E,) from the nearest start, and the predecessors (E,), by the Bellman-Ford algorithm.
 
     A start is its own predecessor. The integer costs have no negative cycle, so the loop ends with the shortest distances.
     """

@@ -39,7 +39,7 @@ def _sums_by_scatter(count: int, rows: Array, ids: Array) -> Array:
 
 
 def _sums_by_scan(count: int, rows: Array, ids: Array) -> Array:
-    """Groups the rows of each id by a stable sort, and adds each group by a scan. A scatter on a GPU has no fixed order of additions."""
+    """Groups rows by id with a stable sort, and adds each group with a scan, because a scatter on a GPU adds in no fixed order."""
     order = jnp.argsort(ids, stable=True)
     ordered = ids[order]
     begins = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])

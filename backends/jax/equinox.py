@@ -100,6 +100,6 @@ class MoE(eqx.Module):  # type: ignore[misc]
         return state
 
     def update(self, state: State, statistics: State) -> State:
-        """The router's state after a step, for the sum of the statistics of all calls. Raises ConfigError if the router keeps no state."""
+        """The router's state after a step, from the summed statistics of all calls. Raises ConfigError if the router keeps no state."""
         new: State = B.ROUTERS[self.layer.router].update(self.layer.options, state, statistics)
         return new

@@ -1,4 +1,4 @@
-"""Sends the contents of slots to the devices of the experts, and the outputs back, inside a `shard_map` over a mesh.
+"""Sends slots to the devices that hold the experts, and the outputs back, inside a `shard_map` over a mesh.
 
 Shape comments: G groups per device, E experts, C capacity, D width, n devices along the axes that split the experts.
 """
@@ -13,10 +13,10 @@ collective = cast(Any, lax)
 
 
 def there(slots: Array, axes: str | Sequence[str]) -> Array:
-    """Sends the slots (G, E, C, D) of this device's groups to the devices of the experts. Returns (n G, E / n, C, D)."""
+    """Sends the slots (G, E, C, D) of this device's groups to the devices that hold the experts. Returns (n G, E / n, C, D)."""
     return cast(Array, collective.all_to_all(slots, axes, 1, 0, tiled=True))
 
 
 def back(slots: Array, axes: str | Sequence[str]) -> Array:
-    """Sends the outputs of experts to the devices of the groups, the inverse of `there`."""
+    """Sends the outputs of experts back to the devices that sent the slots, as the inverse of `there`."""
     return cast(Array, collective.all_to_all(slots, axes, 0, 1, tiled=True))

@@ -112,7 +112,7 @@ def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | No
             kind, axes = kinds.get(name, ""), _axes(leaf)
             if not axes:
                 continue
-            # JAX gathers all other split axes of expert parameters before the experts compute.
+            # Expert parameters may also be split along other axes, which JAX gathers before the experts compute.
             if kind not in splits or (kind == "group" and set(axes) != {0}):
                 return None
             mesh = untyped.typeof(leaf).sharding.mesh
@@ -173,7 +173,7 @@ def _resharded(tree: Any, specs: Any) -> Any:
 
 
 def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
-    """Returns True for each result of `function` with a leading groups axis, which doubles if the number of groups doubles."""
+    """Returns True for each result of `function` with a leading groups axis: an axis whose length changes with the number of groups."""
 
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:

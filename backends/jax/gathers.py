@@ -1,12 +1,12 @@
-"""Moves rows between tokens and slots by gathers. The gradient of a gather in one direction is a gather in the other direction.
+"""Moves rows between tokens and slots with gathers. The gradient of a gather in one direction is a gather in the other direction.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, S = E * C slots. Slot `c` of expert `e` has the
 index `e * C + c`. The slot index S means no slot, and the token index T means no token.
 
 A sparse routing is a partial map between tokens and slots. The array `token` (G, S) maps slots to tokens, and `slot` (G, T, K) maps tokens
-to slots. A gather by one array moves rows, and a gather by the other array moves gradients. In Expert Choice, a token may occupy any number
-of slots, and `slot` is None. For such a routing, each gather adds one slot of each token, in ascending order, until all slots are added.
-No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, also on a GPU.
+to slots. A gather with one array moves rows, and a gather with the other array moves gradients. In Expert Choice, a token may occupy any
+number of slots, and `slot` is None. For such a routing, each gather adds one slot of each token, in ascending order, until all slots are
+added. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, even on a GPU.
 """
 
 import math
@@ -36,7 +36,7 @@ def take_rows(rows: Array, index: Array) -> Array:
 
 @program
 def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | None) -> Array:
-    """The value of each token's slot at each expert, or 0 without a slot, (G, E, C) -> (G, T, E)."""
+    """The value of each token's slot at each expert, or 0 if the token has no slot there, (G, E, C) -> (G, T, E)."""
     groups, experts, capacity = values.shape
     if slot is not None:
         # A mask puts the value of each choice at the chosen expert.
@@ -58,7 +58,7 @@ def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -
 
 def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
     groups, tokens, experts = scores.shape
-    # Flattens the scores of a group, because a TPU would read a whole tile for each score of an array with an experts axis.
+    # Joins the token and expert axes, because a TPU would read a whole tile for each score if experts were a separate axis.
     own = ends[0] * experts + jnp.arange(experts, dtype=ends[0].dtype)[:, None]
     return (take_rows(scores.reshape(groups, tokens * experts), own),)
 

@@ -102,7 +102,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_slots(routing: SlotRouting) -> Rows:
-    """Makes the row `(e G + g) C + c` for slot c of expert e in group g, even if the slot is empty."""
+    """Returns one row per slot, filled or empty: slot c of expert e in group g has row `(e G + g) C + c`."""
     groups, experts, capacity = routing.token.shape
     group = jnp.arange(groups, dtype=jnp.int32)[:, None, None]
     token = jnp.where(routing.token < routing.tokens, routing.token + group * routing.tokens, groups * routing.tokens)
@@ -237,7 +237,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
             kernel, bias = of_block(m)
             return sums[0] + kernel, sums[1] + bias
 
-        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # an expert without rows has sums of 0
+        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # for an expert without rows, both sums are 0
         return kernel.astype(gradient.dtype), bias.astype(gradient.dtype)
 
     kernels, biases = lax.map(of_expert, (jnp.append(0, ends[:-1]), ends))
@@ -254,7 +254,7 @@ def _blocks(rows: Array) -> Array:
 
 
 def _branch(rows: Array) -> Array:
-    """The index in `_by_size` of the smallest product for this number of rows, at most the index of a full block."""
+    """The index in `_by_size` of the smallest product that covers this number of rows (a full block, if there are more rows)."""
     return (jnp.clip(rows, 1, BLOCK) - 1) // STEP
 
 

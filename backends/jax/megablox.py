@@ -1,7 +1,7 @@
 """Multiplies rows, which are sorted by expert, on a TPU with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
-The kernels read each row once per tile of the width, and the matrix of an expert once per tile of this expert's rows, and need no padding.
-The kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs a kernel on a CPU.
+The kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), which need no padding. A kernel reads each
+row once per tile of the width, and an expert's matrix once per tile of the expert's rows. `interpret` runs a kernel on a CPU.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """
@@ -76,7 +76,7 @@ def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bo
 
 
 def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
-    """Runs the function unsplit on each device if a compiler partitions the program, because kernels cannot be split.
+    """If a compiler partitions the program, runs the function on whole arrays on each device, because kernels cannot be split.
     `vmap` runs the function once per item."""
 
     def of_arrays(left: Array, right: Array, sizes: Array) -> Array:

@@ -111,7 +111,7 @@ class OnMesh(SplitExperts):
         if sizes.devices != there:
             raise ConfigError(f"the mesh ({sizes}) needs {sizes.devices} devices, but JAX has {there}")
         self.sizes, self.transport = sizes, transport
-        # A mesh axis may cover only a part of an axis of the torus of chips.
+        # Allows a mesh axis to cover only part of a physical axis, where the chips form a torus.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.bind_routers()
@@ -119,7 +119,7 @@ class OnMesh(SplitExperts):
     # The exchange.
 
     def _there(self, slots: Array) -> Array:
-        """Sends the slots (G, E, C, D) of this device's groups to the devices of the experts. Returns (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of this device's groups to the devices that hold the experts. Returns (n G, E / n, C, D)."""
         return there(slots, "expert")
 
     def _back(self, slots: Array) -> Array:
@@ -291,7 +291,7 @@ class OnMesh(SplitExperts):
     def _means(self, gradients: Leaves, found: Results, how: Mapping[Path, Split]) -> tuple[Leaves, Results]:
         """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same shard."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along the mesh axis of this operation.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # Metrics always need the key `AXES`.
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # Metrics need the key `AXES` even if no gradient does.
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}

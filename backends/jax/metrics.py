@@ -39,7 +39,7 @@ def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
 def _entropy(mass: Array) -> Array:
     """The mean entropy of the rows of `mass` (G, T, E), after each row is divided by its sum. A row without mass has entropy 0.
 
-    The mean over rows comes before the sum over experts, because XLA would merge two sums into one long sum with larger rounding errors.
+    Averages over rows before the sum over experts, because XLA would merge two sums into one long sum with larger rounding errors.
     """
     total = jnp.sum(mass, axis=-1, keepdims=True)
     share = mass / jnp.where(total > 0, total, 1)

@@ -99,13 +99,13 @@ def put_true(indices: Array, like: Array, axis: int) -> Array:
 
 
 def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-    """Returns the `count` largest entries in descending order, and `place`, which applies a function to these entries by a mask."""
+    """Returns the `count` largest entries in descending order, and `place`, which applies a function to these entries through a mask."""
     if count == x.shape[-1]:
         return -jnp.sort(-x, axis=-1), lambda function: function(x)
     index = top_indices(x, count)
     descending = jnp.take_along_axis(x, index, axis=-1)
-    # Of the entries that equal the last kept entry, the mask keeps entries up to the last kept index. The mask finds the last entry by
-    # index, because XLA may recompute `x` for the comparison with different rounding.
+    # Among entries that equal the smallest selected entry, the mask keeps entries up to the index of the selected entry. `position == last`
+    # keeps the selected entry even if XLA recomputes `x` for the comparison with different rounding.
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     smallest, last = descending[..., -1:], index[..., -1:]
     mask = (x > smallest) | ((x == smallest) & (position <= last)) | (position == last)
@@ -168,7 +168,7 @@ def whole(function: Function) -> Function:
 
 
 def threefry(key: Array, first: Array, second: Array) -> Array:
-    """Threefry-2x32-20 by the primitive of JAX, which compiles differently for each device. Words are int32."""
+    """Threefry-2x32-20, computed by a JAX primitive that compiles differently for each device. Words are int32."""
     (low, high), *counter = (
         lax.bitcast_convert_type(word, jnp.uint32) for word in (key, *jnp.broadcast_arrays(first, second))
     )

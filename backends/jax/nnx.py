@@ -150,7 +150,7 @@ def auxiliary_loss(captured: Any) -> Array:
 def update_states(model: nnx.Module, captured: Any) -> None:
     """Updates a model's router states, once per step, from the statistics of the step, `nnx.capture(model, RoutingStatistic)`.
 
-    Add the statistics of several batch parts or several devices by `jax.tree.map(jnp.add, first, second)`.
+    Add the statistics of several batch parts or devices with `jax.tree.map(jnp.add, first, second)`.
     """
     for path, module in nnx.iter_modules(model):
         found = captured

@@ -19,13 +19,13 @@ def positions(requests: Array, experts: int) -> Array:
 
 
 def position_by_sum(requests: Array, experts: int) -> Array:
-    """Computes `positions` by a cumulative sum of one-hot rows (G, N, E)."""
+    """Computes `positions` with a cumulative sum of one-hot rows (G, N, E)."""
     one_hot = (requests[..., None] == jnp.arange(experts, dtype=requests.dtype)).astype(jnp.int32)
     return jnp.sum((jnp.cumsum(one_hot, axis=1) - 1) * one_hot, axis=2)
 
 
 def position_by_sort(requests: Array, experts: int) -> Array:
-    """Computes `positions` by a stable sort of the expert ids."""
+    """Computes `positions` with a stable sort of the expert ids."""
     number = lax.broadcasted_iota(jnp.int32, requests.shape, 1)
     by_expert, source = lax.sort((requests, number), dimension=1, num_keys=1, is_stable=True)
     is_first = jnp.concatenate(

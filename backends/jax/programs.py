@@ -1,7 +1,7 @@
 """Compiles public functions to programs. All callers share one program per set of shapes, dtypes and options.
 
-Outside `jax.jit`, JAX compiles every operation of a function separately for each shape, and a function has about a hundred operations. A
-program compiles once, which is several times as fast, and a call of a program does not dispatch each operation from Python. Inside
+Outside `jax.jit`, JAX compiles every operation of a function separately for each shape, and a function has about a hundred operations.
+Compiling one program instead is several times as fast, and calling the program does not dispatch each operation from Python. Inside
 `jax.jit`, the operations of a function become part of the traced program.
 """
 

@@ -112,7 +112,7 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """Returns all parameters, with moving averages in place of averaged parameters. The result is valid until the next step."""
+    """Returns all parameters, each replaced by its moving average if it has one. The result is valid until the next step."""
     return unflatten({**flatten(state.params), **state.average})
 
 
@@ -126,7 +126,7 @@ def make_step(
 ) -> Step:
     """Returns a compiled `step(state, batch, learning_rate) -> (state, metrics)` (see `moespec.backends.contract.Backend`).
 
-    A new learning rate does not cause a compilation.
+    A new learning rate does not cause recompilation.
     """
     return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged, update=update_states)
 
@@ -134,7 +134,7 @@ def make_step(
 def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
     """Returns `gradients(trained, frozen, batch) -> (gradients of the trained parameters, (metrics and "loss", sums))`.
 
-    If the loss function uses averaged parameters, the last argument of `gradients` contains the averaged leaves (see `make_step`).
+    If the loss function uses averaged parameters, the last argument of `gradients` contains the moving averages (see `make_step`).
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
 

@@ -1,4 +1,4 @@
-"""The specification as a backend: float64 NumPy, one group at a time, with exact gradients by the complex step.
+"""The specification as a backend: float64 NumPy, one group at a time, with exact gradients from complex-step differentiation.
 
 The compiled backends must return the same results. This backend is fast enough only for tests. The NumPy backend runs
 the routers of the specification, not the composed routers that the compiled backends share.

@@ -60,7 +60,7 @@ class SoftRouting(NamedTuple):
 
 
 def batched(function: Function) -> Function:
-    """Returns a version of `function` that runs on each group and joins the results, or `function` itself without group arguments."""
+    """Returns a version of `function` that runs on each group and joins the results (or `function`, if no argument has groups)."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
         return function

@@ -1,4 +1,4 @@
-"""Gradients by the complex step, and the training step: the reference for compiled training.
+"""Gradients by complex-step differentiation, and the training step: the reference for compiled training.
 
 If a parameter changes by `1e-30i`, the imaginary part of the loss is `1e-30` times the exact derivative. A full gradient
 needs one direction per scalar parameter; one pass computes 64 directions (see `directions`). Use this backend for small models only.
@@ -61,7 +61,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _at_places(tree: Params, function: Callable[[Array, Array], Array]) -> Params:
-    """Applies `function(leaf, place)` to each leaf. `place` numbers the entries of the leaf among the entries of all leaves."""
+    """Applies `function(leaf, place)` to each leaf. `place` contains the position of each entry among the entries of all leaves."""
     flat: dict[Path, Array] = {}
     size = 0
     for path, leaf in leaves(tree):

@@ -18,7 +18,7 @@ __all__ = [
 def softmax_expert_choice(
     B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the noisy softmax or, if `options.cap` is set, by the capped affinity. The combine weights are the noisy softmax."""
+    """Expert Choice on the noisy softmax or, if `options.cap` is set, on the capped affinity. The combine weights are the noisy softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores, capacity, cap = B.softmax_affinity(noisy), options.capacity(train=train), options.cap
     if cap is None:
@@ -40,7 +40,7 @@ def batch_expert_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax. At evaluation, an expert takes only tokens whose score, or predicted score, exceeds the threshold."""
+    """Expert Choice on the softmax. At evaluation, an expert takes only tokens whose score, or predicted score, exceeds the threshold."""
     scores = B.softmax_affinity(kernel_logits(B, params, tokens, options))
     capacity, by = options.capacity(train=train), scores
     losses: Losses = {}
@@ -68,7 +68,7 @@ def batch_expert_choice_update(B: Blocks, options: Batch, state: State, statisti
 def mixture_of_depths(
     B: Blocks, params: Params, tokens: Array, options: Depths, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the logits. The combine weights are the logits or the sigmoid of the logits."""
+    """Expert Choice on the logits. The combine weights are the logits or the sigmoid of the logits."""
     scores = kernel_logits(B, params, tokens, options)
     weights = B.sigmoid_affinity(scores) if options.weights == "sigmoid" else scores
     routing = B.expert_choice(scores, capacity=options.capacity(train=train), combine_scores=weights)
@@ -78,7 +78,7 @@ def mixture_of_depths(
 def strictly_balanced(
     B: Blocks, params: Params, tokens: Array, options: Balanced, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax. At evaluation, an expert takes all tokens whose gate exceeds the threshold of the expert."""
+    """Expert Choice on the softmax. At evaluation, an expert takes all tokens whose gate exceeds the threshold of the expert."""
     clean, thresholds = kernel_logits(B, params, tokens, options), params["thresholds"]
     gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
     losses: Losses = clean_losses(B, options, clean)

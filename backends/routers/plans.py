@@ -20,7 +20,7 @@ __all__ = [
 def s_base(
     B: Blocks, params: Params, tokens: Array, options: SBase, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert, by the Sinkhorn plan in training and by the softmax at evaluation."""
+    """Token Choice with one expert per token, on the Sinkhorn plan in training and on the softmax at evaluation."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(noisy)
     gates = scores if options.combine_with == "softmax" else B.sigmoid_affinity(noisy)
@@ -34,7 +34,7 @@ def s_base(
 def sinkhorn_token_choice(
     B: Blocks, params: Params, tokens: Array, options: SinkhornTC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the Sinkhorn plan of the noisy logits."""
+    """Token Choice on the Sinkhorn plan of the noisy logits."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = _sinkhorn_plan(B, options, noisy)
     combine = combine_scores(B, options, clean, noisy, plan)
@@ -44,7 +44,7 @@ def sinkhorn_token_choice(
 def sinkhorn_expert_choice(
     B: Blocks, params: Params, tokens: Array, options: SinkhornEC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the Sinkhorn plan of the noisy logits."""
+    """Expert Choice on the Sinkhorn plan of the noisy logits."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = _sinkhorn_plan(B, options, noisy)
     combine = combine_scores(B, options, clean, noisy, plan)
@@ -55,7 +55,7 @@ def sinkhorn_expert_choice(
 def sparsity_constrained_token_choice(
     B: Blocks, params: Params, tokens: Array, options: SparseTC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the transport plan of the softmax, which assigns at most K experts to a token."""
+    """Token Choice on the transport plan of the softmax, which assigns at most K experts to a token."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=options.choices, sparsity="token")
     combine = combine_scores(B, options, clean, noisy, plan)
@@ -65,7 +65,7 @@ def sparsity_constrained_token_choice(
 def sparsity_constrained_expert_choice(
     B: Blocks, params: Params, tokens: Array, options: SparseEC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the sparsity-constrained transport plan of the softmax."""
+    """Expert Choice on the sparsity-constrained transport plan of the softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     capacity = options.capacity(train=train)
     plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=capacity)

@@ -34,7 +34,7 @@ __all__ = [
 def softmax_token_choice(
     B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy softmax."""
+    """Token Choice on the noisy softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     choices, several = options.choices, several_choices(options)
     routing = token_choice(B, options, B.softmax_affinity(noisy), train=train, tries=options.tries, **several)
@@ -45,7 +45,7 @@ def softmax_token_choice(
 def switch(
     B: Blocks, params: Params, tokens: Array, options: Switch, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert by the softmax of logits that are computed from jittered tokens."""
+    """Token Choice with one expert per token, on the softmax of logits computed from jittered tokens."""
     seen = logits(B, params, tokens, options, noise)
     routing = token_choice(B, options, B.softmax_affinity(seen), train=train, tries=options.tries)
     return output(B, options, routing, clean_losses(B, options, seen))
@@ -54,7 +54,7 @@ def switch(
 def gshard(
     B: Blocks, params: Params, tokens: Array, options: GShard, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts by the softmax. In training, the second expert is kept at random or sampled, depending on the options."""
+    """Token Choice with two experts per token, on the softmax. In training, the second expert may be sampled or kept at random."""
     clean = logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(clean)
     selection, combine, plan = scores, None, several_choices(options)
@@ -70,7 +70,7 @@ def gshard(
 def cosine_token_choice(
     B: Blocks, params: Params, tokens: Array, options: Cosine, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the affinity of the noisy cosine logits."""
+    """Token Choice on the affinity of the noisy cosine logits."""
     bias = {"projection_bias": params["projection_bias"]} if options.projection_bias else {}
     given = {name: params[name] for name in ("projection", "embeddings", "temperature")}
     clean = B.cosine_logits(tokens, **given, **bias, form=options.temperature_form)
@@ -93,7 +93,7 @@ def sigmoid_token_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Token Choice by the scores plus the bias, among the experts of the best groups. The combine weights exclude the bias."""
+    """Token Choice on the scores plus the bias, among the experts of the best groups. The combine weights exclude the bias."""
     clean = kernel_logits(B, params, tokens, options)
     scores = getattr(B, f"{options.affinity}_affinity")(clean)
     selection = B.biased_scores(scores, state["bias"])
@@ -132,7 +132,7 @@ def sigmoid_token_choice_update(B: Blocks, options: Sigmoid, state: State, stati
 def image_choice(
     B: Blocks, params: Params, tokens: Array, options: Image, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the softmax of one logit vector per image, which all tokens of the image share."""
+    """Token Choice on the softmax of one logit vector per image, which all tokens of the image share."""
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     clean = B.router_logits(B.pool_images(tokens, images=options.images, pool=options.pool), params["kernel"])
     check_size("kernel", clean, -1, options.experts, "options.experts")
@@ -143,7 +143,7 @@ def image_choice(
 def importance_score(
     B: Blocks, params: Params, tokens: Array, options: Importance, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy softmax, restricted to the most important tokens."""
+    """Token Choice on the noisy softmax, restricted to the most important tokens."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     capacity, choices = options.capacity(train=train), options.choices
     routing = B.importance_score_choice(
@@ -155,7 +155,7 @@ def importance_score(
 def noisy_top_k(
     B: Blocks, params: Params, tokens: Array, options: NoisyTopK, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy logits H. The combine weights are the gates G."""
+    """Token Choice on the noisy logits H. The combine weights are the gates G."""
     clean = kernel_logits(B, params, tokens, options)
     scales = B.router_logits(tokens, params["noise_kernel"])
     noisy = B.noisy_top_k_logits(clean, scales, noise)
@@ -174,7 +174,7 @@ def noisy_top_k(
 def hierarchical_top_k(
     B: Blocks, params: Params, tokens: Array, options: Hierarchical, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates, which are also the combine weights. Each gate is the product of the gates of both levels."""
+    """Token Choice on the gates, which are also the combine weights. Each gate is the product of the gates of both levels."""
     branches, choices = options.levels[0], options.choices_per_level
     clean = B.router_logits(tokens, params["kernel"])
     check_size("tokens", clean, -2, options.tokens, "options.tokens")

@@ -1,6 +1,6 @@
 """The torch backend: the public functions of the specification on tensors, batched over groups.
 
-Every function runs op by op and under `torch.compile(fullgraph=True)`: shapes never depend on values, iteration counts are fixed,
+Every function runs both eagerly and under `torch.compile(fullgraph=True)`: shapes never depend on values, iteration counts are fixed,
 and only the solver of BASE layers reads values back from the device. Invalid shapes, dtypes and options raise the specification's
 errors. Values (NaN, infinity, an order that is not a permutation) are not checked. `moespec.backends.torch.nn` contains torch modules.
 

@@ -1,4 +1,4 @@
-"""Splits experts among the processes of a group: slots are sent to the processes of their experts, and the outputs are sent back."""
+"""Splits experts among the processes of a group: slots are sent to the processes that hold their experts, and the outputs are sent back."""
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -27,7 +27,7 @@ class SplitOverGroup(SplitExperts):
         self.group, self.sizes = group, MeshSizes(expert=group.size) if sizes is None else sizes
 
     def _there(self, slots: Tensor) -> Tensor:
-        """Sends the slots (G, E, C, D) of this device's groups to the devices of their experts. Returns (n G, E / n, C, D)."""
+        """Sends the slots (G, E, C, D) of this device's groups to the devices that hold the experts. Returns (n G, E / n, C, D)."""
         groups, experts, *place = slots.shape
         n = self.group.size
         by_sender = exchange(slots.transpose(0, 1), self.group)

@@ -36,7 +36,7 @@ def export_pt2(
 ) -> bytes:
     """Returns the content of a file that `torch.export.save` writes: the module as a program, with its parameters.
 
-    `torch.export.load(path).module()(images)` computes the same as `module(images)` at evaluation, to rounding. The program does not
+    `torch.export.load(path).module()(images)` equals `module(images)` at evaluation, up to rounding. The program does not
     require this package. The number of images must be a multiple of `multiple` (and at least `2 * multiple` if `multiple` is above 1).
 
     module: any `torch.nn.Module` in evaluation mode, with or without moespec layers (`MoE`, `Model`). The module is not changed.
@@ -62,8 +62,8 @@ def export_onnx(
 ) -> bytes:
     """Returns the content of an ONNX file (opset 18) that maps `images` (images, ...) to `logits`, the first output of `module`.
 
-    `onnxruntime.InferenceSession(content).run(None, {"images": images})` computes the same as `module(images)` at evaluation, to
-    rounding, with the routers' tie-breaking. Further inputs are named after the arguments of `forward`.
+    `onnxruntime.InferenceSession(content).run(None, {"images": images})` returns the same result as `module(images)` at evaluation, up to
+    rounding, and breaks ties like the routers. Further inputs are named after the arguments of `forward`.
 
     module, example, multiple: as for `export_pt2`, but the module must be in float32 or float64.
     metadata: the `metadata_props` of the ONNX file.

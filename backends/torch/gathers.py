@@ -39,7 +39,7 @@ def _gather(rows: Tensor, index: Tensor) -> Tensor:
         return rows.new_zeros(len(index), rows.shape[1])
     taken = rows.index_select(0, index.clamp(max=len(rows) - 1))
     missing = index == len(rows)
-    if rows.device.type == "cpu":  # listing a few rows is cheap on a CPU
+    if rows.device.type == "cpu":  # on a CPU, listing the missing rows is cheap
         return taken.index_fill_(0, missing.nonzero()[:, 0], 0)
     return taken.masked_fill_(missing[:, None], 0)
 

@@ -170,7 +170,7 @@ class OnMesh(SplitOverGroup):
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()})
 
     def state_average(self, state: SpreadState) -> Params:
-        """Returns this process's parts of the averaged parameters."""
+        """Returns this process's parts of the moving averages of the parameters."""
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()} | state.average)
 
     def make_step(

@@ -1,6 +1,6 @@
 """The operations that models need around the routers: experts, norms, attention, patches.
 
-Products run in the dtype of their input, and all functions but `linear` cast parameters to this dtype. Norms run in float32 or better.
+Products run in the dtype of their input, and all functions except `linear` cast parameters to this dtype. Norms run in float32 or better.
 """
 
 import math

@@ -18,7 +18,7 @@ from moespec.spec.own import find_own
 
 
 class Extent:
-    """Computes norms and means of a complete parameter. In this class, each tensor is complete; on a mesh, a tensor may be a part."""
+    """Computes norms and means of a complete parameter. In this class, tensors are complete parameters; on a mesh, they may be parts."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)

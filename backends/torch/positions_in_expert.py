@@ -23,14 +23,14 @@ def positions(requests: Tensor, experts: int) -> Tensor:
 
 
 def count_positions(requests: Tensor, experts: int) -> Tensor:
-    """Computes `positions` by a cumulative sum of one-hot rows."""
+    """Computes `positions` with a cumulative sum of one-hot rows."""
     asked = requests[:, :, None] == torch.arange(experts, device=requests.device, dtype=requests.dtype)
     counts = asked.cumsum(dim=1, dtype=torch.int32)
     return torch.where(asked, counts - 1, 0).sum(dim=2, dtype=torch.int32)
 
 
 def sort_positions(requests: Tensor, experts: int) -> Tensor:
-    """Computes `positions` by a stable sort of the integers."""
+    """Computes `positions` with a stable sort of the integers."""
     ordered, order = torch.sort(requests, dim=1, stable=True)
     requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # the value E is not an expert
     first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())

@@ -1,4 +1,4 @@
-"""The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names.
+"""The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names of torch.
 
 If the installed torch lacks a name, the import of this module raises ConfigError. For a name of Dynamo, the first use raises ConfigError.
 """
@@ -21,7 +21,7 @@ def _named(name: str) -> Any:
         raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec needs; {wanted}") from None
 
 
-# Collectives that torch.compile can trace, a mode for tensors without values, and a check that tells a tracer a fact about a number.
+# Collectives that torch.compile can trace, a mode for tensors without values, and a check whose condition a tracer may assume.
 collectives, TracingMode, check = map(_named, ("ops._c10d_functional", "_subclasses.FakeTensorMode", "_check"))
 # Each function processes a list of tensors in one call. The first two functions work in place.
 foreach_add, foreach_mul, foreach_norm = map(_named, ("_foreach_add_", "_foreach_mul_", "_foreach_norm"))
@@ -39,7 +39,7 @@ def of_dynamo(name: str) -> Any:
 
 
 def traced_as_constant(function: Any) -> None:
-    """Does the same as `torch.compiler.assume_constant_result` without importing Dynamo: the compiler calls `function` while tracing."""
+    """Makes the compiler call `function` while tracing, like `torch.compiler.assume_constant_result`, but does not import Dynamo."""
     function._dynamo_marked_constant = True
 
 

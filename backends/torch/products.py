@@ -15,7 +15,7 @@ from moespec.backends.torch.operators import differentiable, on_gpu, operator, u
 
 
 def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Tensor:
-    """tokens (G, T, D), matrix (D, S) -> (G, T, S), in float32 or better, also under autocast.
+    """tokens (G, T, D), matrix (D, S) -> (G, T, S), in float32 or better, even under autocast.
 
     widened: the tokens, already cast to the dtype of the result, if available.
     """

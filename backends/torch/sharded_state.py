@@ -68,7 +68,7 @@ class SpreadState(TrainState):
         """Sums each gradient over the devices with the same part of the parameter. Returns the means of the metrics and
         the totals of the sums.
 
-        Gradients over the same set of axes share one reduction. The reduction over all devices includes the metrics and sums.
+        Gradients that are summed over the same axes share one reduction. The reduction over all devices includes the metrics and sums.
         """
         trees = [flatten(tree) for tree in sums]
         shared = [*metrics.values(), *(leaf for tree in trees for leaf in tree.values())]

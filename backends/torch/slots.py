@@ -59,9 +59,9 @@ def moe_layer(
 ) -> Tensor:
     """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`.
 
-    For a `SlotRouting`, inputs are gathered by `token`, and outputs are combined in float32 or better by a weighted
-    gather by `slot` (or by a sum in a fixed order, if a token may be in any number of slots). A dense routing is cast
-    to the dtype of the tokens or outputs for matrix products. Products of 16-bit numbers are added in float32.
+    For a `SlotRouting`, inputs are gathered with `token`. Outputs are combined in float32 or better: with a weighted gather by `slot`, or
+    with a sum in a fixed order if a token may be in any number of slots. A dense routing is cast to the dtype of the tokens or outputs for
+    matrix products. Products of 16-bit numbers are added in float32.
     """
     check_scores("tokens", tokens, "groups tokens width")
     if isinstance(routing, SlotRouting):

@@ -96,7 +96,7 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces `function`, whose arguments are pytrees of tensors, on shapes only. The traced graph then runs op by op on values.
+    """Traces `function`, whose arguments are pytrees of tensors, without values. The traced graph then runs op by op.
 
     `trace` takes less time than `quick_compile`. Code that needs the values of a tensor (`.item()`, `if`, a shape that
     depends on values) raises an error, and so does an operator without a shape rule. `torch.compiler.is_compiling()` is
@@ -233,7 +233,7 @@ def make_step(
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
     The step updates the state in place and returns the state. Metrics stay on the device. The forward and backward pass of the loss are
-    compiled; a new learning rate causes no compilation. compiled: if False, runs op by op, without compiling.
+    compiled; a new learning rate causes no recompilation. compiled: if False, runs op by op, without compiling.
     cuda_graph: as for `compile`; requires `accumulate=1`. If torch cannot record a graph, the step warns and runs without a graph.
     """
     check_at_least("accumulate", accumulate, 1)
@@ -265,7 +265,7 @@ def set_gradients(
     """Sets `.grad` of the leaves `trained` to the mean gradient over `parts` equal parts of a batch, times `share`.
 
     Returns the metrics and "loss", averaged over the parts, and the sums that the loss function returns, added over the
-    parts. given: the parameters for `evaluate`, which include `trained`, and optionally the averaged parameters.
+    parts. given: the parameters for `evaluate`, which include `trained`, and optionally their moving averages.
     """
     for leaf in trained.values():
         leaf.grad = None

@@ -5,10 +5,10 @@
     loss = criterion(model(images), targets) + auxiliary_loss(model)
 
 `MoE.from_mlp` copies the weights of a trained MLP into every expert. `replace_mlps` replaces the MLPs of a timm or Hugging Face
-transformers model; `from_pretrained` loads such a transformers model. `from_transformers` and `to_transformers` convert MoE blocks
-of transformers from and to `MoE`. `parameter_groups` returns parameter groups with and without weight decay. `ExpertParallel`
-splits experts over processes, and `clip_grad_norm_` replaces torch's function for models with split experts. Call
-`update_states(model)` once per step, after the optimiser, to update router states such as the bias of `sigmoid_token_choice`.
+transformers model; `from_pretrained` loads a transformers model whose MLPs were replaced. `from_transformers` and `to_transformers` convert
+MoE blocks of transformers from and to `MoE`. `parameter_groups` returns parameter groups with and without weight decay. `ExpertParallel`
+splits experts over processes, and `clip_grad_norm_` replaces torch's function for models with split experts. Call `update_states(model)`
+once per step, after the optimiser, to update router states such as the bias of `sigmoid_token_choice`.
 
 After a forward pass, a module has `losses` (the weighted auxiliary losses by name, with gradient) and `metrics` (for
 logging). Copies and pickles of the module omit `losses` and `metrics`. Activation checkpointing inside a compiled function

@@ -13,8 +13,8 @@ __all__ = ["clip_grad_norm_"]
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Clips gradients like `torch.nn.utils.clip_grad_norm_`, but also if experts are split over another mesh than the other
-    parameters. Multiplies gradients by `max_norm / norm` if this factor is below 1, and returns the norm of the complete gradient.
+    """Clips gradients like `torch.nn.utils.clip_grad_norm_`, but also if experts are split over a different mesh from the other parameters.
+    Multiplies gradients by `max_norm / norm` if this factor is below 1, and returns the norm of the complete gradient.
 
     All processes must call this function.
     """
@@ -28,7 +28,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     if not norms:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    # Clamping instead of branching lets the host continue without waiting for the norm. torch also adds 1e-6.
+    # Clamping instead of branching lets the host continue without waiting for the norm. torch adds the same 1e-6.
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         local = gradient.to_local() if is_split(gradient) else gradient

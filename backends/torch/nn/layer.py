@@ -41,8 +41,8 @@ class MoE(Reporting, HubMixin):
 
     Parameters: `router.kernel` and others, `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
     `experts.fc2.weight`, `experts.fc2.bias`. Gated experts add `experts.fc3`, with the shapes of `fc1`; shared experts
-    add `shared.fc1.weight` (width, shared_experts * hidden) and others. Router logits, weights and losses are computed in
-    float32 or better, also under autocast or in bfloat16. Gating noise is drawn from torch's generator, only in training.
+    add `shared.fc1.weight` (width, shared_experts * hidden) and others. Router logits, weights and losses are computed in float32 or
+    better, even under autocast or in bfloat16. Gating noise is drawn from torch's generator, only in training.
 
     A forward pass raises ShapeError for an input of a different width or a batch that cannot be split into groups.
     """
@@ -115,7 +115,7 @@ class MoE(Reporting, HubMixin):
             deviation: `w + noise std(w) n`, with normal n drawn from `seed`.
         options: `group_images` and the options of the router.
 
-        At evaluation without noise, the layer computes the same as the MLP if the combine weights of each token sum to 1 and no token
+        At evaluation without noise, the layer returns the same output as the MLP if the combine weights of each token sum to 1 and no token
         is dropped. These conditions hold for sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` equal to the
         number of experts (or inf), and for softmax_token_choice with `normalize_selected=True`, `choices=2` or more and the same capacity.
         Other routers scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` reports the difference.

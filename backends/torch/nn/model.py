@@ -25,7 +25,7 @@ class Model(ParameterTree, Reporting):
     params: nested dict of NumPy arrays. The arrays become parameters, with names such as `blocks.1.moe.experts.w1` in the state dict;
         `params()` returns the nested dict.
     noise: `noise(config, batch size)` returns the `Noise` of each MoE block in training, in order. None means no noise.
-    layers: `layers(config, batch size)` returns the MoE layers in order, like `vit.moe_layers`. Required only for routers with a state.
+    layers: `layers(config, batch size)` returns the MoE layers in order, like `vit.moe_layers` (needed only for routers with a state).
     """
 
     def __init__(

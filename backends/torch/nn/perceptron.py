@@ -35,7 +35,7 @@ class Perceptron(NamedTuple):
 def perceptron(name: str, mlp: nn.Module) -> Perceptron:
     """Returns the parameters and the activation of an MLP that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`.
 
-    Runs a copy of the MLP with random parameters. Raises ConfigError for an MLP of any class that computes something else.
+    Runs a copy of the MLP with random parameters. Accepts an MLP of any class. Raises ConfigError if the MLP computes something else.
     """
     if not isinstance(mlp, nn.Module):
         raise ConfigError(f"{name}: expected a module, got {mlp!r}")
@@ -72,7 +72,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
 
 
 def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
-    """Lists the possible roles of two or three linear maps as parameters of `expert_mlp`. The first of two maps may pack two maps."""
+    """Lists the possible roles of two or three linear maps in `expert_mlp`. If there are two maps, the first may pack fc1 and fc3."""
     maps: list[Any] = [(layer.weight.T, layer.bias) for layer in layers]
     orders: Any = permutations(maps)
     if len(maps) == 2:

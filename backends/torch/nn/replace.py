@@ -67,7 +67,7 @@ def replace_mlps(
 
 
 class Place(NamedTuple):
-    """The location of an MLP in a model: the name, a module that computes the MLP, and a function that inserts a layer instead."""
+    """An MLP in a model: the name, a module that computes the MLP, and a function that inserts a layer in place of the MLP."""
 
     name: str
     mlp: nn.Module

@@ -58,8 +58,8 @@ class Reporting(nn.Module):
         return None
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay, as timm's optimisers request them: all but kernels and the
-        scale of Soft MoE's router."""
+        """Names of the parameters without weight decay, as timm's optimisers request them: all except kernels and the scale of Soft MoE's
+        router."""
         names = [name for name, _ in self.named_parameters()]
         return {name for name in names if not is_decayed(name.split(".")) and not KERNELS.search(name)}
 

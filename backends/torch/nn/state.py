@@ -20,8 +20,8 @@ Arrays = dict[str, Tensor]
 class RouterState(nn.Module):
     """The state of a router as buffers, and the sums of its statistics since the last update.
 
-    Buffers keep their dtype when a module is cast: in bfloat16, bias updates of 0.001 would be lost to rounding. rule: the router's
-    name and options, with which `update` looks up the router's function. A function could be neither copied nor pickled.
+    Buffers keep their dtype when a module is cast: in bfloat16, bias updates of 0.001 would be lost to rounding. rule: the router's name
+    and options. `update` looks up the router's function by name, because a stored function could be neither copied nor pickled.
     """
 
     def __init__(self, arrays: Mapping[str, Any], device: torch.device | str | None) -> None:

@@ -66,5 +66,5 @@ def assign(tensor: Tensor, values: NDArray[Any]) -> None:
 
 
 def _constant(name: str, value: Any) -> NDArray[Any]:
-    """Stores hash tables as integers, because `.to(torch.bfloat16)` would round expert numbers in floating tables."""
+    """Stores hash tables as integers, because `.to(torch.bfloat16)` would round expert numbers that are stored as floats."""
     return np.array(value, np.int32 if name == "tables" else None)
