@@ -1,6 +1,6 @@
 """Near-tie cases, in which the next lower precision rounds distinct scores to equal scores.
 
-Inputs are exact in bfloat16. Scores that need more bits are computed as logits, which every dtype keeps in float32 or better.
+Inputs are exact in bfloat16. Scores that need more bits are computed as logits, which are float32 or better in every run.
 """
 
 from collections.abc import Iterator, Mapping

@@ -41,7 +41,7 @@ def _number(name: str, value: float, purpose: str) -> Wrong:
 
 
 class Size(NamedTuple):
-    """The sum of an offset and the size of an axis, or the value of an option, of the valid call."""
+    """An option's invalid value: an offset plus the size of an axis, or plus the value of an option, in the valid call."""
 
     of: str
     more: int = 1

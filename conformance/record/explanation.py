@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield rules that choose among the experts of a token's M best groups. M is the largest observed, or one more."""
+    """Yield rules that choose among the experts of a token's M best groups. M is the largest observed number of groups, or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
