@@ -41,7 +41,7 @@ def _number(name: str, value: float, purpose: str) -> Wrong:
 
 
 class Size(NamedTuple):
-    """An option's invalid value: an offset plus the size of an axis, or plus the value of an option, in the valid call."""
+    """The invalid value of an option: `more` plus the size of the axis, or the value of the option, `of` in the valid call."""
 
     of: str
     more: int = 1

@@ -38,7 +38,7 @@ def _second(gates: Array, noise: Array) -> Any:
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """Return `|logit| + |log(-log noise)| + 1`. The best expert's score is 1 more than the largest, so its scale is the row's largest."""
+    """Return `|logit| + |log(-log noise)| + 1` or, for the expert with the largest logit, the largest value in the row."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)

@@ -1,6 +1,6 @@
 """Peers: other packages that the suite runs on.
 
-`peers.toml` lists the peers. A module in `adapters/` defines the target that calls a peer.
+`peers.toml` lists the peers. For each peer, a module in `adapters/` defines a target that calls the package.
 `python -m moespec.conformance.peers` runs the suite on the peers that `--peer` names and writes `docs/peers.md`.
 """
 
