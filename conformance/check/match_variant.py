@@ -158,7 +158,7 @@ def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
-    """Returns the stages of a case that pass completely if `state` is "pass", else the stages that fail with a returned result."""
+    """Returns the stages of a case whose results all pass if `state` is "pass", else the failing stages that returned a result."""
     states: dict[str, set[str]] = {}
     for outcome in result.outcomes:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)

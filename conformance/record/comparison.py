@@ -62,7 +62,7 @@ class Parting:
 
     @property
     def guilty(self) -> bool:
-        """Whether near ties and logits leave a difference of choices or weights unexplained."""
+        """Whether choices or weights differ in a way that neither near ties nor logits explain."""
         return not self.chooses or not self.same
 
     @property
