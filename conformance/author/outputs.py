@@ -50,7 +50,7 @@ def outputs(making: Making, stage: Stage) -> dict[str, Value]:
 def _scales(
     making: Making, stage: Stage, groups: list[Arrays], each: list[Arrays], rules: set[str]
 ) -> dict[str, Arrays]:
-    """Return the scales of the results for each of `rules` that needs derivatives."""
+    """Return the scales of the results for each rule in `rules` that needs derivatives."""
     scales: dict[str, Arrays] = {}
     of_all: Callable[..., Arrays] = pooled_spread if function(stage.call).pooled else spread
     of_each: Callable[..., Arrays] = condition
