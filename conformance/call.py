@@ -70,7 +70,7 @@ def reads(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
 
 
 def earlier(stage: Stage, stages: Stages, known: Collection[str]) -> list[Stage]:
-    """Returns the stages whose routings a stage reads and whose calls are therefore repeated."""
+    """Returns the stages whose routings a stage reads. The module repeats the calls of these stages."""
     return [stages[name] for name in _of("stage", stage, stages, known)]
 
 

@@ -1,4 +1,4 @@
-"""Check with rules that the vectors contain a case for each purpose that a public function or router needs.
+"""Check that the vectors contain a case for every purpose that the rules require for a public function or router.
 
 Each rule requires cases that expose one kind of mistake: for example, cases with three groups, odd sizes, an index above 256,
 extreme logits or a gradient for each input. A required purpose without a case counts as missing unless `EXEMPT` gives a

@@ -20,7 +20,7 @@ class MalformedError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """The answer of a target's process to a call without results. No failure can make a case pass.
+    """The answer of a target's process if a call has no results. No failure can make a case pass.
 
     classes: names of the exception's class and bases; empty without an exception. trace: the lines of code that raised
     the exception. state: the outcome's state. returned: whether the call returned an invalid result.

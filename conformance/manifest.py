@@ -87,14 +87,14 @@ def _entry(key: str, array: NDArray[Any], large: Arrays) -> dict[str, Any]:
 
 
 def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
-    """Returns the case that `encode` has converted."""
+    """Returns the case of a manifest and its large arrays. `decode` is the inverse of `encode`."""
     entry = {"kind" if key == "class" else key: value for key, value in manifest.items() if key != "schema"}
     case: Case = decoded(Case, entry, large)
     return case
 
 
 def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """Returns the value of type `kind` that `encoded` has converted. Raises an exception if the entry does not fit the type."""
+    """Returns the value of type `kind` from its JSON form. Inverts `encoded`. Raises an exception if the entry does not fit."""
     if kind is Tensor:
         return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:

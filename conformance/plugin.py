@@ -179,7 +179,7 @@ class _Suite:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: CaseItem, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        """Attaches the report of the case to pytest's report, and replaces pytest's duration by the time of the case."""
+        """Attaches the report of the case to pytest's report, and replaces pytest's duration with the time of the case."""
         report = yield
         if call.when == "call":
             error = call.excinfo.value if call.excinfo else None

@@ -27,8 +27,8 @@ class Noise(NamedTuple):
 class Draws(NamedTuple):
     """Describes how to draw tokens: the grid of the values, the maximum number of attempts, and the tie margin that ends the attempts.
 
-    Two scores that differ by 12 % of their sum usually stay distinct in bfloat16. fixed: the number of the attempt to use for each group.
-    Set `fixed` if several attempts have equal margins up to rounding, since processors would then choose different attempts.
+    Two scores at the default margin differ by 12 % of their sum, so they usually differ in bfloat16. fixed: the attempt of each group.
+    Set `fixed` if several attempts have equal margins up to rounding, since the choice among them would depend on the processor.
     """
 
     reach: float = 2.0
@@ -48,7 +48,7 @@ class Routed:
 
     options: fields of the router's `Options`. gelu: the GELU form of the experts. also: stages to run before `route`.
     groups, noise, draws, accept: control how tokens and noise are drawn; see `draws.py`.
-    drawn: if False, the tokens are an ordinary input.
+    drawn: whether tokens are drawn; otherwise, the tokens are an ordinary input.
     """
 
     router: str
@@ -67,14 +67,14 @@ class Routed:
 class Definition:
     """A case without expected results.
 
-    kind: value, tie, near_tie, overflow, degenerate, negative, gradient or trajectory. sampled: estimate scales from a few probes.
-    stages: the calls in order; for a router, the calls before `route`. losses: adds the router's weighted losses to a gradient.
-    of: the differentiated result (default: first float of the last stage). by: inputs of the gradient (default: all floats).
+    kind: value, tie, near_tie, overflow, degenerate, negative, gradient or trajectory. sampled: whether a few probes estimate the scales.
+    stages: the calls in order; for a router, the calls before `route`. losses: whether the gradient includes the router's weighted losses.
+    of: the differentiated result (default: the first float of the last stage). by: the inputs to differentiate by (default: all floats).
     error, argument: the error class that the last call must raise, and the argument that the message must name.
     valid: the valid case that an error case edits. several: results that are not stored, because several values are correct.
-    exact_ties: the scores of every choice are exact, or equal by symmetry, so all implementations compute equal scores.
+    exact_ties: whether the scores of every choice are exact, or equal by symmetry, so that every implementation computes equal scores.
     unrounded: results whose products and sums are exact in float32 in any order. The scale of such a result is its magnitude.
-    exact_tokens: the tokens of the model's routers are exact in every dtype, so bfloat16 needs only the tie margin of float32.
+    exact_tokens: whether the tokens of the model's routers are exact in every dtype, so that bfloat16 needs only float32's tie margin.
     """
 
     algorithm: str
@@ -115,7 +115,7 @@ def tensor(values: Any, names: str) -> Tensor:
 def call(path: str, arguments: Mapping[str, Any] | None = None, /, *, name: str = "", **options: Any) -> Stage:
     """Return a stage that calls the public name `path`. By default, the stage's name is the last part of `path`.
 
-    arguments: maps each argument to an input, an earlier stage, a result of a stage, a dict of such values, or a `function`.
+    arguments: maps each argument to an input, an earlier stage, a result of a stage, a dict of any of these, or a `function`.
     """
     return Stage(name or path.rpartition(".")[2], path, dict(arguments or {}), options)
 

@@ -111,7 +111,7 @@ def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[ND
     arrays = {name: value.array.astype(np.float64) for name, value in definition.inputs.items()}
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
-        sizes["columns"] = arrays["router/kernel"].shape[1]  # branches may have separate columns
+        sizes["columns"] = arrays["router/kernel"].shape[1]  # a kernel may have additional columns for branches
     best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in fixed or range(routed.draws.tries if any(value.any() for value in parameters) else 1):
@@ -139,7 +139,7 @@ def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[ND
 
 
 class _WorseError(Exception):
-    """Raised if an earlier draw has at least the same tie margin, or if `accept` rejects the draw."""
+    """Raised if an earlier draw has an equal or larger tie margin, or if `accept` rejects the draw."""
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:

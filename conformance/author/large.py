@@ -54,7 +54,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Layer(NamedTuple):
-    """The sizes, kind and purpose of a case. Routers without an option ignore the option."""
+    """The sizes, kind and purpose of a case. A router ignores the options that it does not define."""
 
     groups: int
     tokens: int

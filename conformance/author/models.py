@@ -14,7 +14,7 @@ __all__ = ["inputs_of", "stage_of"]
 def inputs_of(
     name: str, model: Mapping[str, Any], key: str, images: int = 2, *, noisy: bool = False
 ) -> dict[str, Tensor]:
-    """Return images and model parameters on a grid. Biases differ from 0 and scales from 1, with few exceptions, to detect omissions.
+    """Return images and model parameters on a grid. Most biases differ from 0 and most scales from 1, to detect targets that omit one.
 
     noisy: whether to add noise (tokens, experts) for each MoE layer.
     """

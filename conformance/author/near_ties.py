@@ -1,6 +1,6 @@
 """Near-tie cases, in which the next lower precision rounds distinct scores to equal scores.
 
-Inputs are exact in bfloat16. Scores that need more bits are computed as logits, which every dtype keeps in float32 or better.
+Inputs are exact in bfloat16. Scores that need more bits are computed as logits, which are float32 or better in every run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
 
 
 def _product(key: str, bits: int) -> dict[str, Tensor]:
-    """Return tokens and a kernel whose logits are `1 + k / 2^bits` for k = 0, 1, ... in some order."""
+    """Return tokens and a kernel whose logits are `1 + k / 2^bits` for k = 0, 1, ... in random order."""
     step = 2.0 ** -(bits // 2)
     counts = [permutation(f"{key}/{group}", TOKENS * EXPERTS).reshape(TOKENS, EXPERTS) for group in range(GROUPS)]
     tokens = np.concatenate([np.ones((GROUPS, TOKENS, 1)), step * np.stack(counts)], axis=2)

@@ -50,7 +50,7 @@ def outputs(making: Making, stage: Stage) -> dict[str, Value]:
 def _scales(
     making: Making, stage: Stage, groups: list[Arrays], each: list[Arrays], rules: set[str]
 ) -> dict[str, Arrays]:
-    """Return the scales of the results, by scale rule, for the rules that need derivatives."""
+    """Return the scales of the results for each rule in `rules` that needs derivatives."""
     scales: dict[str, Arrays] = {}
     of_all: Callable[..., Arrays] = pooled_spread if function(stage.call).pooled else spread
     of_each: Callable[..., Arrays] = condition
@@ -89,7 +89,7 @@ def _scale(
 
 
 def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> Arrays:
-    """Propagate errors from a router's calls to the results of the router or layer. Each error is the written scale of a
+    """Propagate errors from a router's calls to the results of the router or layer. Each error is the `written` scale of a
     call's result. A sampled case applies all errors together with random signs. Other cases apply one error at a time.
     """
     plain = Recorder(spec, values)
@@ -127,7 +127,7 @@ def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
 
 
 def _constant(making: Making, stage: Stage, name: str) -> str:
-    """Return the name of the constant c for a result: the largest constant of the result and of the routings in its computation."""
+    """Return the name of the constant c for a result: the largest among the result and the routings that it is computed from."""
     constants = [making.output(stage, name).constant]
     if stage.router and name in ("weights", "combine"):
         constants.append(along(making, making.routing, name))
@@ -139,7 +139,7 @@ def _constant(making: Making, stage: Stage, name: str) -> str:
 
 
 def along(making: Making, reference: str, name: str = "") -> str:
-    """Return the name of the largest constant of a call's result and of the earlier results that the call depends on."""
+    """Return the name of the largest constant among a call's result and the earlier results that the call depends on."""
     stage = making.stages.get(reference.partition("/")[0])
     if stage is None:
         return "direct"

@@ -33,7 +33,7 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
 def case(
     router: str, *words: str, sizes: tuple[int, int, int] = (6, 3, 4), step: float = 0.125, **given: Any
 ) -> Definition:
-    """Return a `router_case` with parameters, state and noise on a grid. The value of a constant initial array is the grid's centre."""
+    """Return a `router_case` with parameters, state and noise on a grid, centred on 0 or on the value of a constant initial array."""
     row, axes = load_own("router", router), dict(zip(sizes, ("tokens", "experts", "width"), strict=True))
     known = {field.name: given[field.name] for field in fields(row.Options) if field.name in given}
     options = row.options(**{axis: size for size, axis in axes.items()}, **known)

@@ -107,7 +107,7 @@ class Making:
         return finish(call.arrays(found, self.wanted(stage)))
 
     def router_of(self, stage: Stage) -> str:
-        """Return the name of the router that a stage calls, or the router of the routing that a stage reads, else ""."""
+        """Return the name of the router that a stage calls or whose routing the stage reads, or "" if there is none."""
         routing = stage.arguments.get("routing")
         taken = self.stages.get(routing.partition("/")[0]) if isinstance(routing, str) else None
         return stage.router or (taken.router if taken else "")

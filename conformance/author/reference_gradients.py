@@ -35,9 +35,9 @@ TANHS = 512
 def gradients(
     making: Making, stage: Stage, output: str, by: tuple[str, ...], key: str, *, losses: bool = False
 ) -> Gradients:
-    """Return the gradient of a stage's `sum(probe * output)` for the inputs `by`. losses: add the weighted losses of `route`.
+    """Return the gradient of a stage's `sum(probe * output)` with respect to the inputs `by`. losses: add the weighted losses of `route`.
 
-    Central differences along random directions must agree with the gradient, which detects a dropped imaginary part.
+    Central differences along random directions must agree with the gradient; they differ if a function drops the imaginary part.
     Raises GoldenError if the gradient and the differences disagree.
     """
     groups = making.groups(stage)
@@ -80,8 +80,8 @@ def gradients(
 
     constant = "gradient" if value.constant.removeprefix(LARGE) == "direct" else "iterated gradient"
     constant = LARGE + constant if making.sampled else constant
-    # Sums over the results cancel in a gradient, so the probe counts as a rounded input. Results of tanh also count as
-    # rounded inputs, since the derivatives of GELU and cap contain `1 + tanh` and `1 - tanh^2`, which cancel for large arguments.
+    # Sums over the results cancel in a gradient, so the probe is treated as a rounded input. Results of tanh are also
+    # treated as rounded inputs, since derivatives of GELU and cap contain `1 + tanh` and `1 - tanh^2`, which cancel for large arguments.
     flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
     flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
     inputs = {**flat, PROBE: wide, TANH: np.ones(TANHS)}
@@ -92,7 +92,7 @@ def gradients(
 
 
 def _rounded_tanh(tanh: Callable[[Any], Any], factors: NDArray[Any], x: Any) -> NDArray[Any]:
-    """Multiply tanh by `factors`. Compute the derivative `1 - tanh^2` from the result, as frameworks do."""
+    """Return tanh(x) times `factors`, and compute the derivative `1 - tanh^2` from this result, as frameworks do."""
     t: NDArray[Any] = tanh(np.real(x)) * np.resize(factors, np.shape(x))
     return np.asarray(t + 1j * (1 - t * t) * np.imag(x)) if np.iscomplexobj(x) else t
 
@@ -124,7 +124,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
 
 @contextmanager
 def _constants() -> Iterator[Callable[[], None]]:
-    """Yield a function. After a call of this function, `stop_gradient` returns the recorded values again, in the same order."""
+    """Yield a function that makes `stop_gradient` return the recorded values again, in the same order."""
     returned: list[Any] = []
     turn: Iterator[Any] | None = None
 

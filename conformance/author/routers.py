@@ -64,7 +64,7 @@ def router_case(
     """Return a case with the calls of a router, the complete router, and the layer around the router.
 
     params: router parameters (default: a kernel, which is 0 if `zero`).
-    inputs: additional inputs. If `inputs` includes `tokens`, neither tokens nor noise are drawn.
+    inputs: additional inputs. Tokens and noise are drawn unless `inputs` includes `tokens`.
     sizes: the number of tokens, the number of experts, and the width. hidden: the hidden width of the experts.
     train: by default, True if the case has noise. options: router options other than sizes.
     losses: whether a layer gradient includes the losses; by default, True if the case has noise.
@@ -112,7 +112,7 @@ def kernel_case(
 
 
 def common(router: str, **options: Any) -> Iterator[Definition]:
-    """Yield the common cases of routers that have gating noise and a number of slots.
+    """Yield the cases that are the same for all routers with gating noise and an expert capacity.
 
     options: additional router options for the case that uses all losses.
     """
@@ -191,7 +191,7 @@ def logit_options(router: str, **options: Any) -> Definition:
 
 
 def several_choices(router: str, **options: Any) -> Definition:
-    """Return a case with two choices and with the rules of other code bases for slots, weights and the balance loss."""
+    """Return a case with two choices that uses other code bases' rules for slots, weights and the balance loss."""
     purpose = "A token gets all its slots before the next one, and what it keeps is divided by the root of the sum of squares."
     settings: dict[str, Any] = {"normalize_selected": True, "normalize_when": "after", "normalize_norm": "euclidean"}
     settings |= {"slot_order": "token", "capacity_factor": 0.75, **options}

@@ -14,8 +14,8 @@ internally (a variance, or `1 + tanh(x)` for large x). The description of such a
     A = max(|f|, r),   r^2 = mean over probes v of |df along x v|^2,   v = +-1 for every number of every input
 
 In expectation, r is `sqrt(sum_i (x_i df/dx_i)^2)`. The value r estimates how far independent roundings move the result
-(Kenney and Laub 1994, small-sample condition estimation). Small entries of a gradient are differences of large terms.
-For a gradient, r is therefore at least the root mean square of r over all entries (`pooled_spread`). The results of tanh count as inputs.
+(Kenney and Laub 1994, small-sample condition estimation). Small entries of a gradient are differences of large terms. For a
+gradient, r is therefore at least the root mean square of r over all entries (`pooled_spread`). Results of tanh are treated as inputs.
 
 *Stability.* The stability is the largest relative change of the inputs that leaves a discrete result unchanged. For
 choices inside an iteration, the stability is the tie margin.
@@ -92,7 +92,7 @@ def _floats(results: Arrays) -> Arrays:
 
 
 def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
-    """Return the largest of the relative changes 1/4, 1/8, ... of all float inputs that leaves the result unchanged, or 0."""
+    """Return the largest relative change of all float inputs (1/4, 1/8, ...) that leaves the result unchanged, or 0 if none does."""
     expected = function(inputs)
     for exponent in range(2, 50):
         step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so small steps are not rounded away

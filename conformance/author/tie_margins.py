@@ -1,8 +1,8 @@
 """Computes tie margins: the distance of a stage's choices from a tie, and the distance that each dtype needs.
 
-A choice that orders inputs of the case is exact, and the margin is None. A router makes the choices of all calls inside
-it. The ordered scores of a router are functions of the router's inputs. A stage that reads another stage's routing
-inherits that stage's choices. Every dtype keeps the ordered scores in float32 or better, unless a model computes the tokens.
+A choice that orders inputs of the case is exact and has the margin None. The choices of a router are the choices of all calls
+inside the router, and the scores that it orders are functions of its inputs. A stage that reads another stage's routing
+inherits that stage's choices. The ordered scores are float32 or better in every run, unless a model computes the tokens.
 """
 
 import importlib
@@ -56,7 +56,7 @@ def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
 
 
 def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
-    """Return the margin and the margin that each dtype needs. rounded: whether the ordered scores are rounded to the run's dtype."""
+    """Return the margin, and the margin that each dtype requires. rounded: whether the ordered scores are rounded to the run's dtype."""
     dtypes = {name: dtype if rounded or name != "bfloat16" else DTYPES["float32"] for name, dtype in DTYPES.items()}
     return {
         "margin": float(f"{min(decided.margin, 1.0):.3g}"),
@@ -182,7 +182,7 @@ def _router(making: Making, stage: Stage) -> Iterator[Decided]:
 
 
 def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any:
-    """Return the written scale of a router call's result, or 0 without a written scale. The written scale covers errors inside the call."""
+    """Return the `written` scale of a router call's result, which covers errors inside the call, or 0 if the result has none."""
     name, _, part = reference.partition("/")
     made = next((inner for inner in making.trace if inner.name == name), None)
     output = function(made.call).output(part or next(iter(function(made.call).outputs))) if made else None
@@ -194,7 +194,7 @@ def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:
-    """Yield the scale rules of a result and of all earlier results in the computation."""
+    """Yield the scale rules of a result and of all earlier results that it depends on."""
     stage = making.stages.get(reference.partition("/")[0]) if isinstance(reference, str) else None
     if stage is not None:
         yield from (output.scale for output in function(stage.call).outputs.values())

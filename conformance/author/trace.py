@@ -61,7 +61,7 @@ class Recorder:
 
     inputs: arrays by reference. stages: the recorded calls, in order. given: the original arguments of each stage.
     change: `(stage, result) -> result`, called with each recorded call and its result.
-    followed: whether every argument must be known. Use False for models, which compute with arrays between calls.
+    followed: whether every argument must be an input or a recorded result; False for models, which compute with arrays between calls.
     """
 
     def __init__(

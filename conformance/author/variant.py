@@ -41,7 +41,7 @@ Replacement = Callable[..., Any]
 
 
 class Spec(Backend, Protocol):
-    """The interface of the correct backend, including names that no router, layer or model calls."""
+    """The interface of the reference backend, including names that no router, layer or model calls."""
 
     CAPACITY_RULES: Mapping[str, CapacityRule]
     SoftRouting: Any
@@ -63,7 +63,7 @@ class Spec(Backend, Protocol):
 class Variant:
     """One difference from the specification: another reading of a source, a known implementation, or a mistake.
 
-    computes: a sentence that states the difference. who: a public implementation with this difference, or "".
+    computes: the difference, as a sentence. who: a public implementation with this difference, or "".
     replaced: maps a public name to its replacement, a router name to a new `route`, and "ROUTERS" to a function of the routers.
     ledger: the alternative in the ambiguity ledger ("GS-3b"), or the question to which the variant is an unlisted answer ("GS-3"), or "".
     row: the algorithm whose cases must catch the variant, if `replaced` does not name the algorithm.
@@ -79,7 +79,7 @@ class Variant:
     @property
     def algorithms(self) -> frozenset[str]:
         """Return the algorithms whose cases must catch the variant. By default, these are the algorithms that define
-        the replaced names. A name that no algorithm defines counts for all algorithms.
+        the replaced names, or all algorithms if none defines a replaced name.
         """
         if self.row or self.replaced.keys() <= TRAINING:
             return frozenset({self.row or "vit"})
@@ -152,7 +152,7 @@ def fixed(
 ) -> Variant:
     """Return the variant that fixes options of routers or arguments of functions.
 
-    of: the routers or functions. options: the fixed values. For a function, a callable value maps the correct argument to another.
+    of: the routers or functions. options: the fixed values. For a function, a callable computes the fixed value from the call's argument.
     """
 
     def configured(B: Spec, route: Route) -> RouterOutput:
@@ -186,19 +186,19 @@ def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors:
 
 
 def _bound(of: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two dicts of a function's arguments by name. Only the second dict includes default values."""
+    """Return, by name, the arguments that a call passes, and all arguments including default values."""
     signature = inspect.signature(getattr(spec, of))
     given = signature.bind(*arguments, **named).arguments
     return given, {name: parameter.default for name, parameter in signature.parameters.items()} | given
 
 
 def _reference() -> Any:
-    """Return the correct backend, which is the specification under the batched names."""
+    """Return the reference backend, which runs the specification on batched arrays."""
     return importlib.import_module("moespec.backends.numpy")
 
 
 def module_of(replaced: Mapping[str, Replacement]) -> Any:
-    """Return a target: the correct backend with some names replaced, whose routers call the replacements."""
+    """Return a target: the reference backend with some names replaced. The target's routers call the replacements."""
     B = _reference()
     module = SimpleNamespace(**{name: getattr(B, name) for name in dir(B)})
     for name in replaced.keys() - ROUTERS.keys() - {"ROUTERS"}:
@@ -213,7 +213,7 @@ def module_of(replaced: Mapping[str, Replacement]) -> Any:
 
 
 def noting(called: set[str]) -> Any:
-    """Return the correct backend as a target that adds each called public name and router to the set `called`."""
+    """Return the reference backend as a target that adds each called public name and router to the set `called`."""
     B = _reference()
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,7 +235,7 @@ def noting(called: set[str]) -> Any:
 
 
 def heap_order(values: Array, axis: int = -1) -> Array:
-    """Return the indices that sort values in descending order, by an unstable sort."""
+    """Return the indices of an unstable sort in descending order."""
     return np.argsort(-values.real, axis=axis, kind="heapsort")
 
 

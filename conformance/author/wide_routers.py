@@ -1,6 +1,6 @@
 """Defines one wide case per router, with sizes, numbers and options that the small cases omit.
 
-A wide case has three groups, odd sizes, numbers with more bits than bfloat16, a weight for every loss, and other options than the defaults.
+A wide case has three groups, odd sizes, numbers with more bits than bfloat16, a weight for every loss, and non-default options.
 The case differentiates the output and all losses with respect to the tokens, the noise, the router parameters and the expert kernels.
 """
 
@@ -169,7 +169,7 @@ def wide(router: str) -> Definition:
     made = row.options(**options)
     params, state = _parameters(router, made, key)
     inputs = {}
-    if router in ("hash", "soft_moe"):  # hash and soft_moe make no choice by tokens
+    if router in ("hash", "soft_moe"):  # no choice of hash and soft_moe depends on the tokens
         inputs["tokens"] = tensor(grid(f"{key}/tokens", (3, TOKENS, WIDTH), step=STEP), "groups tokens width")
     if row.requires == "ids":
         inputs["ids"] = tensor(integers(f"{key}/ids", (3, sizes["tokens"]), 0, IDS - 1), "groups tokens")

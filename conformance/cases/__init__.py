@@ -1,4 +1,4 @@
-"""The cases and known variants, in one file per module of the specification, router and model.
+"""The cases and known variants, in one file for each specification module, router and model.
 
 Every file in this folder is loaded. A file defines one or both of the following functions:
 

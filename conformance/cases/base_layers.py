@@ -121,7 +121,7 @@ def _routings() -> Iterator[Definition]:
 
 
 def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> Any:
-    """Returns the result of the correct function with the assignment `expert`, and with the total and gap of this assignment."""
+    """Returns the reference function's result with the assignment `expert` instead, and with the total and gap of this assignment."""
     right = B.base_assignment(scores, *noise, **shards)
     total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
     gap = right.objective.real + right.gap - total.real

@@ -1,4 +1,4 @@
-"""Cases of the number of slots per expert, and of the rules of public implementations for this number."""
+"""Cases of the expert capacity, and of the capacity rules of public implementations."""
 
 import math
 from collections.abc import Callable, Iterator

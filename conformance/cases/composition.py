@@ -209,7 +209,7 @@ def z_of_noisy_logits(B: Spec, options: Any, clean: Array, noisy: Array, routing
 
 
 def _losses(change: Callable[[str, Any, Any], Any]) -> Change:
-    """Returns a change that replaces each weighted loss by `change(name, loss, options)`."""
+    """Returns a change that replaces each weighted loss with `change(name, loss, options)`."""
 
     def changed(B: Spec, route: Route) -> RouterOutput:
         output = route.output()

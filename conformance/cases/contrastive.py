@@ -1,7 +1,7 @@
 """Cases of contrastive losses.
 
-A cross-entropy near 0 is a difference of large numbers, so this file computes the scales explicitly. The error scale of
-a logit is the logit's product on absolute values, times `1 + |s|` because of the exponential of the log scale s.
+A cross-entropy near 0 is a difference of large numbers, so `functions/losses.py` computes the scales explicitly. The error
+scale of a logit is the same product computed on absolute values, times `1 + |s|` because of the exponential of the log scale s.
 """
 
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ def _number(name: str, value: float, purpose: str) -> Wrong:
 
 
 class Size(NamedTuple):
-    """The sum of an offset and the size of an axis, or the value of an option, of the valid call."""
+    """The invalid value of an option: `more` plus the size of the axis, or the value of the option, `of` in the valid call."""
 
     of: str
     more: int = 1

@@ -88,7 +88,7 @@ def ties_to_the_higher_token(B: Spec, scores: Array, *, combine_scores: Array | 
 def chosen_in_heap_order(
     B: Spec, scores: Array, *, capacity: int, combine_scores: Array | None = None, drop_zero: bool = False
 ) -> Any:
-    """Among equal scores, an expert chooses by an unstable sort."""
+    """An expert breaks ties between equal scores by an unstable sort."""
     chosen = heap_order(scores, 1)[:, :capacity]  # (groups, slots, experts)
     weights = np.take_along_axis(scores if combine_scores is None else combine_scores, chosen, 1)
     stays = (np.take_along_axis(scores, chosen, 1).real > 0) | (not drop_zero)

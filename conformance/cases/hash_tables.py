@@ -154,7 +154,7 @@ def _moved(B: Spec, points: Array, centroids: Array, iterations: int, **other: A
 
 
 def empty_cluster_at_the_farthest(B: Spec, points: Array, centroids: Array, *, iterations: int = 25) -> Any:
-    """An empty cluster restarts at the point with the largest distance from the point's centroid."""
+    """An empty cluster restarts at the point that is farthest from its current centroid."""
     return _moved(B, points, centroids, iterations, empty=lambda points, distances: points[distances.argmax()])
 
 

@@ -91,7 +91,7 @@ def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
-    """Returns the load loss with `load(branch load, load within the branch, tokens of the branch)`. of_all: branches count all tokens."""
+    """Returns the load loss with `load(branch load, load in the branch, tokens in the branch)`. of_all: every branch has all tokens."""
 
     def changed(
         B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int

@@ -183,8 +183,8 @@ def _zero_weight() -> Definition:
 def _sums() -> Iterator[Definition]:
     """Returns cases with weighted sums of powers of two.
 
-    In some sums, bfloat16 loses each small term after a large one. In other sums, two terms cancel except for the difference
-    between weights that bfloat16 rounds to 1 and -1. A backend may use different sums over choices and over slots.
+    In some sums, bfloat16 loses every small term that is added to a large term. In other sums, two terms nearly cancel, so
+    the result depends on digits of the weights that bfloat16 rounds off. Backends may sum over choices and over slots with different code.
     """
     signs = grid("layer/long/signs", (G, T, D)) >= 0
     powers = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)

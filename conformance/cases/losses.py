@@ -123,7 +123,7 @@ def balance_of_what_is_kept(B: Spec, scores: Array, **more: Any) -> Array:
 
 
 def balance_of_chosen_scores(B: Spec, scores: Array, **more: Any) -> Array:
-    """The balance loss averages the scores after setting all scores but the two best of each token to 0."""
+    """The balance loss averages the scores after setting every score to 0 except each token's two best scores."""
     shares = chosen_mask(scores, 1).mean(axis=1)
     means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
     return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))

@@ -1,7 +1,7 @@
 """Cases of the operations around the routers and of the array operations that models use.
 
 `1 + tanh(x)` and `1 + erf(x)` are differences of nearly equal numbers if x is very negative, and a cross-entropy near 0
-is a difference of large numbers. The scales of such results are therefore the same computations on absolute values.
+is a difference of large numbers. The scale of such a result is therefore computed like the result, but on absolute values.
 """
 
 from collections.abc import Iterator

@@ -183,7 +183,7 @@ def _probability(
 
 
 def _quotient(deviation: Array, scale: Array) -> Any:
-    """Returns `deviation / scale`, with the derivative by the quotient rule."""
+    """Returns `deviation / scale`. For complex arguments, computes the derivative by the quotient rule."""
     if not np.iscomplexobj(deviation) and not np.iscomplexobj(scale):
         return deviation / scale
     with np.errstate(divide="ignore", invalid="ignore"):

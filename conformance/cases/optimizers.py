@@ -2,7 +2,7 @@
 state. Variants are known or likely differences of implementations.
 
 The cases belong to the algorithm `vit`, which trains with the optimisers. The loss of a step is the sum of the
-parameters times given numbers, so the gradient consists of the given numbers.
+products of parameters and prescribed gradients, so its gradient is the prescribed one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def cases() -> Iterator[Definition]:
                 values = np.zeros(shape) if leaf == "bias" else grid(f"{key}/value", shape, reach=1.0)
                 inputs[f"params/{part}/{leaf}"] = tensor(values, " ".join(names))
                 drawn = grid(f"{key}/gradient", (len(RATES), *shape), reach=1.0)
-                # The first gradients are small, so every step except the first is clipped.
+                # The gradients of the first step are so small that only this step is not clipped.
                 drawn[0] /= 8
                 inputs[f"gradients/{part}/{leaf}"] = tensor(drawn, " ".join(["steps", *names]))
         stage = stage_of("optimizer_steps", inputs, optimizer={**AROUND, **options}, rates=RATES)
@@ -65,7 +65,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _updates() -> Any:
-    """Returns the module of the reference's update functions. The import runs only with a variant, not when cases are listed."""
+    """Returns the module of the reference's update functions. Imports the module when a variant runs, not when cases are listed."""
     return import_module("moespec.backends.numpy.optimizers")
 
 

@@ -32,7 +32,7 @@ def cases() -> Iterator[Definition]:
 
 
 def jitter_added(B: Spec, tokens: Array, noise: Array, *, epsilon: float = 0.01) -> Array:
-    """The jitter is added to the tokens instead of multiplied."""
+    """The jitter is added to the tokens instead of multiplying them."""
     jittered = B.router_jitter(tokens, noise, epsilon=epsilon)
     return jittered if noise is None else tokens + epsilon * noise
 

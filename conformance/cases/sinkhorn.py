@@ -100,7 +100,7 @@ def implicit_gradient(B: Spec, logits: Array, **options: Any) -> Array:
 
 
 def _moved_optimum(plan: Array, step: Array) -> Any:
-    """Returns the change of a plan (T, E) with fixed row and column sums along a step of the logits, `plan * (step + df + dg)`."""
+    """Returns `plan * (step + df + dg)`: how a plan (T, E) with fixed row and column sums changes with a step of the logits."""
     tokens = len(plan)
     system = np.block([[np.diag(plan.sum(axis=1)), plan], [plan.T, np.diag(plan.sum(axis=0))]])
     moved = np.concatenate([(plan * step).sum(axis=1), (plan * step).sum(axis=0)])

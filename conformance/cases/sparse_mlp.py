@@ -61,7 +61,7 @@ def _model(
     name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
 ) -> Definition:
     """Returns a case of the model. zero: suffix of the names of parameters that are set to 0, so that scores tie.
-    by: text in the names of the inputs of the gradient."""
+    by: a substring of the names of the inputs to differentiate by."""
     inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
     for path, value in inputs.items():
         if zero and path.endswith(zero):

@@ -256,7 +256,7 @@ def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[
 
 @_queued
 def experts_in_heap_order(scores: Any, tokens: Iterable[int], choices: int, capacity: int) -> Queue:
-    """Among equal scores, a token chooses by an unstable sort."""
+    """A token breaks ties between equal scores by an unstable sort."""
     chosen = heap_order(scores)
     return ((t, chosen[t, k]) for k in range(choices) for t in tokens)
 

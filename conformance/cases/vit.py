@@ -138,7 +138,7 @@ def _router_in_float32() -> Definition:
 
 
 def _training(router: str) -> Definition:
-    """Returns a case of training steps. A repeated batch is routed differently, and no step is near a tie."""
+    """Returns a case of training steps. Training changes the routing of a repeated batch, and no choice is near a tie."""
     draw, fields = TRAINED[router]
     model = {**fields, "router": router}
     key = f"vit/training/{router}/{draw}"

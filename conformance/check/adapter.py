@@ -178,7 +178,7 @@ class Adapter(Target):
             super().check_dtypes(results)
 
     def copies(self, arrays: Values) -> Values:
-        """Copies NumPy arrays. Does not copy other arrays, because an adapter's `to_numpy` need only convert its output."""
+        """Copies NumPy arrays. Does not copy other arrays, because `to_numpy` need not accept anything but the adapter's output."""
         return super().copies(arrays) if self.on_numpy else {}
 
     def facts(self) -> Facts:

@@ -1,4 +1,4 @@
-"""Find a changed call that reproduces a wrong result, by running the correct backend with one array or option changed.
+"""Find a changed call that reproduces a wrong result, by running the reference backend with one array or option changed.
 
 If no known variant matches, the changed call shows which array or option a target ignores or confuses: "it is the expected result with
 experts/b2 = 0", "with noisy instead of logits", "with choices=1".

@@ -1,7 +1,7 @@
 """Diagnose the failures in a report: match known variants, detect reordered ties, and add explanations and small tables.
 
-If no known variant reproduces a wrong result, the wrong numbers still give clues. For example, experts lack only second choices,
-all features of a token have the same wrong factor, or an input has no gradient. The explanation names the correct results. An explanation
+If no known variant reproduces a wrong result, the wrong numbers still give clues. For example, only second choices are missing,
+all features of a token have the same wrong factor, or an input has no gradient. An explanation lists the correct results, and
 relates the wrong result to the expected result (`relations.py`) or names a changed call that gives the wrong result (`changed_calls.py`).
 
 Third-party routers fail most often by ordering equal scores differently. The specification puts the lower index first among

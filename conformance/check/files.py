@@ -63,7 +63,7 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """Returns the floating dtype of the files, or float64 without floating tensors. The dtype of a file is the coarsest in the file.
+    """Returns the floating-point dtype of the files, or float64 without floating-point tensors. A file's dtype is the coarsest in the file.
 
     Raises FileError if the dtypes of files differ, because a bfloat16 file must not loosen the tolerance of other files.
     """

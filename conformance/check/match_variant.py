@@ -1,7 +1,7 @@
 """Compare a target's wrong results with known variants, to find out what a third-party router computes instead.
 
 For each failing stage, the variants run on the stage's arrays. A variant agrees with the target in a stage if the results of both are
-equal within a few tolerances and differ from the results of the specification and of the correct backend. Target and variant
+equal within a few tolerances and differ from the results of the specification and of the reference backend. Target and variant
 disagree in a stage if the target passes the stage and the variant fails, or if only the target raises an exception.
 """
 
@@ -90,7 +90,7 @@ class Known:
         return [variant.name for variant in variants().values() if variant.replaced.keys() & names]
 
     def _computed(self, place: Place, name: str) -> Values:
-        """Returns the results of a variant, or of the correct backend if the name is ""; no results if the call raises an exception."""
+        """Returns the results of a variant, or of the reference backend if the name is "". A failed call has no results."""
         with np.errstate(all="ignore"):  # some variants compute NaN
             (values,) = execute(self.target(name), [self.job(place)], "eager")
         return {} if isinstance(values, Exception) else values
@@ -158,7 +158,7 @@ def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
-    """Returns the stages of a case that pass completely if `state` is "pass", else the stages that fail with a returned result."""
+    """Returns the stages of a case whose results all pass if `state` is "pass", else the failing stages that returned a result."""
     states: dict[str, set[str]] = {}
     for outcome in result.outcomes:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)

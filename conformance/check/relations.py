@@ -1,7 +1,7 @@
 """Find relations between a wrong result and the expected result. A relation is reported only if the numbers satisfy the relation.
 
 A relation holds if the result is within a few tolerances of the value that the relation predicts, and at least twice as far from the
-expected value. Any two scalars have a ratio. The ratio of scalars is reported only if several cases share the ratio or `_is_plain` holds.
+expected value. Any two scalars have a ratio, so a ratio of scalars is reported only if several cases share it or `_is_plain` holds.
 """
 
 import math
@@ -189,7 +189,7 @@ def shared(wrongs: Sequence[Wrong]) -> list[str]:
 
 
 def _is_plain(wrongs: Sequence[Wrong], wrong: Wrong, factor: float) -> bool:
-    """Whether the factor of a scalar is a fractional option or the inverse of such an option or, in the only failing case, 2, 1 or 1/2."""
+    """Whether a scalar's factor is a fractional option or its inverse. If only one case fails, 2, 1 and 1/2 are also plain."""
     options = [x for x in quantities(wrong.case).values() if x != round(x)]
     known = [*options, *(1 / x for x in options), *((0.5, 1.0, 2.0) if len(wrongs) == 1 else ())]
     return bool(np.isclose(abs(factor), known, rtol=SLACK * wrong.unit + 1e-9, atol=0).any())

@@ -98,7 +98,7 @@ class CaseResult:
 
     returned: the target's results for each failing stage, by name. seconds: the mean time of the algorithm's cases.
     table: the first wrong result, if small.
-    explanation: for a failure, names correct and wrong results and describes the errors; see `explain.py`.
+    explanation: for a failure, the correct and wrong results and a description of the errors; see `explain.py`.
     """
 
     id: str

@@ -164,8 +164,8 @@ def run_part(
     """Returns the results of an algorithm, the reason why the dtype is unsupported or "", and the moespec functions that the target calls.
 
     The target runs in a process that later parts reuse until `process.end` is called. repeat: whether to run each case
-    twice. limit: seconds per case. memory: maximum address space of the target's process in GiB, or 0 for no limit. JAX
-    and GPUs need no limit, because they reserve far more memory than they use.
+    twice. limit: seconds per case. memory: maximum address space of the target's process in GiB, or 0 for no limit. Use 0 for
+    JAX and GPUs, which reserve far more address space than they use.
     """
     begun = time.perf_counter()
     target = Remote(interface, name, ALL_DTYPES[dtype], limit, int(memory * 2**30))
@@ -262,7 +262,7 @@ class _Run:
     ) -> None:
         """Runs the main stages (if `whole`) or the steps of cases. Inserts new outcomes first, because steps precede main stages.
 
-        passed: ids of the cases whose main stages pass. In these cases, steps that cannot run are ignored, but failing steps count.
+        passed: ids of the cases whose main stages pass. In these cases, steps that cannot run are ignored, but failing steps are not.
         """
         chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
         before: dict[str, list[Outcome]] = {}

@@ -15,8 +15,8 @@ each stage is compiled separately to find the failing stage. Each case uses the 
     quick_compile   the first case of every other call, and the first gradient: graph construction
     trace           all other cases, and errors: a graph traced from shapes (data-dependent branches fail) and then run
 
-`quick_compile` and `trace` receive functions from `value_and_grad`, as in training. The suite replaces a missing `trace` by
-`quick_compile`, and a missing `quick_compile` by `compile`.
+`quick_compile` and `trace` receive functions from `value_and_grad`, as in training. If a target lacks `trace`, the suite
+uses `quick_compile`. If the target lacks `quick_compile`, the suite uses `compile`.
 """
 
 import importlib

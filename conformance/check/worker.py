@@ -127,7 +127,7 @@ def _checked(opened: Callable[[str], Target]) -> dict[str, str]:
 
 
 def _told(answers: Sequence[Answer]) -> tuple[Any, Arrays]:
-    """Returns failures and result arrays by job number. A job is a failure if the frame format cannot store one of its arrays."""
+    """Returns failures and result arrays by job number. A job fails if the frame format cannot store one of its arrays."""
     failures: dict[str, Any] = {}
     arrays: Arrays = {}
     for number, answer in enumerate(answers):

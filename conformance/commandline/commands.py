@@ -216,7 +216,7 @@ def _golden(options: argparse.Namespace) -> int:
 
 
 def _golden_of_own(options: argparse.Namespace) -> int:
-    """Generate vectors of custom routers, check the backends on them, and write the page."""
+    """Generate vectors of custom routers, check the backends on them, and write a page of descriptions and results."""
     from moespec.conformance.golden.generate import generate
     from moespec.conformance.golden.own import described, read
 

@@ -26,7 +26,7 @@ to 5 u of the result. XLA's approximation is off by 4.63 u (4 million arguments 
 def _cosine_scale(
     tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
-    """The rounding errors of a projection and of its norm grow with the summed terms. The errors, divided by the norm, move a cosine."""
+    """The errors of a projection and of its norm grow with the summed terms. Divided by the norm, these errors change the cosine."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
@@ -84,7 +84,7 @@ def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: in
 
 
 def _bins_scale(bias: Array, **of_counts: Any) -> Array:
-    """Return the total width of all bins, which bounds every position. A subtraction of the mean does not reduce the error."""
+    """Return the total width of all bins, which bounds every position. Subtracting the mean does not reduce the error."""
     return np.full(len(bias), np.ptp(bias) + 2)
 
 
@@ -111,7 +111,7 @@ def _support(utility: Array, **options: Any) -> Any:
 
 
 def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given: Any) -> Any:
-    """Return the actual plus the target sums of a plan's rows or columns. The result is the dual's gradient on absolute values."""
+    """Return the actual plus the target sums of a plan's rows or columns. The result is the dual gradient, computed on absolute values."""
     plan = dual(utility=utility, **given).plan
     return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
 

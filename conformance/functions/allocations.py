@@ -38,7 +38,7 @@ def _second(gates: Array, noise: Array) -> Any:
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """Return the sum of absolute values plus 1 for each expert. The expert with the largest logit gets the largest sum of the row."""
+    """Return `|logit| + |log(-log noise)| + 1` or, for the expert with the largest logit, the largest value in the row."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)
@@ -50,7 +50,7 @@ def _largest(scores: Array, **shards: Any) -> Any:
 
 
 def _by_shards(scores: Array, noise: Array | None = None, **shards: Any) -> Any:
-    """Return the scores in the order of the shard split. The noise is an input with distinct numbers, so its order is exact."""
+    """Return the scores in shard order. Sorting the noise gives this order, which is exact, as noise is an input with distinct numbers."""
     return scores if noise is None else scores[stable_order(noise)]
 
 

@@ -1,8 +1,8 @@
 """Auxiliary losses, contrastive losses, and the averages that these losses use.
 
-A variance cancels, so an explicit formula gives the scale of the squared coefficient of variation. If rounding moves
-the totals v with mean m by u * e, the scale is `mean(2 |v - m| (e + mean e)) / m^2`. For the division, add the product
-of `2 mean e / m` and the result. For equal totals, the scale is 0, and the vectors contain exact fractions.
+A variance suffers from cancellation, so an explicit formula gives the scale of the squared coefficient of variation. If rounding moves
+the totals v with mean m by u * e, the scale is `mean(2 |v - m| (e + mean e)) / m^2`. The division adds the product of
+`2 mean e / m` and the result. Equal totals have the scale 0, so cases with equal totals use numbers whose sums are exact.
 """
 
 from typing import Any

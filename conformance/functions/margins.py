@@ -37,7 +37,7 @@ def expert_choice_margin(scores: Array, scale: Array, capacity: int) -> float:
 def assignment_margin(scores: Array, scale: Array) -> float:
     """Return the margin between the best and the second-best balanced assignment. scores, scale: `(tokens, experts)`.
 
-    Every different assignment moves at least one token, so the search excludes the assigned expert of each token in turn.
+    Every other assignment moves at least one token, so the search excludes the assigned expert of each token in turn.
     """
     tokens, experts = scores.shape
     columns = np.repeat(scores, tokens // experts, axis=1)

@@ -2,7 +2,7 @@
 
 A model calls functions of a backend and, like a target, is loaded by name. In a bfloat16 run, the model computes in
 bfloat16, but parameters stay in float32. The training loop runs outside compiled code, as in a user's program. The
-target's `compile` compiles the loss, and the target's `make_step` may compile more.
+target's `compile` compiles the loss, and the target's `make_step` may compile the rest of the step.
 """
 
 import importlib

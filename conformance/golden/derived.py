@@ -349,7 +349,7 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
 def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
     """Yield error cases until each public function has three: for a shape, for a dtype, and for a value or option.
 
-    Each router gets at least one error case for an option. Public functions check the arrays of a router.
+    Each router gets at least one error case for an option. The public functions that a router calls check its arrays.
 
     valid: a call of each function. written: the explicitly written error cases.
     """

@@ -2,7 +2,7 @@
 
 A target could copy the expected results of committed vectors, but not the results of fresh cases. The same seed always produces the
 same cases. Every expected result, tolerance and margin is recomputed. If a draw fails or its choices are not certain in float32, the
-next draw of the seed replaces the draw. Error, training and model cases, and cases with explicit numbers, have no fresh version.
+seed's next draw is used instead. Error, training and model cases, and cases with explicit numbers, have no fresh version.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Derives wide cases, with sizes and numbers that small cases lack, from a valid call of each public function.
 
-`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for every float input. `long`
-has 42 tokens, or 273 tokens if results are indices, counts or arrays without a tokens axis. `many` has nine choices among 12 experts, or
-among 258 experts for sums, indices and counts. `level` has experts of equal importance and load. `coverage.py` lists the required cases.
+`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for each float input.
+`long` has 42 tokens, or 273 if results are indices, counts or arrays without a tokens axis. `many` has nine choices among 12 experts,
+or 258 if results are sums, indices or counts. `level` has experts of equal importance and load. `coverage.py` lists the required cases.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -250,7 +250,7 @@ LEAST = ("best", "branches", "cap", "capacity", "choices", "groups", "images", "
 
 
 def _least(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with the value 1 for each option in `LEAST`."""
+    """Return the options with every option that `LEAST` names set to 1."""
     return {name: 1 if name in LEAST else value for name, value in options.items()}
 
 
@@ -305,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return distinct floats with about 20 bits, each reduced by up to an eighth. Replace a token order by a random order."""
+    """Return distinct floats with about 20 bits, each reduced by up to an eighth. Replace a token order with a random order."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])

@@ -1,7 +1,7 @@
 """Peers: other packages that the suite runs on.
 
-`peers.toml` lists the peers. A module in `adapters/` makes each peer a target. `python -m moespec.conformance.peers`
-runs the suite on the peers that `--peer` names and writes `docs/peers.md`.
+`peers.toml` lists the peers. For each peer, a module in `adapters/` defines a target that calls the package.
+`python -m moespec.conformance.peers` runs the suite on the peers that `--peer` names and writes `docs/peers.md`.
 """
 
 import tomllib
@@ -19,7 +19,7 @@ class Peer:
 
     package: the distribution whose version is recorded. repository: the address of the source code.
     requires: packages installed with moespec. alone: packages installed without their dependencies.
-    answers: entries of the ambiguity ledger that the package's code answers, because the adapter sets no option for the entries.
+    answers: ambiguity-ledger entries that the package's own code settles, because the adapter sets no option for them.
     verdicts: reasons why cases fail, each with `function`, `verdict` and `reason`, and optionally `ledger` and `cases`.
     """
 

@@ -151,7 +151,7 @@ def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
 
 
 def _numbers(entries: Sequence[Record]) -> list[str]:
-    """Count the cases that passed, failed and are not offered, in each dtype."""
+    """Count the cases that passed, failed or did neither, in each dtype."""
     return ["/".join(map(str, counts(entries, dtype))) for dtype in MEASURED]
 
 

@@ -41,7 +41,7 @@ def checked_function(module: Any, stage: Stage, case: Case) -> str:
 
 
 def checked_stages(case: Case, function: str) -> list[str]:
-    """Return the stages of a case that call a function, or the main stages of a case of a router."""
+    """Return the stages of a case that check a function: the calls of the function or, in a case of a router, the router's main stages."""
     router = router_of(case)
     if router:
         return list(case.whole) if router == function else []

@@ -33,9 +33,9 @@ class Parting:
     """The differences between two recordings of one gate.
 
     logits: the largest difference of the logits, if recorded. rounds: whether rounding explains this difference.
-    differs: per token, whether the experts differ. near, coarse: per token, whether this is a near tie, or a near tie in bfloat16.
+    differs: per token, whether the experts differ. near, coarse: per token, whether that is a near tie, or a near tie in bfloat16.
     follows: per token, whether one rule explains the different choices by the different logits. same: whether the weights are equal within
-    rounding, or one rule explains the weights. weights: the largest relative difference. decisions: the number of differing choices.
+    rounding, or one rule explains the weights. weights: their largest relative difference. decisions: the number of differing choices.
     """
 
     first: Explanation
@@ -62,7 +62,7 @@ class Parting:
 
     @property
     def guilty(self) -> bool:
-        """Whether near ties and logits leave a difference of choices or weights unexplained."""
+        """Whether choices or weights differ in a way that neither near ties nor logits explain."""
         return not self.chooses or not self.same
 
     @property

@@ -4,7 +4,7 @@ A choice rule computes scores (tokens, experts) and chooses the K largest per to
 that weight the chosen experts. Each rule is applied separately to the recorded logits, to show which rule deviates.
 Option names are fields of the routers' options in `moespec.spec.ROUTERS`.
 
-A margin distinguishes rounding from a different rule. A choice is a near tie if the scores of the chosen and the expected experts
+Near ties separate rounding errors from a different rule. A choice is a near tie if the scores of the chosen and the expected experts
 differ by no more than a few roundings.
 """
 
@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield rules that choose among the experts of a token's M best groups. M is the largest observed, or one more."""
+    """Yield rules that choose among the experts of a token's M best groups. M is the largest observed number of groups, or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups

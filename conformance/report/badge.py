@@ -15,8 +15,8 @@ WIDTH = 6.2
 
 
 def badge(reports: Sequence[Report]) -> str:
-    """Return the text of the SVG. The badge is red if anything failed and grey if nothing passed. Otherwise, the badge is yellow if
-    a case of the chosen rows was not run, is not implemented or is waived, and green without such cases."""
+    """Return the text of the SVG. The badge is red if anything failed, grey if nothing passed, yellow if a
+    case of the chosen rows was not run, is not implemented or is waived, and green otherwise."""
     value, colour = _message(reports)
     left, right = (round(WIDTH * len(text)) + 12 for text in (LABEL, value))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">
@@ -32,7 +32,7 @@ def badge(reports: Sequence[Report]) -> str:
 
 
 def shields(reports: Sequence[Report]) -> str:
-    """Return the JSON of a shields.io endpoint badge (https://shields.io/badges/endpoint-badge), with equal text and colour."""
+    """Return the JSON of a shields.io endpoint badge (https://shields.io/badges/endpoint-badge), with the SVG's text and colour."""
     message, colour = _message(reports)
     return json.dumps({"schemaVersion": 1, "label": LABEL, "message": message, "color": colour}) + "\n"
 

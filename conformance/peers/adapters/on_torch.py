@@ -63,7 +63,7 @@ class SuiteExpert(nn.Module):
         self.experts, self.index, self.count = experts, index, count
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Apply the expert to its slots. Computes all experts, because one function computes all experts of a case."""
+        """Apply the expert to its slots. Computes all experts, since the suite's experts run only together, and selects one."""
         grouped = inputs.reshape(-1, *inputs.shape[-2:])
         outputs = self.experts(grouped[:, None].expand(-1, self.count, -1, -1))[:, self.index]
         return outputs.reshape(*inputs.shape[:-1], -1)
