@@ -94,7 +94,7 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     else:
         slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
-    if "w1" in own:  # a capacity predictor: without a gradient for the tokens, its first map has two products, not three
+    if "w1" in own:  # a capacity predictor: its first map has two products, as its tokens have no gradient
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH

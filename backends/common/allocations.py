@@ -203,7 +203,7 @@ def _slots_in_stages(
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert; the last column counts requests for no expert
+    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert; the last column is for no expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]

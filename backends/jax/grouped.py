@@ -237,7 +237,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
             kernel, bias = of_block(m)
             return sums[0] + kernel, sums[1] + bias
 
-        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # for an expert without rows, both sums are 0
+        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # 0 for an expert without rows
         return kernel.astype(gradient.dtype), bias.astype(gradient.dtype)
 
     kernels, biases = lax.map(of_expert, (jnp.append(0, ends[:-1]), ends))

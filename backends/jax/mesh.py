@@ -291,7 +291,7 @@ class OnMesh(SplitExperts):
     def _means(self, gradients: Leaves, found: Results, how: Mapping[Path, Split]) -> tuple[Leaves, Results]:
         """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same shard."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along the mesh axis of this operation.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # Metrics need the key `AXES` even if no gradient does.
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # Metrics always need the key `AXES`.
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
