@@ -73,7 +73,7 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
 
     Shards with the word val or test in their paths form the validation split if other shards have the word train (`train-000.tar` and
     `val-000.tar`, or folders `train/` and `val/`). Otherwise, all shards form one split. captions: whether to read captions instead of
-    labels, see `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member without label or caption.
+    labels, see `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member without label or caption.
     """
     left, whole = LeftOut(), folder.is_dir()
     root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)

@@ -1,4 +1,4 @@
-"""Token Choice by scores minus a multiple of the average load of each expert. The average load is a state, which no optimiser updates."""
+"""Token Choice with a multiple of each expert's average load subtracted from the scores. No optimiser updates this state."""
 
 from dataclasses import dataclass
 from functools import partial
