@@ -16,5 +16,5 @@ PICTURE, CUTMIX = 16, 17
 
 
 def generator(seed: int, stream: int, position: int, part: int = 0) -> np.random.Generator:
-    """Returns the generator for a purpose (`stream`) at a step, epoch or image (`position`). part: distinguishes generators."""
+    """Returns the generator for a purpose (`stream`) at a step, epoch or image (`position`). part: selects a generator."""
     return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, 0, part, position]))

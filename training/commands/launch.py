@@ -128,7 +128,7 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """Returns the index and status of a failed process. If all failed with `LOST`, returns the index of a running process and `LOST`."""
+    """Returns the index and status of a failed process. If every failure has the status `LOST`, returns a running process and `LOST`."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]

@@ -101,7 +101,7 @@ class ModelConfig:
 
 
 def model_config(config: ModelConfig, section: str = "model") -> families.Config:
-    """Returns the model or text tower of a section: the named model with the fields of the section. A ViT gets its defaults from `VIT`.
+    """Returns the model or text tower of a section: the named model with the fields of the section. Unset fields of a ViT come from `VIT`.
 
     Raises ConfigError, naming the field of the section, for an invalid value.
     """

@@ -121,7 +121,7 @@ class Dataset:
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
     """Returns a split of images `(images, height, width, channels)`. Raises ConfigError unless each image has an integer label."""
-    with np.errstate(invalid="ignore"):  # converts NaN and infinity; the next check rejects them
+    with np.errstate(invalid="ignore"):  # ignores NaN and infinity, which the next check rejects
         whole = labels.astype(np.int64)
     if len(images) != len(labels) or (whole != labels).any():
         raise ConfigError(f"labels={shown(labels)}: expected {len(images)} integers, one for each image")

@@ -173,5 +173,5 @@ def _function(backend: str, scale: Scale) -> Callable[[Array, Array | None, Arra
             x = weight * x + (1 - weight) * before
         return factor * x - offset
 
-    # torch runs the four operations fast without compilation, which would take seconds.
+    # torch is fast without compilation for these four operations, and compilation would take seconds.
     return run if backend == "torch" else B.compile(run)

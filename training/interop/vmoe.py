@@ -117,7 +117,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     ours, read = _ROUTERS[name]
     options = read(router, group_size, experts)
     router.finish()
-    rounds = options.pop("round_experts", True)  # vmoe's soft router has no such option and always rounds
+    rounds = options.pop("round_experts", True)  # vmoe's soft router always rounds; it has no option
     return {
         "moe": _placement(layers, dense.depth),
         "router": ours,

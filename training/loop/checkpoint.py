@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and returns its path. Keeps only the newest `keep` checkpoints, `spare`, and the best steps that they record."""
+    """Writes a checkpoint and returns its path. Keeps only the newest `keep` checkpoints, step `spare`, and their best steps."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}

@@ -154,7 +154,7 @@ class Evaluations:
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
     def pending(self, done: int) -> list[str | None]:
-        """Returns the names of the evaluations that are due after `done` steps. None is the evaluation on the run's own images."""
+        """Returns the names of the evaluations that are due after `done` steps. None means the evaluation on the run's own images."""
         every: list[tuple[str | None, int]] = [(None, self._training.evaluate_every)]
         every += [(name, one.settings.every) for name, one in self._sets.items()]
         return [name for name, steps in every if done % steps == 0 or done == self._training.total]

@@ -28,7 +28,7 @@ GENERATOR = "threefry2x32-20"
 class Start(NamedTuple):
     """The start of a run: the state of the backend, the number of finished steps, the seconds of training, and the recorded overrides.
 
-    pending: evaluations of this step that a signal prevented; None is the evaluation on the run's images. logged: the number of log lines.
+    pending: evaluations of this step that a signal prevented; None means the run's own images. logged: the number of log lines.
     """
 
     state: Any

@@ -196,7 +196,7 @@ class RunDirectory:
         changed = {
             key: pair
             for key, pair in config_compatibility.changes(record["config"], config).items()
-            # a free field that config.toml lacks was not changed on purpose, and counts if the checkpoint records a value for it
+            # a free field counts as changed only if config.toml lacks the field although the checkpoint records a value
             if key not in config_compatibility.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):

@@ -201,7 +201,7 @@ class Watchdog:
         if "lost" in message:
             self._end(str(message["lost"]))
         if "left" in message and (message["left"] is None or self._left):
-            if self._index and contact in self._contacts:  # process 0 keeps its connections until the others end
+            if self._index and contact in self._contacts:  # process 0 keeps a connection until the other process ends
                 self._contacts.remove(contact)
                 self._leaving.append(contact)  # the connection closes when this process ends
         elif "left" in message:

@@ -127,8 +127,8 @@ def _padded(shape: tuple[int, ...]) -> int:
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
-    """Returns the bytes of block parameters that are gathered, and of their copies in the compute dtype for the backward pass. All blocks
-    keep these; with recomputation, only one block at a time has them."""
+    """Returns the bytes of block parameters that are gathered, and of their copies in the compute dtype for the backward pass. With
+    recomputation, only one block at a time needs these bytes; otherwise, all blocks do."""
     found = []
     for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
         for number, block in of_tower["blocks"].items():

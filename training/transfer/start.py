@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """Returns the name of a model with these sizes, or else of any model of the family, since all fields are set anyway."""
+    """Returns the name of a model with these sizes or, if none exists, of any model of the family. All fields are set, so either works."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Token Choice with a multiple of each expert's average load subtracted from the scores. No optimiser updates this state."""
+"""Token Choice on scores minus a multiple of each expert's average load. The load is a state, which no optimiser updates."""
 
 from dataclasses import dataclass
 from functools import partial
