@@ -209,7 +209,7 @@ def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
     arrays = interop.to_huggingface(weights.params, weights.config)
-    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # `to_huggingface` rejects other models
+    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # checked by `to_huggingface`
     if weights.classes:
         del description["num_labels"]
         description |= hub.labels(weights.classes)
