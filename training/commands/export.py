@@ -96,7 +96,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # the longest name is rejected before any write
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, to fail before any write
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
