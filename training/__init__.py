@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Imports a public name on first use, so that modules can be imported without all packages of the extra."""
+        """Imports a public name on first use, so that submodules can be imported even if packages of the extra are missing."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

@@ -1,7 +1,7 @@
 """Decides when compilation saves time.
 
-JAX always compiles, and complete functions run fastest. On a CPU, torch.compile takes at least 20 seconds before the first step, even for a
-small model. A short run on a CPU never recovers this time.
+JAX always compiles complete functions, which is fastest. On a CPU, torch.compile takes at least 20 seconds before the first step, even for
+a small model. A short run on a CPU never recovers this time.
 """
 
 from collections.abc import Callable

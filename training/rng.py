@@ -2,7 +2,7 @@
 
 The host draws these numbers for the order and the augmentation of images and for the tables of hash layers. Training keeps no evolving
 random state: the numbers of step `n` come from a counter-based generator (Philox) with the key `(seed, stream)` and the counter `(0, 0,
-0, n)`, whose third number distinguishes parts of a purpose. The random state of a checkpoint is therefore `(seed, step)`.
+part, n)`, in which `part` is usually 0. The random state of a checkpoint is therefore `(seed, step)`.
 """
 
 import numpy as np
@@ -16,5 +16,5 @@ PICTURE, CUTMIX = 16, 17
 
 
 def generator(seed: int, stream: int, position: int, part: int = 0) -> np.random.Generator:
-    """Returns the generator for a purpose (`stream`) at a step, epoch or image (`position`). part: distinguishes several generators."""
+    """Returns the generator for a purpose (`stream`) at a step, epoch or image (`position`). part: selects a generator."""
     return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, 0, part, position]))

@@ -63,7 +63,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     """Returns the configuration to which the options of the command line apply: from a file, the run to resume, or `default`.
 
     The configuration already has the models, routers and optimiser of the command line. If the command line sets the length of the run,
-    the configuration sets no length. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
+    the configuration's length is unset. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
@@ -87,7 +87,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 def check_written(arguments: Sequence[str], *configs: Config) -> None:
     """Raises ConfigError for an option of the command line or its configuration file that affects none of the resulting configurations.
 
-    An option in the file is also accepted if the option affects the configuration that the file sets. `init_skip` in the file is always
+    An option in the file is also accepted if the option affects the configuration of the file alone. `init_skip` in the file is always
     accepted, since a later use of the file may need this option. A file that a run wrote contains every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
@@ -123,7 +123,7 @@ def _value(config: Config, name: str) -> Any:
 def check_functions(arguments: Sequence[str], config: Config) -> None:
     """Raises ConfigError if training would import a function that neither the command line nor its configuration file names.
 
-    The name of such a function comes from a run to resume or fine-tune, and a third party may have written the configuration of this run.
+    The name of such a function comes from a run to resume or fine-tune, and a third party may have written that run's configuration.
     """
     known, names = early(arguments), trusted(arguments)
     for name, value in config.functions.items() if not known["config"] else ():

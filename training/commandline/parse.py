@@ -36,7 +36,7 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One option of a command. name: the dotted name, as in a TOML file and in messages. place: the path of field names to the option.
+    """One option of a command. name: the dotted name, as in a TOML file and in messages. place: the nested fields that hold the option.
 
     hidden: whether the help omits the option, because the option has no effect or is rarely set.
     """
@@ -118,7 +118,7 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments with only the configuration of a run."""
+    """The arguments of a command that takes only the configuration of a run."""
 
     settings: Config
 
@@ -131,7 +131,7 @@ class _Parser(argparse.ArgumentParser):
 def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections: Any) -> Arguments:
     """Returns the arguments of `moespec command` as an instance of `kind`. With --help, prints the help and ends the process.
 
-    sections: the values of fields that are configuration sections, before the options of the command line apply.
+    sections: the configuration sections, by field name, before the options of the command line are applied.
 
     Raises ConfigError for an unknown option or word, a missing option, or an invalid value.
     """
@@ -228,7 +228,7 @@ def _check_owned(flag: str, words: Sequence[str], sections: Mapping[str, Any]) -
 
 
 def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that the command line sets, and the configuration sections after the options of the command line apply."""
+    """Returns the fields that the command line sets, and the configuration sections with the options of the command line applied."""
     values: dict[str, Any] = {name: {} for name in sections}
     for option in options:
         if option.name in texts:

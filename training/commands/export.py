@@ -39,9 +39,9 @@ class ExportArguments(Stored):
     """Export a model as a program that runs without moespec.
 
     moespec export runs/x --format onnx. The input of the program is a batch of float32 images with axes (images, height, width, channels),
-    normalised as in training. The batch size is free or, if the router groups images, a multiple of the group size. The
-    output of the program is the logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load. stablehlo: for
-    jax.export.deserialize on CPU, CUDA and TPU. safetensors: only the parameters, in the format of `moespec convert`.
+    normalised as in training. Any batch size is possible unless the router groups images; then it must be a multiple
+    of the group size. The output of the program is the logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load.
+    stablehlo: for jax.export.deserialize on CPU, CUDA and TPU. safetensors: only the parameters, in the format of `moespec convert`.
     """
 
     source: Path = option(positional=True)
@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
 
 
 class Format(NamedTuple):
-    """An export format: a function that returns the contents of files by suffix, and the backend and packages that this function needs."""
+    """An export format: a function that returns file contents by suffix, and the backend and the packages that this function needs."""
 
     write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
     backend: str
@@ -96,7 +96,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, since the system may reject it
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, to fail before any write
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"

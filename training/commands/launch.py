@@ -57,7 +57,7 @@ class LaunchArguments:
 
 
 def main(words: list[str]) -> None:
-    """Runs train or finetune in several processes, with the options after this word.
+    """Runs train or finetune in several processes. words: the options of launch, the command, and the options of the command.
 
     Raises RunError, naming the process, if a process fails and is not restarted, and Interrupted after a signal.
     """
@@ -121,14 +121,14 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     # All processes print the same text, so only the output of process 0 is shown. The errors of all processes are shown.
     output = None if index == 0 else subprocess.DEVNULL
-    # The process is in a separate process group, so Ctrl-C reaches the process through `forward` and not also from the terminal.
+    # Each process has its own process group, so Ctrl-C in the terminal reaches the process only through `forward`.
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdout=output, process_group=0
     )
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """Returns the index and exit status of a failed process, or a running process and `LOST` if a lost process caused all failures."""
+    """Returns the index and status of a failed process. If every failure has the status `LOST`, returns a running process and `LOST`."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]

@@ -71,7 +71,7 @@ def selected(name: str) -> list[LedgerEntry]:
 
 
 def full(entries: Sequence[LedgerEntry]) -> str:
-    """Formats entries with their readings. For each reading, lists the implementations and the packages measured to follow the reading."""
+    """Formats entries with their readings. For each reading, lists the implementations ("By") and the packages tested ("Measured")."""
     return "\n\n".join("\n".join(_entry(entry)) for entry in entries)
 
 

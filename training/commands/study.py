@@ -123,9 +123,9 @@ def main(words: list[str]) -> None:
 
 
 def combinations(path: Path, base: Config) -> list[str]:
-    """Reads a TOML file with a list of values per option. Returns every combination of values as a text for `entries`.
+    """Reads a TOML file with a list of values per option. Returns every combination of values as a string that `entries` parses.
 
-    The name of an entry lists its values, as in `router=hash,peak=0.001`, with the full names of options whose last parts are equal.
+    The name of an entry lists its values, as in `router=hash,peak=0.001`. Options that end in the same word appear with their full names.
     """
     if not path.is_file():
         raise ConfigError(f"grid={str(path)!r}: no such file, expected a TOML file")
@@ -185,7 +185,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none' for an entry named {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party router of this name
+                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party router has this name
                     raise ConfigError(f"model.router={router!r}: expected {name!r} for an entry named {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")

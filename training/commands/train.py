@@ -84,7 +84,7 @@ def train_command(
 
         def say(text: str) -> None:
             if B.process == 0:
-                print(on_one_line(text))  # the text may contain folder and file names
+                print(on_one_line(text))  # names of folders and files may contain line breaks
 
         if note:
             say(note)
@@ -137,7 +137,7 @@ def _train(
     say: Callable[[str], None],
 ) -> None:
     directory, there = RunDirectory(path), os.path.exists(path)
-    # Operations that can fail without a training step run before the folder of the run is created.
+    # Everything that can fail before the first training step runs before the folder of the run is created.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
 
@@ -175,7 +175,7 @@ def _train(
                 of_log = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
             except ConfigError:
                 if B.process == 0 and not there:
-                    shutil.rmtree(path, ignore_errors=True)  # no training step has run
+                    shutil.rmtree(path, ignore_errors=True)  # the folder is new and holds no results
                 raise
             train(B, config, dataset, path, initial=initial, sets=sets, hooks=[*of_log, *hooks])
         led(B, report)

@@ -84,7 +84,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     The sections data, optimizer, schedule and training come only from the file; fields that the file does not set get their defaults. The
     router options in the file belong to the router in the file. A change of router keeps options that differ from their defaults.
 
-    Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (with the nearest known ones) or an
+    Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (suggesting similar keys) or an
     invalid value.
     """
     table = _loaded(path)
@@ -130,7 +130,7 @@ def values(path: Path) -> dict[str, Any]:
 
 
 def written(path: Path) -> list[str]:
-    """Returns the dotted keys in a file, with `format` for every file that a run of any version wrote."""
+    """Returns the dotted keys in a file. Adds `format` if a run of an early version 0.1 wrote the file; later versions write this key."""
     table = _loaded(path)
     return [*flat(table), *(["format"] if _of_version_0_1(table) else [])]
 

@@ -16,7 +16,7 @@ def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
         steps = ceil(epochs * images / batch) = ceil(examples / batch)
 
     images: the number of images per epoch. Source: google-research/vmoe, vmoe/train/trainer.py, get_train_steps_and_epochs, which also
-    rounds up. The function steps of big_vision/utils.py rounds to the nearest integer.
+    rounds up. The function `steps` of big_vision/utils.py rounds to the nearest integer.
     """
     if training.epochs is not None:
         length = Fraction(str(training.epochs)) * images / training.batch
@@ -33,8 +33,8 @@ def images_seen(training: TrainingConfig) -> int | None:
 
 
 def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
-    """Returns the schedule of a short run. A warm-up at least as long as the run is cut to half of the run. A cooldown longer than the
-    steps after the warm-up is cut to half of these steps.
+    """Returns the schedule, shortened to fit the run. A warm-up at least as long as the run is cut to half of the run. A cooldown longer
+    than the steps after the warm-up is cut to half of these steps.
     """
     warmup = schedule.warmup if schedule.warmup < steps else steps // 2
     fits = schedule.cooldown is None or schedule.cooldown <= steps - warmup

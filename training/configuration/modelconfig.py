@@ -76,7 +76,7 @@ class ModelConfig:
         return self.name
 
     def default_of(self, name: str) -> Any:
-        """Returns the value for which None stands in a field, unless the data determine this value."""
+        """Returns the value that replaces None in a field, unless the data determine the value."""
         return VIT.get(name) if self.kind is vit.VitConfig and name in VIT else getattr(self.kind, name, None)
 
     @property
@@ -101,7 +101,7 @@ class ModelConfig:
 
 
 def model_config(config: ModelConfig, section: str = "model") -> families.Config:
-    """Returns the model or text tower of a section: the named model with the fields of the section. `VIT` sets defaults of a ViT.
+    """Returns the model or text tower of a section: the named model with the fields of the section. Unset fields of a ViT come from `VIT`.
 
     Raises ConfigError, naming the field of the section, for an invalid value.
     """

@@ -57,8 +57,8 @@ def cutmix(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Pastes a rectangle of the neighbour in the (shuffled) batch into each image, and mixes the targets by the area of the rectangle.
 
-    All images get the same rectangle, which covers the fraction `1 - weight` of the image, with weight from Beta(alpha, alpha), and
-    has the aspect ratio of the image and a uniform centre. The part outside the image is cut off; the weight becomes `1 - area / (H W)`.
+    All images get the same rectangle, with the image's aspect ratio and a uniformly random centre. The rectangle covers the fraction
+    `1 - weight` of the image, with weight from Beta(alpha, alpha). After clipping to the image, the weight is `1 - area / (H W)`.
 
     Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
     """
@@ -89,5 +89,5 @@ def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) 
 
 
 def mixed(rows: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
-    """Computes `weight x_i + (1 - weight) x_(i-1)` for the rows x_i, with the last row before the first row."""
+    """Computes `weight x_i + (1 - weight) x_(i-1)` for the rows x_i, where x_(-1) is the last row."""
     return weight * rows + (np.float32(1) - weight) * np.roll(rows, 1, axis=0)

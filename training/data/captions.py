@@ -22,7 +22,7 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def caption(value: object, name: str) -> str:
-    """Converts text or UTF-8 bytes to a one-line caption. Errors call the caption `name`.
+    """Converts text or UTF-8 bytes to a one-line caption. name: the name of the caption in errors.
 
     A control character or a run of white space becomes one space. Invalid UTF-8 becomes U+FFFD. Raises DataError for a value that is not
     text, an empty text, or a text longer than `LONGEST` characters.

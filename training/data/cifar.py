@@ -23,7 +23,7 @@ SHAPE = (32, 32, 3)
 
 class Kind(NamedTuple):
     """train, test: the files of each split; each file of `train` contains `images` images. labels: the number of
-    values of each label byte; the last label byte is the class. names: the file with the class names."""
+    possible values of each label byte; the last label byte is the class. names: the file with the class names."""
 
     train: tuple[str, ...]
     images: int

@@ -56,7 +56,7 @@ class Split:
         return len(self.labels)
 
     def stamp(self, part: str) -> dict[str, Any]:
-        """Returns the number of images, and digests that identify the images but do not depend on the folder and times of files.
+        """Returns the number of images, and digests that identify the images independently of the files' folder and modification times.
 
         The digest of the contents covers at most `LOOKED_AT` evenly spaced images: pixels of arrays, or the first `HEAD` bytes of files.
         """
@@ -121,7 +121,7 @@ class Dataset:
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
     """Returns a split of images `(images, height, width, channels)`. Raises ConfigError unless each image has an integer label."""
-    with np.errstate(invalid="ignore"):  # NaN and infinity change when converted to integers
+    with np.errstate(invalid="ignore"):  # ignores NaN and infinity, which the next check rejects
         whole = labels.astype(np.int64)
     if len(images) != len(labels) or (whole != labels).any():
         raise ConfigError(f"labels={shown(labels)}: expected {len(images)} integers, one for each image")
@@ -162,5 +162,5 @@ def read_names(path: Path, called: str) -> tuple[str, ...]:
     """Reads class names from a text file, one per line. Raises a DataError that begins with `called` for an unreadable file."""
     try:
         return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an impossible file name
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an invalid file name
         raise DataError(f"{called}: cannot be read ({error})") from error

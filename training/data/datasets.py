@@ -1,4 +1,4 @@
-"""Loads data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files."""
+"""Loads data sets by name: `load(name, path, ...)` returns a `Dataset`, from the built-in digits or from the user's files."""
 
 from dataclasses import replace
 from functools import partial

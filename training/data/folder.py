@@ -5,7 +5,7 @@ photos/dog/2.png          or        photos/val/cat/7.jpg          or        phot
 
 All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. The table is
 `labels.csv` in the folder, or a .csv file beside the folder with the same name. The table has a header and one row per image. The first
-column named in `IMAGE` contains the image's path in the folder, with or without extension. The first column named in `LABEL` has the class.
+column named in `IMAGE` contains the image's path in the folder, with or without extension. The first named in `LABEL` contains the class.
 """
 
 import csv
@@ -57,7 +57,7 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
 
     Raises DataError for a missing path or a folder without images.
     """
-    if not os.path.exists(path):  # `exists` returns False for an impossible file name
+    if not os.path.exists(path):  # `exists` returns False for an invalid file name
         raise DataError(f"{str(path)!r}: no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """Returns the label table in a folder with at most one subfolder, or beside a folder with none. Raises DataError for two tables."""
+    """Returns the label table in a folder (if it has at most one subfolder) or beside it (if it has none). Raises DataError for both."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:

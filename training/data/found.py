@@ -36,7 +36,7 @@ def hidden(name: str) -> bool:
 
 
 def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
-    """Returns the sorted names in `folder / start`, relative to `folder`, each with True for a folder. Raises DataError on failure."""
+    """Returns the sorted names in `folder / start`, relative to `folder`, and whether each is a folder. Raises DataError on failure."""
     try:
         with os.scandir(folder / start) as found:
             return sorted((f"{start}{entry.name}", entry.is_dir()) for entry in found)
@@ -113,7 +113,7 @@ def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
     links: whether to accept a link to a file outside the folder, as in the Hugging Face cache.
     """
     root = folder.resolve()
-    with suppress(OSError, ValueError, RuntimeError):  # the name may be impossible, or a circular link
+    with suppress(OSError, ValueError, RuntimeError):  # the name may be invalid, or a circular link
         path = Path(os.path.normpath(root / name))
         if path.is_relative_to(root) and path.is_file() and (links or (root / name).resolve().is_relative_to(root)):
             return path

@@ -124,7 +124,7 @@ def _saved(datasets: Any, folder: Path) -> Any:
 
 
 def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
-    """Returns the tables of parquet files or pictures. The library gets a list of the files of each split."""
+    """Loads parquet files or pictures as tables. Passes the list of each split's files to the library."""
     from datasets.data_files import DataFilesDict, DataFilesList, get_data_patterns
 
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
@@ -161,7 +161,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
 
 
 def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
-    """Returns the images as the bytes of their files. Raises DataError if there is no image column or `others` is empty."""
+    """Returns the images as the bytes of their files. Raises DataError if the image column is missing or `others` is empty."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "images (type Image)"

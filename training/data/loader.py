@@ -4,7 +4,7 @@ Each epoch has its own permutation of the training images, which depends only on
 the concatenated epochs, so no image is dropped at the end of an epoch, and step `n` starts at position `n * batch`.
 
 `data.balance` changes the number of images of each class in an epoch, but not the total. The images of a class are drawn in successive
-permutations, so two images of a class differ by at most one in their numbers of draws.
+permutations, so the numbers of draws of two images of a class differ by at most one.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ def training_batch(
     Order of augmentations: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. For mixup,
     this function mixes the targets; `prepared` mixes the images on the device, with weight "mixup". Without classes, targets are absent.
 
-    rows: the rows of the batch to return, for mixup with the preceding images as "neighbours". view: the number of the view.
+    rows: the rows of the batch to return. For mixup, "neighbours" are the images that precede these rows. view: the number of the view.
     """
     mixes = bool(config.mixup or config.cutmix)
     # The neighbour of the first row is placed before this row and dropped after mixing.
@@ -94,7 +94,7 @@ def training_batch(
 def views_of_step(
     dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """Returns views of the images of a step by name. Each view is the `{"images"}` of a `training_batch` with another configuration."""
+    """Returns views of the images of a step by name. Each view is `{"images"}`, augmented with its own configuration."""
     return {
         name: {"images": training_batch(dataset, config, batch, seed, step, rows=rows, view=view)["images"]}
         for view, (name, config) in enumerate(views.items())
@@ -173,5 +173,5 @@ def _function(backend: str, scale: Scale) -> Callable[[Array, Array | None, Arra
             x = weight * x + (1 - weight) * before
         return factor * x - offset
 
-    # torch runs the four operations fast without compilation, which would take seconds.
+    # torch is fast without compilation for these four operations, and compilation would take seconds.
     return run if backend == "torch" else B.compile(run)

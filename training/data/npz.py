@@ -73,7 +73,7 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
 def read_arrays(
     path: Path, choose: Callable[[Collection[str]], Collection[str]] = lambda names: names
 ) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of an npz file whose names `choose` returns, by default all arrays. Never unpickles.
+    """Returns the arrays that `choose` selects by name from an npz file, by default all arrays. Never unpickles.
 
     Raises OSError for a file that cannot be opened, and ValueError, naming the array, for a damaged array.
     """

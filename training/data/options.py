@@ -104,7 +104,7 @@ class DataConfig:
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
-    """Returns the comma-separated numbers in a text. For any other text, raises a ConfigError that calls the text `name`."""
+    """Returns the comma-separated numbers in a text. For any other text, raises ConfigError. name: the text's name in the error."""
     try:
         values = tuple(float(word) for word in text.split(","))
     except ValueError:

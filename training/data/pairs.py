@@ -8,7 +8,7 @@
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
 Image paths in a table are relative to the table's folder and must stay below this folder. An image may have several captions, as a list
-(JSON and `datasets`) or as several rows of a table. Each caption makes a pair with the number of the image as label. Column names are from
+(JSON and `datasets`) or as several rows of a table. Each caption forms a pair, whose label is the image's number. Column names are from
 Hugging Face's image folders (`file_name`, `text`) and mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`, `title`).
 """
 

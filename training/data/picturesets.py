@@ -35,7 +35,7 @@ First = Callable[[Dataset], None]
 
 @dataclass(frozen=True)
 class Part:
-    """The files of one split and their labels. With captions, a label is the number of the picture in a pair."""
+    """The files of one split and their labels. With captions, the label of a pair is the number of its picture."""
 
     files: Files
     labels: NDArray[np.int64]

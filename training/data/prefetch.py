@@ -29,7 +29,7 @@ class Prefetcher:
         cloudpickle pickles `make` for each worker.
     receive: a function to call with each step and its result on a thread of this process, for example to move results to a device.
 
-    A Prefetcher is a context manager and an iterable of `(step, result)` in order. An exception in `make` is raised when its step is due.
+    A Prefetcher is a context manager and an iterable of `(step, result)` in order. If `make` fails for a step, iteration fails there.
     Raises RunError if a worker was killed. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with the parent.
     """
 

@@ -19,7 +19,7 @@ Areas outside the moved picture are grey (128). For images smaller than 224 pixe
 
 Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. The code of big_vision imitates the operations
 of Pillow, which this module calls. Contrast differs: big_vision blends the picture with a grey value of (number of pixels / 256), which is
-196 at 224 x 224 pixels. This module blends the picture with its mean, like Pillow and the comment in big_vision. From magnitude 10 on, the
+196 at 224 x 224 pixels. This module blends the picture with its mean, as in Pillow and the comment of big_vision. From magnitude 10 on, the
 threshold of Solarize is above white, so nothing is inverted. TensorFlow's behaviour for a threshold above 255 was not examined.
 """
 

@@ -73,7 +73,7 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
 
     Shards with the word val or test in their paths form the validation split if other shards have the word train (`train-000.tar` and
     `val-000.tar`, or folders `train/` and `val/`). Otherwise, all shards form one split. captions: whether to read captions instead of
-    labels, see `pairs.find_pairs`. Raises DataError naming a shard that is no tar file, or a member without label or caption.
+    labels, see `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member without label or caption.
     """
     left, whole = LeftOut(), folder.is_dir()
     root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)
@@ -142,7 +142,7 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
 
 
 def _lines(table: dict[str, NDArray[Any]]) -> list[str]:
-    """Returns the captions of an index; no caption contains a line break."""
+    """Returns the captions of an index, which line breaks separate."""
     return table["text"].tobytes().decode().split("\n")
 
 
@@ -155,7 +155,7 @@ def _record(stamps: NDArray[Any], table: dict[str, NDArray[Any]]) -> dict[str, A
 
 
 def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
-    """Raises ValueError or IndexError for a table that does not fit shards of these sizes, in bytes."""
+    """Raises ValueError or IndexError unless the table fits shards of the sizes `sizes`, in bytes."""
     shard, offset, size, label = (table.get(key, table["shard"]) for key in ("shard", "offset", "size", "label"))
     whole = all(array.dtype == np.int64 and array.shape == (len(shard),) for array in (shard, offset, size, label))
     texts = (table["name"], shard.shape), (table["notes"], table["notes"].shape[:1])

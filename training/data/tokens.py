@@ -44,7 +44,7 @@ class Tokenizer(NamedTuple):
 def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     """Returns the tokenizer of a file `tokenizer.json`, with its end token; without a path, the ids are UTF-8 bytes.
 
-    Raises ConfigError if `tokenizers` is not installed or the vocabulary has no such end token, and DataError for an invalid file.
+    Raises ConfigError if `tokenizers` is not installed or the vocabulary lacks the end token, and DataError for an invalid file.
     """
     if not path:
         return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)

@@ -241,7 +241,7 @@ def jitter(
 
 
 def shift_hue(image: Image.Image, turn: float) -> Image.Image:
-    """Rotates the hue by `turn` of the circle, in steps of 1/255. Grey pictures do not change.
+    """Rotates the hue by the fraction `turn` of the circle, in steps of 1/255. Grey pictures do not change.
 
     Source: pytorch/vision, torchvision/transforms/_functional_pil.py, adjust_hue.
     """

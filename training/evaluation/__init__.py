@@ -1,1 +1,1 @@
-"""Evaluates a model: accuracy and routing over a split, few-shot, nearest-neighbour and zero-shot accuracy, and slots of Soft MoE."""
+"""Evaluates a model: accuracy and routing on a split; few-shot, nearest-neighbour and zero-shot accuracy; slot statistics of Soft MoE."""

@@ -89,8 +89,8 @@ def evaluate(
     with at most five classes has no "top5". `forward` comes from `make_forward`; `params` are arrays of `B`. The routing metrics are means
     over batches, weighted by the numbers of images, and include the padding of the last batch.
 
-    labels: one or more correct labels per image, instead of the data set's labels. With `labels`, images without labels do not count, and
-    the results contain neither "loss" nor the results of `by_class`. ImageNet-ReaL is an evaluation with such labels (Beyer et al. 2020,
+    labels: one or more correct labels per image, instead of the data set's labels. With `labels`, images without labels are ignored, and
+    the results contain neither "loss" nor the results of `by_class`. ImageNet-ReaL has several labels per image (Beyer et al. 2020,
     arXiv 2006.07159; google-research/big_vision, `big_vision/evaluators/classification.py`).
     """
     losses = loss_of(reference, kind)

@@ -63,7 +63,7 @@ def ridge(
 ) -> list[NDArray[np.intp]]:
     """Fits ridge regressions to `features` `(N, D)`, `labels` `(N,)`. Returns predicted labels `(M,)` of `held` `(M, D)` for each `l2`.
 
-    One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves every `l2`, as in the public code.
+    As in the public code, a single eigendecomposition, of the smaller of X'^T X' and X' X'^T, gives the solutions for all `l2`.
     """
     from scipy.linalg import eigh  # imported here, since the import is slow
 

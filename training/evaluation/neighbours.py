@@ -40,7 +40,7 @@ def nearest_neighbours(
     for start in range(0, len(queries), step):
         cosines = queries[start : start + step] @ references.T
         nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :most]
-        votes = np.exp((np.take_along_axis(cosines, nearest, 1) - 1.0) / temperature)  # the -1 scales all votes equally
+        votes = np.exp((np.take_along_axis(cosines, nearest, 1) - 1.0) / temperature)  # the -1 prevents overflow
         for count in neighbours:
             scores = np.zeros((len(cosines), classes))
             rows = np.repeat(np.arange(len(cosines)), count)

@@ -12,7 +12,7 @@ __all__ = ["EvaluationConfig"]
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """The measure, the images and the interval of an evaluation in addition to the accuracy on the run's validation images."""
+    """An additional evaluation of a run: its measure, its images and its interval."""
 
     kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] | OwnName = "head"
     """head: precision of the model's head; few_shot: linear few-shot evaluation of its features; neighbours: nearest neighbours;

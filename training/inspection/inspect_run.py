@@ -115,7 +115,7 @@ def make_route(
 
 
 def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Joins the weights `(G, T, E, C)` of groups to weights `(G T, E, G C)` of one group, in which a slot has only tokens of its group."""
+    """Joins the weights `(G, T, E, C)` of groups into weights `(G T, E, G C)` of one group. Slots keep only their tokens."""
     groups, tokens, experts, capacity = parts.shape
     joined = np.zeros((groups, tokens, experts, groups, capacity))
     for group, part in enumerate(parts):
@@ -133,7 +133,7 @@ def alone(model: Config) -> Config:
 
 
 def squarest(items: int) -> tuple[int, int]:
-    """Returns numbers of rows and columns with the product `items`, as nearly equal as possible.
+    """Returns the numbers of rows and columns of the grid with `items` cells that is closest to a square.
 
     >>> squarest(392), squarest(7)
     ((14, 28), (1, 7))
@@ -295,7 +295,7 @@ def shaded(routing: BlockRouting, panel: Panel) -> NDArray[np.float64]:
     """Returns an RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours of `draw`."""
     ends, weights = np.array(_ends(routing)), panel.weights
     if routing.soft:
-        ends, weights = np.log(ends), np.log(weights)  # without a weight, entries are NaN, not 0
+        ends, weights = np.log(ends), np.log(weights)  # a missing weight is NaN, so `log` never gets 0
     anchors = _rgb(SOFT if routing.soft else HARD)
     place = (weights - ends[0]) / (ends[1] - ends[0]) * (len(anchors) - 1)
     channels = [np.interp(place, np.arange(len(anchors)), channel) for channel in anchors.T]

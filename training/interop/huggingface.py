@@ -1,6 +1,6 @@
 """Converts parameters and configuration of `ViTForImageClassification` and `ViTModel` of Hugging Face transformers, and back.
 
-Parameters have the names in the weight files. Version 5 of transformers still writes these names, but has renamed the modules.
+Parameters have the names used in weight files. Version 5 of transformers still writes these names, but has renamed the modules.
 """
 
 from collections.abc import Mapping

@@ -89,7 +89,7 @@ Table = Mapping[str, str | tuple[str, Layout]]
 
 
 def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
-    """Returns the table for linear layers and, with 0 inputs, normalisations of torch. rows: our layer -> their layer, input axes."""
+    """Returns the table for torch's linear layers and, with 0 inputs, normalisation layers. rows: our layer -> their layer, input axes."""
     table: dict[str, tuple[str, Layout]] = {}
     for ours, (theirs, inputs) in rows.items():
         table[f"{ours}/{'kernel' if inputs else 'scale'}"] = (f"{theirs}.weight", Linear(inputs))
@@ -187,7 +187,7 @@ class Project:
 
 
 def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
-    """Converts their parameters to ours, by name. Errors call their parameters `argument`."""
+    """Converts their parameters to ours, by name. argument: the name of their parameters in errors."""
     theirs = _checked(argument, arrays, {entry.theirs: entry.layout.shape(entry.shapes) for entry in entries})
     return {
         name: np.asarray(array, order="C")

@@ -51,7 +51,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
         places = _shape(shapes, positions, 3)[1]
         of_all = places - (prefix if project.token_has_position else 0)
         of_patches = bool(prefix) and torch and _is_square(places)
-        if not (of_patches and _is_square(of_all)):  # if both cases are possible, the user sets the image size
+        if not (of_patches and _is_square(of_all)):  # if the shape is ambiguous, the user sets the image size
             sizes["image_size"] = patch * _side(positions, places if of_patches else of_all)
             sizes["positions"] = "learned_patches" if of_patches else "learned"
     if not torch and query in shapes:

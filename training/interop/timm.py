@@ -159,7 +159,7 @@ _REQUIRED: dict[str, Any] = {
 
 @cache
 def models_of_timm() -> dict[str, dict[str, Any]]:
-    """Returns the arguments of every `VisionTransformer` of timm 1.0.31 by model name, in the form for `config_from_timm`.
+    """Returns the arguments of every `VisionTransformer` of timm 1.0.31 by model name, as `config_from_timm` expects them.
 
     The arguments were recorded from timm's entry points, with the image size and classes of the default weights. Arguments equal to timm's
     defaults are omitted. `config_from_timm` rejects arguments without a counterpart.

@@ -117,7 +117,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     ours, read = _ROUTERS[name]
     options = read(router, group_size, experts)
     router.finish()
-    rounds = options.pop("round_experts", True)  # the soft router always rounds and has no option for it
+    rounds = options.pop("round_experts", True)  # vmoe's soft router always rounds; it has no option
     return {
         "moe": _placement(layers, dense.depth),
         "router": ours,
@@ -199,7 +199,7 @@ def _sparse_expert_choice(router: Arguments, tokens: int, experts: int) -> dict[
 
 def _sparse_token_choice(router: Arguments, tokens: int, experts: int) -> dict[str, Any]:
     router.require("adam_lr", 1e-2)
-    # vmoe's router accepts options for noise and losses but has neither noise nor losses
+    # vmoe's router accepts options for noise and losses but ignores them
     without = dict.fromkeys(("noise_multiplier", "importance_weight", "load_weight", "balance_weight"), 0.0)
     return {**_token_choice(router, tokens, experts), **without, **_plan(router, "transport_steps")}
 

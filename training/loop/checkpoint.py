@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and returns its path. Keeps only the newest `keep` checkpoints, step `spare` and the recorded best steps."""
+    """Writes a checkpoint and returns its path. Keeps only the newest `keep` checkpoints, step `spare`, and their best steps."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -74,7 +74,7 @@ def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None 
         write_synced(temporary / ARRAYS, arrays)
         return _finish(folder, record, keep=keep, spare=spare)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # an incomplete file, for example after a full disk, is useless
+        shutil.rmtree(temporary, ignore_errors=True)  # an incomplete file, for example on a full disk, is useless
         raise
 
 

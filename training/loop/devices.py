@@ -1,4 +1,4 @@
-"""Connects devices and processes for training, checks that all processes have the same inputs, and lets one process work for all.
+"""Connects devices and processes for training, checks that all processes have the same inputs, and runs shared work on process 0.
 
 Only process 0 writes to the terminal and to the folder of the run; other processes write only their shards of checkpoints. Every process
 reads the configuration and the data, and exits with an error if they differ between processes.

@@ -50,7 +50,7 @@ class EvaluationSet(NamedTuple):
 def load_sets(
     config: Config, dataset: Dataset, sets: Mapping[str, EvaluationConfig] | None = None
 ) -> dict[str, EvaluationSet]:
-    """Loads the evaluations in `sets`, by default those of the resolved configuration, by name. dataset: the data of the run.
+    """Loads the evaluations in `sets` (by default, in the resolved configuration) and returns them by name. dataset: the data of the run.
 
     Raises ConfigError or DataError, naming the evaluation, if an evaluation is impossible.
     """
@@ -154,7 +154,7 @@ class Evaluations:
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
     def pending(self, done: int) -> list[str | None]:
-        """Returns the names of the evaluations that are due after `done` steps. None stands for the evaluation on the run's own images."""
+        """Returns the names of the evaluations that are due after `done` steps. None means the evaluation on the run's own images."""
         every: list[tuple[str | None, int]] = [(None, self._training.evaluate_every)]
         every += [(name, one.settings.every) for name, one in self._sets.items()]
         return [name for name, steps in every if done % steps == 0 or done == self._training.total]

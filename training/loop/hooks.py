@@ -8,7 +8,7 @@
 
 - Logged, evaluated and saved values are finite.
 - Hooks see a step before it is saved. A run that resumes after a kill calls the hooks again for repeated steps.
-- A signal can leave evaluations pending (`after.pending`). The resumed run does these evaluations, then calls the hooks once more for the
+- A signal can leave evaluations pending (`after.pending`). The resumed run runs these evaluations, then calls the hooks once more for the
   last step, without metrics (`after.logs` is false).
 - An error in a hook ends the run, unless the hook is a `--log` hook.
 - On several devices, each process calls all hooks, but only process 0 calls `--log` hooks.
@@ -193,7 +193,7 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """Returns the error for a step, which advises a smaller learning rate if one of the previous `updates` had a rate above 0."""
+    """Returns the error for a step. The error advises a smaller learning rate if one of the first `updates` updates had a rate above 0."""
     advice = "; try a smaller schedule.peak" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 

@@ -26,9 +26,9 @@ GENERATOR = "threefry2x32-20"
 
 
 class Start(NamedTuple):
-    """The start of a run: the state of the backend, the number of finished steps, the seconds of training, and the overrides.
+    """The start of a run: the state of the backend, the number of finished steps, the seconds of training, and the recorded overrides.
 
-    pending: evaluations of this step that a signal prevented; the entry None is the run's own images. logged: the number of log lines.
+    pending: evaluations of this step that a signal prevented; None means the run's own images. logged: the number of log lines.
     """
 
     state: Any
@@ -84,7 +84,7 @@ def begin(
         read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
         state = B.import_state(read, config.optimizer)
-    except ValueError as error:  # this call is the first that reads arrays
+    except ValueError as error:  # this call is the first to read the arrays
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
     return Start(
@@ -111,7 +111,7 @@ def record_of(
 
 
 def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, Any]) -> None:
-    """Records the entries `noted`, the pending evaluations and the best evaluation, in the checkpoint of `step`."""
+    """Records `noted` in the checkpoint of `step`: the pending evaluations and the best evaluation."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
         checkpoint.amend(path, {**checkpoint.read_record(path), **noted})

@@ -157,7 +157,7 @@ class RunDirectory:
         where = f"run={str(self.path)!r}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: an impossible file name
+        except (OSError, ValueError) as error:  # ValueError: an invalid file name
             raise RunError(f"{where}: cannot create this folder ({error})") from error
         rest = OWN if self.checkpoints.is_dir() else ()
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
@@ -196,7 +196,7 @@ class RunDirectory:
         changed = {
             key: pair
             for key, pair in config_compatibility.changes(record["config"], config).items()
-            # a missing free field was not changed deliberately: files omit None and lack fields of later versions
+            # a free field counts as changed only if config.toml lacks the field although the checkpoint records a value
             if key not in config_compatibility.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):

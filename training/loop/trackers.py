@@ -94,7 +94,7 @@ def _known(file: Path) -> dict[str, str]:
 
 
 class _Wandb:
-    """The hook that sends the numbers of each step in metrics.jsonl to Weights & Biases."""
+    """The hook that sends each step's numbers in metrics.jsonl to Weights & Biases."""
 
     def __init__(self, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
         start = partial(_started, importlib.import_module("wandb"), run.resolve().name, config)

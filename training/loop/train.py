@@ -181,7 +181,7 @@ class Batches:
         self._draws = draws(config, model_config(config.model))
         # A batch of these rows includes the images that mixup blends in, so devices exchange no images.
         rows = self._rows if B.sizes.devices > 1 else None
-        self._on_host = objective.make_batch(config, dataset, rows)  # for worker processes without a backend
+        self._on_host = objective.make_batch(config, dataset, rows)  # runs in worker processes, which have no backend
 
     def __call__(self, step: int) -> Any:
         return self._on_devices(step, self._on_host(step))

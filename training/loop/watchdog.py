@@ -70,7 +70,7 @@ class _Contact:
 
 
 class Watchdog:
-    """Connects this process to the others. address: the address of this process for the others. step: the number of finished steps."""
+    """Connects this process to the others. address: where other processes reach this process. step: the number of finished steps."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
@@ -105,7 +105,7 @@ class Watchdog:
                 if server in ready:
                     strangers.append(_Contact(server.accept()[0], self._timeout))
                 for gone in [each for each in self._contacts if each.connection in ready]:
-                    self._contacts.remove(gone)  # until all are connected, a readable connection is a lost one
+                    self._contacts.remove(gone)  # processes send nothing yet, so this connection is lost
                     missing.add(gone.index)
                 for new in [each for each in strangers if each.connection in ready]:
                     strangers.remove(new)
@@ -201,7 +201,7 @@ class Watchdog:
         if "lost" in message:
             self._end(str(message["lost"]))
         if "left" in message and (message["left"] is None or self._left):
-            if self._index and contact in self._contacts:  # process 0 keeps its contacts until they end
+            if self._index and contact in self._contacts:  # process 0 keeps a connection until the other process ends
                 self._contacts.remove(contact)
                 self._leaving.append(contact)  # the connection closes when this process ends
         elif "left" in message:
@@ -213,7 +213,7 @@ class Watchdog:
             self._contacts.remove(contact)
             contact.connection.close()
         if not self._left and not self._failed:
-            known = self.step if contact.step is None else contact.step  # about the last step of the lost process
+            known = self.step if contact.step is None else contact.step  # the lost process was near this step
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
@@ -233,13 +233,13 @@ class Watchdog:
             print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
 
     def settle(self) -> None:
-        """Waits after a framework error until it is clear whether a process was lost. In this case, the watchdog ends this process."""
+        """Waits after a framework error until it is clear whether a process was lost. If so, the watchdog ends this process."""
         until = time.monotonic() + GRACE
         while (now := time.monotonic()) < until or any(now - each.heard > 3 * self._beat for each in self._contacts):
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the other processes that this process ends, with its error, if any. After an error, they end within seconds.
+        """Tells the other processes that this process ends, with its error, if any. After an error, the others end within seconds.
 
         well: whether the framework has disconnected this process. If not, `ended` ends the process.
         """
@@ -258,7 +258,7 @@ def tell(after: AfterStep) -> None:
 
 
 def ended(status: int) -> int:
-    """Returns the exit status `status`. After a failed run with several processes, exits immediately, since JAX and torch would wait."""
+    """Returns `status`. After a failed run with several processes, exits with `status` at once instead, since JAX and torch would wait."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""The training objectives, a module for each."""
+"""The training objectives, one module each."""

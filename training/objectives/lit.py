@@ -76,7 +76,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
         batch = evaluation_size(B.sizes, tower, config.training.evaluation_batch, len(ids))
         rows, parts = B.rows(batch), []
         for start in range(0, len(ids), batch):
-            part = np.arange(start, start + batch) % len(ids)  # texts from the start pad the last batch
+            part = np.arange(start, start + batch) % len(ids)  # pads the last batch with texts from the start
             put = B.put(ids[part[rows.start : rows.stop]])
             parts.append(np.asarray(B.to_numpy(function(params, put))))
         return np.concatenate(parts)[: len(ids)]
@@ -85,7 +85,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """Returns the layout of the text tower, and the scale and the bias of the cosine similarities."""
+    """Returns the layout of the parameters: the text tower, and the scale and the bias of the cosine similarities."""
     section = config.lit
     bias = {"bias": Parameter((), constant(section.bias))} if section.loss == "sigmoid" else {}
     scale = {"scale": Parameter((), constant(math.log(section.scale))), **bias}
@@ -265,7 +265,7 @@ def _towers(config: Config, model: Model) -> list[Passes]:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Counts per image the values that the loss stores (features and similarities) and the operations of the similarities to all texts."""
+    """Counts, per image, the values that the loss stores (features and similarities), and the operations for similarities to all texts."""
     width, batch = tower_of(config).projection, config.training.batch
     return 2 * width + batch, 2 * width * batch
 

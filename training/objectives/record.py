@@ -55,7 +55,7 @@ def is_plain(data: DataConfig) -> bool:
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """Returns the configuration for a contrastive objective, with all options turned off that mix or balance labels. Raises ConfigError for
+    """Returns the configuration for a contrastive objective, with all options that mix or balance labels turned off. Raises ConfigError for
     a batch without negatives, and for a loss on labels."""
     training = config.training
     if training.loss != "softmax":
@@ -88,7 +88,7 @@ class Objective(NamedTuple):
     averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.
     routed: maps `(config, model)` to the towers whose routers are trained, by the path of the tower's parameters ("" for the root).
     towers: maps `(config, model)` to the `Passes` of the towers in a step.
-    of_batch: maps `(config, model)` to the extra work of each device per image of the full batch: values produced, forward operations.
+    of_batch: maps `(config, model)` to the extra work of each device per image of the full batch: (values produced, forward operations).
     """
 
     measure: tuple[str, str]

@@ -35,7 +35,7 @@ def draws(config: Config, model: Model) -> bool:
 
 
 def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
-    """Returns the training cost of each tower per image, in forward passes. A backward pass counts as two, or three if recomputed."""
+    """Returns the training cost of each tower per image, in forward passes. A backward pass counts as two, or three with recomputation."""
     each = 4 if config.training.recompute else 3
     return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
 
@@ -55,5 +55,5 @@ def shapes_of(config: Config, model: Model) -> Params:
 
 
 def extra_params(config: Config, model: Model, *, lazily: bool = False) -> Params:
-    """The initial parameters of the objective, which the model does not contain."""
+    """The initial values of the parameters that the objective adds to the model."""
     return parameters.initial(objective_of(config).layout(config, model), config.training.seed, lazily=lazily)

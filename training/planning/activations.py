@@ -1,4 +1,4 @@
-"""Estimates the bytes that a device keeps between the forward and the backward pass of a training step.
+"""Estimates the bytes of activations that a device keeps between the forward and the backward pass of a training step.
 
 A block keeps the following values for each of S tokens of width D, in the compute dtype. S is rounded up to a multiple of 16 (8 in
 float32), the rows of a TPU tile:
@@ -12,10 +12,10 @@ An MoE block keeps H + 2 D values for each row that the experts compute: the hid
 the input and the output count twice, because slots are exchanged. A router keeps one float32 value per token and expert. Soft MoE keeps two
 per token and slot, and copies of both in the compute dtype.
 
-Two costs occur once per step: the working set of one block's backward pass, `4 heads S'` and `H` per token, and the images with
-the float32 tokens around the head. If blocks are recomputed, each block keeps only its input, and one block at a time keeps all values.
+Two costs occur once per step: the working set of one block's backward pass, `4 heads S'` and `H` per token, and the images with three
+float32 copies of the tokens. With recomputation (activation checkpointing), only one block at a time keeps more than its input.
 
-The estimate is close to the memory that compilers use, and mostly above it; `benchmarks/plan_check.py` measures the difference. Attention
+The estimate is close to the memory that compilers use, and usually above it; `benchmarks/plan_check.py` measures the difference. Attention
 kernels that do not store the attention weights need less memory.
 """
 

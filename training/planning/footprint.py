@@ -1,10 +1,10 @@
-"""Computes the bytes of a training step on a device: for parameters, gradients, optimiser state and traffic.
+"""Computes the bytes that a device stores for parameters, gradients and optimiser state, and the bytes that it moves in a training step.
 
 Over the links, a device receives the following, and sends the same amount:
 
     slots        the slots of the device's groups that leave the device. Slots travel to the experts and back in the forward
                  and the backward pass, and again in the forward pass of recomputed blocks.
-    gathers      the parameter shards that other devices along `fsdp` hold, in float32, for each micro-batch
+    gathers      the parameter shards that other devices along `fsdp` hold, in float32, for each micro-batch and again for recomputed blocks
     reductions   the gradients. If n devices hold the same shard, each device receives 2 (n - 1)/n of the shard once per step.
                  Along `fsdp`, where gradients are scattered, each device receives n - 1 shards for each micro-batch.
 
@@ -61,7 +61,7 @@ def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSize
 
 
 def part(shape: tuple[int, ...], split: Split, sizes: MeshSizes) -> int:
-    """The number of elements of an array on a device."""
+    """The number of an array's elements that a device holds."""
     return math.prod(shape) // sizes.size([axis for axis in split if axis])
 
 

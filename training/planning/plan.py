@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The minimum time of each part."""
+        """The minimum times for compute, memory and links."""
         hops = self.chip.hops(self.sizes.expert)
         return {
             "compute": self.flops / self.chip.flops,
@@ -127,8 +127,8 @@ def _padded(shape: tuple[int, ...]) -> int:
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
-    """Returns the bytes of block parameters that are gathered, or copied in the compute dtype for the backward pass. All blocks keep their
-    copies; if blocks are recomputed, only one block at a time has copies."""
+    """Returns the bytes of block parameters that are gathered, and of their copies in the compute dtype for the backward pass. With
+    recomputation, only one block at a time needs these bytes; otherwise, all blocks do."""
     found = []
     for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
         for number, block in of_tower["blocks"].items():

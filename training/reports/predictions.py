@@ -1,4 +1,4 @@
-"""Predicts the classes of images and the experts that process each image, and shows the predictions in a terminal, a table or a page.
+"""Predicts the class of each image, lists the experts that process the image, and shows the results in a terminal, a table or a page.
 
 The share of expert e in an image is the expert's fraction of the combine weights:
 
@@ -95,7 +95,7 @@ def predicted(
 ) -> Iterator[Prediction]:
     """Yields predictions for validation images, in order. `forward` is a compiled `make_shares` function; `params` are arrays of `B`.
 
-    how: the images per `batch`, the `kind` of loss, the number `top` of listed classes, and the image numbers `rows` (by default all).
+    how: `batch` (images per batch), `kind` (of the loss), `top` (number of listed classes) and `rows` (image numbers, by default all).
     """
     split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
     rows = how.get("rows", np.arange(len(split)))
@@ -104,7 +104,7 @@ def predicted(
     layers = [layer.name for layer in family(model).moe_layers(model, how["batch"])]
     for (logits, shares), _ in over(B, forward, params, dataset, part, batch=how["batch"]):
         scores = np.asarray(logits, np.float64)
-        # The last batch is padded, so it has more rows than images remain.
+        # Padding gives the last batch more rows than there are images left.
         for row, probabilities, index, *experts in zip(scores, likely(scores), left, *shares, strict=False):
             best = np.argsort(-row, kind="stable")[: how.get("top", TOP)].tolist()
             classes = [(names[label], float(probabilities[label])) for label in best]
@@ -138,7 +138,7 @@ def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
 
 
 def link(name: str, page: Path) -> str:
-    """Returns the address of `name` relative to `page`, or "" if `name` is not a file (but in a shard, for example) or on another drive."""
+    """Returns the address of `name` relative to `page`, or "" if `name` is not a file (for example, in a shard) or is on another drive."""
     with suppress(ValueError):
         address = os.path.relpath(name, page.parent) if os.path.isfile(name) else ""
         return quote(os.fsencode(address).replace(os.sep.encode(), b"/"))

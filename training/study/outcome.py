@@ -42,9 +42,9 @@ OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "m
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     """Measures a finished run and writes its outcome to `path` as JSON.
 
-    "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": without a
-    head, from the run's own evaluation and the last training step. "training_milliseconds": the time per image, from the median speed in
-    the log, without compilation and evaluation. "training_operations": operations of the complete run
+    "right": a bit for each validation image, 1 if its label has the largest logit; None without a head. "accuracy", "loss": from the
+    last evaluation; without a head, the loss comes from the last training step. "training_milliseconds": the time per image, from the
+    median speed in the log, without compilation and evaluation. "training_operations": operations of the complete run
     (`objectives.table.training_flops`). "milliseconds": the time of a forward pass per image. "quartiles": the first and third quartile
     of both times. "evaluations": the last results of the scheduled evaluations. "dropped", "imbalance": the fraction of validation tokens
     without an expert, and the busiest expert's load divided by the mean load, averaged over MoE layers.

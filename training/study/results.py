@@ -45,7 +45,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             "accuracy": statistics.mean(values[name]),
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
-            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # other processes can only increase times
+            **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # minimum: other processes only add time
             "quartiles": {key: _quartiles([runs[seed] for seed in seeds], key) for key in TIMES},
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
@@ -135,7 +135,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
 
 
 def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
-    """Returns rows of entry, seed, step, measure and value from the logs of all runs, without MoE layers. Removed runs have no rows."""
+    """Returns rows of entry, seed, step, measure and value from the logs of all runs, except routing metrics. Skips removed runs."""
     found = []
     for name, seeds in results["runs"].items():
         for seed, outcome in seeds.items():
@@ -177,7 +177,7 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
-    """The smallest first and the largest third quartile of the runs; for runs stored without quartiles, both are the median."""
+    """The smallest first quartile and the largest third quartile of the runs. For a run without quartiles, its median is used."""
     pairs = [run.get("quartiles", {}).get(cost, [run[cost]] * 2) for run in runs]
     return [min(low for low, _ in pairs), max(high for _, high in pairs)]
 

@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
 
 def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> list[Difference]:
-    """Compares all pairs of entries, the better entry first; no pairs for a single seed. right: an array `(seeds, images)` per entry."""
+    """Compares each pair of entries, the better one first. Returns [] for a single seed. right: an array `(seeds, images)` per entry."""
     names = sorted(right, key=lambda name: -float(right[name].mean()))
     if len(names) < 2 or len(right[names[0]]) < 2:
         return []
@@ -64,7 +64,7 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
 
 
 def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
-    """Compares all pairs of entries by one number per seed, the better entry first. Returns an empty list for a single seed."""
+    """Compares each pair of entries by one number per seed, the better entry first. Returns an empty list for a single seed."""
     names = sorted(values, key=lambda name: -sum(values[name]))
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:
@@ -101,7 +101,7 @@ def spread(values: list[float]) -> float | None:
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of the points (cost, accuracy) on the Pareto front, cheapest first. No other point is as good in both."""
+    """The names of the points (cost, accuracy) on the Pareto front, cheapest first. No other point is both as cheap and as accurate."""
     front: list[str] = []
     best = -np.inf
     for name, (_, accuracy) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):

@@ -27,7 +27,7 @@ __all__ = ["finetuned", "model_of", "sized", "starting_params", "taken"]
 
 
 def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> Params:
-    """Returns the initial parameters of a run, from `config.init` by the rules. Prints which parameters are new or changed.
+    """Returns the initial parameters of a run, from `config.init` if set. Prints which parameters are new or changed.
 
     lazily: whether to draw the parameters of a run without `init` only when they are read. Raises RunError or CheckpointError
     for a source that is missing or damaged, and ConfigError for a source that does not fit.
@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """Returns the name of a model with these sizes, or of any model of the family: all fields are set, so only the family matters."""
+    """Returns the name of a model with these sizes or, if none exists, of any model of the family. All fields are set, so either works."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:

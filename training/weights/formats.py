@@ -209,7 +209,7 @@ def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
     arrays = interop.to_huggingface(weights.params, weights.config)
-    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # `to_huggingface` checked this
+    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # checked by `to_huggingface`
     if weights.classes:
         del description["num_labels"]
         description |= hub.labels(weights.classes)
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters by name. Larger files hold the parameters under `params` or, in old files, under `opt/target`."""
+    """Returns the parameters by name. Files with other content hold the parameters in `params` or, if old, in `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]

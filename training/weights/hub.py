@@ -63,7 +63,7 @@ def write_folder(
 ) -> None:
     """Writes model.safetensors and documents (JSON or text) to a new folder, which appears only when all files are complete.
 
-    Replaces an existing folder if it contains only such files. Raises RunError for a folder that contains other files.
+    Replaces an existing folder if it contains only files listed in `OWN`. Raises RunError for a folder that contains other files.
     """
     check_folder(path)
     path = path.resolve()  # a link stays a link
@@ -88,7 +88,7 @@ def write_folder(
 
 
 def check_folder(path: Path) -> None:
-    """Raises RunError if the folder contains files of other kinds, or if it is or contains the working directory."""
+    """Raises RunError if the folder contains files not listed in `OWN`, or if it is or contains the working directory."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
         raise RunError(f"target={str(path)!r} is or contains the working directory; choose a folder inside it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):

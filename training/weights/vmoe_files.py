@@ -112,7 +112,7 @@ def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], sl
 
 
 def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
-    """Writes a pytree of parameters as a checkpoint of one shard. Writes the index last, since the index completes the checkpoint."""
+    """Writes a pytree of parameters as a checkpoint of one shard. Writes the index last, to mark the checkpoint as complete."""
     prefix = prefix_of(path)
     chunks: dict[str, Any] = {CHUNKS: True}
     numbers = iter(range(len(list(_leaves(tree)))))

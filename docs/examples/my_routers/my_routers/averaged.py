@@ -1,4 +1,4 @@
-"""Token Choice by scores minus a multiple of the average load of each expert. The average load is a state, which no optimiser updates."""
+"""Token Choice on scores minus a multiple of each expert's average load. The load is a state, which no optimiser updates."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -3,7 +3,7 @@
 from moespec.conformance.author.own import Function, Output, common
 
 
-def squares(tokens, centres):  # rounding errors of the distance scale with this sum of squares
+def squares(tokens, centres):  # the rounding error of a distance grows with this sum of squares
     return (tokens**2).sum(1)[:, None] + (centres**2).sum(0)
 
 

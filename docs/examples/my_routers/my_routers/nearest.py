@@ -1,4 +1,4 @@
-"""Token Choice by the distance to the centre of each expert. The scores are `1 / (1 + distance**2)` (as in t-SNE), divided by their sum."""
+"""Token Choice by distance to each expert's centre. The scores are `1 / (1 + distance**2)` (as in t-SNE), divided by their sum."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,4 @@
-"""Token Choice by the softmax of logits divided by a learned temperature per expert."""
+"""Token Choice with softmax scores. Each expert has a learned temperature, which divides its logits."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Options(RouterOptions):
 
 
 def init(generator, options):
-    """Returns `kernel` (width, experts) and `temperature` (experts,), which is 1."""
+    """Returns `kernel` (width, experts) and `temperature` (experts,), initially 1."""
     return {**init_kernel(generator, options), "temperature": np.ones(options.experts, np.float32)}
 
 
