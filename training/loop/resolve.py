@@ -93,7 +93,9 @@ def _own_size(model: ModelConfig) -> int:
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
         made_for = f"model.name={model.name!r} is designed for digits of {size} x {size} pixels"
-        raise ConfigError(f"model.image_size is not set: {made_for}; set --model.image-size 64, for example")
+        raise ConfigError(
+            f"model.image_size is not set: {made_for}; set --model.image-size 64 --model.patch-size 8, for example"
+        )
     return size
 
 

@@ -254,7 +254,9 @@ class RunDirectory:
             step = best.step
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"
-            known = f"has steps {listed}" + (" but no best step (training.keep_best)" if step == "best" else "")
+            known = f"has steps {listed}" + (
+                " but no best step, as training.keep_best is not set" if step == "best" else ""
+            )
             raise CheckpointError(f"step={step!r}: not in {self.checkpoints}, which {known}")
         return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
 

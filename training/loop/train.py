@@ -140,7 +140,10 @@ def train(
                     save(after)
                     saver.wait()
                 newest = latest(directory.checkpoints)
-                how = " once the file is readable; to leave it out, start a new run" * isinstance(error, DataError)
+                how = (
+                    " once the file is readable (with --override if it changed); to leave it out, start a new run"
+                    * isinstance(error, DataError)
+                )
                 error.args = (f"{error}; --resume continues from step {int(newest.name) if newest else 0}{how}",)
                 raise
             state, metrics = update(state, batch, rate(step))

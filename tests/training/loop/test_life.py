@@ -190,7 +190,9 @@ CASES = {
         for tree in ("params", "nu")
     },
     "an image that cannot be read": Case(
-        BATCH(unreadable), "from step 6 once the file is readable; to leave it out, start a new run", [4, 6]
+        BATCH(unreadable),
+        r"from step 6 once the file is readable \(with --override if it changed\); to leave it out, start",
+        [4, 6],
     ),
     "a parameter of NaN": Case(
         changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias contains NaN or infinity", []
