@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from moespec.spec.algorithms.capacity import capacity_of
 from moespec.spec.checks import check_choices, plural
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
 from moespec.spec.ranges import Count, check, option_types, plain
 
 __all__ = ["RouterOptions"]
@@ -83,7 +84,8 @@ class RouterOptions:
         known = {field.name: field.default is MISSING for field in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise ConfigError(f"{name}={value!r}: {router} does not have this option; it has {', '.join(known)}")
+                text = f"does not have this option; it has {', '.join(known)}{near_it(name, known)}"
+                raise ConfigError(f"{name}={value!r}: {router} {text}")
         for name, needed in known.items():
             if needed and name not in values:
                 raise ConfigError(f"{name}: missing; {router} needs this option")

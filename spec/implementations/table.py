@@ -16,11 +16,14 @@ HEAD = """# What implementations do
 Papers leave routing questions open, and implementations answer them differently. Answer a is what this version of the specification
 does. Plain letters were read in code or papers. **Bold** letters were measured by running the suite on the [package](peers.md). Two
 letters mean that the implementation does both, in different places or by an option. An empty cell means unknown. Links below each
-answer show where it was seen. The command line prints the same:
+answer show where it was seen. *(stated in the paper)*: the paper answers the question explicitly, but implementations often differ.
+
+The command line prints the same. It takes the names of routers, algorithms and public functions of `moespec.spec`. Some headings, such
+as `hash_layers`, name modules, which it does not take: use an id below the heading.
 
 ```console
 $ moespec ledger GS-3                       # one question, in full
-$ moespec ledger gshard                     # all questions about a router or a function
+$ moespec ledger gshard                     # questions about a router or a public function
 $ moespec ledger --by vmoe                  # answers of a code base
 $ moespec ledger --by vmoe --by mesh        # where two code bases differ
 $ moespec ledger --json                     # everything, for programs

@@ -32,7 +32,8 @@ class LedgerArguments:
     """
 
     what: tuple[str, ...] = option((), positional=True)
-    """algorithms (moespec list routers), public functions, entries (GS-3) or readings (GS-3b) (default: all entries)"""
+    """routers (moespec list routers), algorithms (moespec.spec.ALGORITHMS), public functions, entries (GS-3) or readings (GS-3b) (default: all
+    entries)"""
     by: tuple[str, ...] = option((), single=True)
     """show the answers of this repository or package (a part of the name is enough); repeat to compare several"""
     json: bool = False

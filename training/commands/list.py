@@ -26,6 +26,7 @@ def main(words: list[str]) -> None:
     what = parse("list", ListArguments, words).what
     if what == "routers":
         print("A group has T tokens of width D, E experts with C slots, K choices per token; costs: multiply-adds.")
+        print("P: width of the projection (cosine_token_choice); a: number of branches (hierarchical_top_k).")
         for router in ROUTERS.values():
             models = {"models": ", ".join(router.models)} if router.models else {}
             about = {"source": router.source, **models, "balances": router.balances}

@@ -46,7 +46,9 @@ def replace_mlps(
     options["router"] = router_name(router)
     places = list(_places(model))
     if not places:
-        raise ConfigError(f"model: {type(model).__name__} has no block with `mlp`, or with `intermediate` and `output`")
+        raise ConfigError(
+            f"model: {type(model).__name__} has no block whose `mlp`, or `intermediate` and `output`, is an MLP of linear layers"
+        )
     count = len(places)
     chosen = list(range(count // 2, count) if blocks is None else blocks)
     if isinstance(blocks, str) or any(type(number) is not int for number in chosen):

@@ -92,7 +92,10 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 found[f"shared.fc{number}.weight"] = getattr(shared, name).weight.T
         y, of_block = block.experts.act_fn(x), {**COMPUTED, "choices": block.gate.top_k}
     except AttributeError as error:
-        raise ConfigError(f"moe: {type(block).__name__} is not a gated block with a routing bias: {error}") from None
+        advice = "only such blocks convert; for another, create MoE(...) and copy the weights"
+        raise ConfigError(
+            f"moe: {type(block).__name__} is not a gated block with a routing bias ({advice}): {error}"
+        ) from None
     forms = [
         {"expert_activation": kind, "gelu": gelu}
         for kind, gelu, activation in ACTIVATIONS
