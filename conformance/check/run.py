@@ -260,7 +260,7 @@ class _Run:
     def _stages(
         self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool, passed: Collection[str] = ()
     ) -> None:
-        """Runs the main stages (if `whole`) or the steps of cases. Inserts new outcomes first, because steps precede main stages.
+        """Runs the main stages (if `whole`) or the steps of cases. The outcomes of steps precede those of main stages.
 
         passed: ids of the cases whose main stages pass. In these cases, steps that cannot run are ignored, but failing steps are not.
         """

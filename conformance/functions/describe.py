@@ -90,7 +90,7 @@ class Function:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether every target receives NumPy arrays for this function and may return float64 in every dtype."""
+        """Whether every target receives NumPy arrays for this function. Its results may be float64 in runs of any dtype."""
         return not self.traced and self.run is None
 
     def output(self, name: str) -> Output:

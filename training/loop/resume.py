@@ -111,7 +111,7 @@ def record_of(
 
 
 def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, Any]) -> None:
-    """Records `noted` in the checkpoint of `step`: the pending evaluations and the best evaluation."""
+    """Records `noted`, the pending evaluations and the best evaluation, in the checkpoint of `step`."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
         checkpoint.amend(path, {**checkpoint.read_record(path), **noted})

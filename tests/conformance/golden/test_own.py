@@ -58,7 +58,7 @@ def test_a_router_has_vectors_and_a_page(golden, tmp_path):
     before = {path.name: path.read_bytes() for path in tmp_path.rglob("*.*")}
     steps = [stage["call"] for stage in json.loads(before["values.json"])["stages"]]
     assert steps == ["my_routers.nearest:nearness", "token_choice", f"ROUTERS.{NAME}.route", "moe_layer"]
-    for text in ("the t-SNE kernel", "* `choices=1`: number K", "`nearest/values`: Training.", "2 of 2 cases"):
+    for text in ("(as in t-SNE)", "* `choices=1`: number K", "`nearest/values`: Training.", "2 of 2 cases"):
         assert text in before["ROUTERS.md"].decode()
     assert golden()[0] == golden("--check")[0] == 0
     status, _, error = golden(block=lambda scores: 1.001 * scores)
