@@ -32,8 +32,7 @@ class LedgerArguments:
     """
 
     what: tuple[str, ...] = option((), positional=True)
-    """routers (moespec list routers), algorithms (moespec.spec.ALGORITHMS), public functions, entries (GS-3) or readings (GS-3b) (default: all
-    entries)"""
+    """routers (moespec list routers), algorithms, public functions, entries (GS-3) or readings (GS-3b) (default: all entries)"""
     by: tuple[str, ...] = option((), single=True)
     """show the answers of this repository or package (a part of the name is enough); repeat to compare several"""
     json: bool = False

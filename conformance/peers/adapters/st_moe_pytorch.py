@@ -2,7 +2,7 @@
 
 The threshold is 0, so that no choice is dropped at random. Dispatch contains only 0 and 1, because the straight-through option is off.
 The peer's capacity factor does not count choices (`CAPACITY_RULES["st_moe"]`), so the adapter multiplies the factor by choices.
-For `token_choice`, which receives a capacity, the adapter removes the peer's minimum capacity of 4. In cases of the router, this minimum applies.
+For `token_choice`, which receives a capacity, the adapter removes the peer's minimum capacity of 4. The router uses this minimum.
 """
 
 from types import SimpleNamespace
