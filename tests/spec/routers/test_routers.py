@@ -60,7 +60,7 @@ def test_an_option_of_another_router_is_an_error(name):
 def test_a_parameter_that_is_missing(name):
     router = ROUTERS[name]
     options = router.options(**SIZES)
-    needed = {"ids": np.zeros(6, int)} if router.needs else {}
+    needed = {"ids": np.zeros(6, int)} if router.requires else {}
     part = {"cosine_token_choice": "projection_bias", "hash": "tables", "soft_moe": "slots"}.get(name, "kernel")
     with pytest.raises(ConfigError, match=f"params: {name} needs '{part}', got only"):
         router.route({}, LOGITS, options, state=router.initial_state(options), **needed)
