@@ -98,7 +98,7 @@ def test_what_xla_counts(name: str, fields: dict) -> None:
 def routed(name: str, **settings: float) -> tuple[MoeLayer, np.ndarray]:
     """A layer of 32 tokens and 4 experts, and the dispatch of random tokens at evaluation."""
     router = B.ROUTERS[name]
-    ids = {"ids": 8} if router.needs else {}
+    ids = {"ids": 8} if router.requires else {}
     options = router.options(width=16, experts=4, tokens=32, **ids, **settings)
     given = {"ids": jnp.zeros((1, 32), jnp.int32)} if ids else {}
     random = np.random.default_rng(0)

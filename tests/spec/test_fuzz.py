@@ -125,7 +125,7 @@ def test_every_error_of_a_router_is_a_spec_error(name: str) -> None:
     tokens = np.random.default_rng(1).standard_normal((6, 3))
     record = router.noise(options)
     noise = {} if record is None else {"noise": np.full(record.shape, 0.5)}
-    ids = {"ids": np.arange(6)} if router.needs else {}
+    ids = {"ids": np.arange(6)} if router.requires else {}
 
     def route(tokens: object, **changes: object) -> None:
         parameters = {part: changes.pop(part) for part in params}
