@@ -191,7 +191,7 @@ CASES = {
     },
     "an image that cannot be read": Case(
         BATCH(unreadable),
-        r"from step 6 once the file is readable \(with --override if it changed\); to leave it out, start",
+        r"from step 6 once the file is readable \(with --override if it changed\); to leave it out, start a new run",
         [4, 6],
     ),
     "a parameter of NaN": Case(
