@@ -5,7 +5,7 @@
 
 A step computes in bfloat16 and includes clipping and AdamW. Images have 224 pixels. Models with experts have experts in every second block.
 A row contains bytes, memory, the compilation time, and FLOPs relative to three times the FLOPs of a forward pass (`moespec count`). The
-FLOPs of the compiler include the optimiser and products with one-hot rows, which `moespec count` omits.
+FLOPs that the compiler reports include the optimiser and products with one-hot rows, which `moespec count` omits.
 """
 
 import ahead  # isort: skip  # this import comes first, because it selects the compiler

@@ -102,7 +102,7 @@ def train(
 
 
 def _updated(given: Section, options: dict[str, Any]) -> Section:
-    """Returns the arguments `given` of a command, updated with `options`. Imports the modules that the option `trust` names."""
+    """Updates the arguments of a command, `given`, with `options`. Imports the modules that the option `trust` names."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)
 

@@ -1,6 +1,6 @@
 """Training on a mesh of devices. Each device runs the single-device program on its images, and `OnMesh` adds the exchanges.
 
-`jax.shard_map` maps the program over the devices. The update of the optimiser runs outside this program on whole arrays. XLA
+`jax.shard_map` maps the program over the devices. The optimiser updates the full arrays outside this program. XLA
 partitions the update, in which only norms need communication.
 """
 

@@ -148,7 +148,7 @@ def auxiliary_loss(captured: Any) -> Array:
 
 
 def update_states(model: nnx.Module, captured: Any) -> None:
-    """Updates a model's router states, once per step, from the statistics of the step, `nnx.capture(model, RoutingStatistic)`.
+    """Updates a model's router states from the statistics `nnx.capture(model, RoutingStatistic)`. Call it once per step.
 
     Add the statistics of several batch parts or devices with `jax.tree.map(jnp.add, first, second)`.
     """

@@ -60,7 +60,7 @@ def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) ->
 
 
 def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
-    """Yields changed calls with descriptions. A change affects an array or sets an option to another case's value or a nearby number."""
+    """Yields changed calls with descriptions. A change replaces an array, or sets an option to a nearby number or another case's value."""
     job = known.job(place)
     if function(job.stage.call).batched or sum(tensor.array.size for tensor in job.values.values()) > LARGE:
         return

@@ -52,7 +52,7 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
 
     Args:
         scores: (tokens, experts), with the number of tokens a multiple of `shards * experts`.
-        noise: (tokens,), random numbers by which the tokens are sorted, with ties by lower index. If None, the tokens keep their order.
+        noise: (tokens,), random sort keys of the tokens; ties are broken by lower index. If None, the tokens keep their order.
         shards: S, the number of shards, at least 1.
 
     Returns:

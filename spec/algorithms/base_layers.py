@@ -74,7 +74,7 @@ ALGORITHMS = (
 
 
 def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
-    """Returns the expert of each token at evaluation: the expert with the highest score, with ties by lower index.
+    """Returns the expert of each token at evaluation: the expert with the highest score, with ties broken by lower index.
 
     Args:
         scores: (tokens, experts).

@@ -50,7 +50,7 @@ ALGORITHMS = (
 
 
 def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> NDArray[np.intp]:
-    """Sorts the tokens by descending priority, with ties by lower index. `token_choice` accepts the result as `order`.
+    """Sorts the tokens by descending priority, with ties broken by lower index. `token_choice` accepts the result as `order`.
 
     Routers pass their selection scores: the noisy softmax, a Sinkhorn plan or, in noisy top-k, the noisy logits.
 

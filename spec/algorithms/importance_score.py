@@ -74,7 +74,7 @@ def surviving_tokens(tokens: int, drop: Any) -> int:
 
 
 def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[np.intp]:
-    """Sorts the remaining tokens by descending importance `max_e scores[t, e]`, with ties by lower index.
+    """Sorts the remaining tokens by descending importance `max_e scores[t, e]`, with ties broken by lower index.
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).

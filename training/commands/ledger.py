@@ -27,8 +27,8 @@ class LedgerArguments:
     """Show the ambiguity ledger: questions that implementations answer differently, and each implementation's answer.
 
     `moespec ledger expert_choice` prints the entries of an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
-    vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two code bases. Reading a is the answer
-    of this specification. "By" cites the code that was read. "Measured" names the packages on which the conformance suite was run.
+    vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two code bases. This specification
+    adopts reading a. "By" cites the code that was read. "Measured" names the packages on which the conformance suite was run.
     """
 
     what: tuple[str, ...] = option((), positional=True)

@@ -82,7 +82,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     """Returns `base` (by default, `Config()`) with the fields that a TOML file sets. The arguments `model` and `router` override the file.
 
     The sections data, optimizer, schedule and training come only from the file; fields that the file does not set get their defaults. The
-    router options in the file belong to the router in the file. A change of router keeps options that differ from their defaults.
+    router options in the file apply to the router that the file names. Another `router` keeps the options that differ from their defaults.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (suggesting similar keys) or an
     invalid value.

@@ -129,7 +129,7 @@ def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> 
 
 
 def as_picture(image: NDArray[np.uint8]) -> Image.Image:
-    """Converts an image `(height, width, 1 or 3)` to a picture of mode L or RGB."""
+    """Converts an array `(height, width, 1 or 3)` to a PIL image of mode L or RGB."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 

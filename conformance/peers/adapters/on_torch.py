@@ -149,7 +149,7 @@ def transformers_gates(
 def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
     """Return the routing of a package that drops no token, from gates (G, T, E) that are 0 for experts not chosen.
 
-    The package has no slots, so `token_choice` of the backend assigns the slots. Cases that drop tokens are not offered.
+    The package assigns no slots, so the backend's `token_choice` assigns them. Cases that drop tokens are not offered.
     """
     chosen = gates > 0
     if (chosen.sum(dim=1) > capacity).any():

@@ -54,6 +54,9 @@ def test_an_option_of_another_router_is_an_error(name):
         if option not in own:
             with pytest.raises(ConfigError, match=f"{option}=.*: {name} does not have this option; it has .*tokens"):
                 router.options(width=4, experts=4, tokens=8, **{option: value})
+    option = next(iter(own))
+    with pytest.raises(ConfigError, match=f"did you mean .*{option}"):
+        router.options(width=4, experts=4, tokens=8, **{f"{option}s": 1})
 
 
 @pytest.mark.parametrize("name", ROUTERS)

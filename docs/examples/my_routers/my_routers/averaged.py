@@ -1,4 +1,4 @@
-"""Token Choice on scores minus a multiple of each expert's average load. The load is a state, which no optimiser updates."""
+"""Token Choice on scores minus a multiple of each expert's average load. The optimiser does not update this average."""
 
 from dataclasses import dataclass
 from functools import partial

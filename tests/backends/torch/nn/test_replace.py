@@ -184,7 +184,7 @@ def test_a_pair_with_a_residual_is_replaced(x):
 
 
 def test_a_model_that_cannot_be_changed_stays_as_it_is():
-    with pytest.raises(ConfigError, match=r"^model: Sequential has no block"):
+    with pytest.raises(ConfigError, match=r"^model: Sequential has no block whose `mlp`"):
         modules.replace_mlps(nn.Sequential(nn.Linear(2, 2)), 2, tokens=TOKENS)
     model = nn.Sequential(Block(), Block(Gated()))
     with pytest.raises(ConfigError, match=r"^blocks=\[2\]: there is no block 2; the model has 2 blocks"):
