@@ -25,7 +25,7 @@ _chosen: ModuleType | None = None
 
 
 def _resolve() -> ModuleType:
-    """Selects a backend on the first call, and returns it. Raises ConfigError if `MOESPEC_BACKEND` now names another backend."""
+    """Selects a backend on the first call, and returns it. Raises ConfigError if `MOESPEC_BACKEND` has changed to another backend."""
     global _chosen
     if _chosen is None:
         _chosen = importlib.import_module(f"{__name__}.{choose()[0]}")

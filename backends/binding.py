@@ -44,7 +44,7 @@ def documented(function: Function) -> Function:
 
 
 def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """Maps the name of each array or routing argument of a specification function to the kind of the argument.
+    """Returns the kind of each array or routing argument of a specification function, by argument name.
 
     The kind is "shared" for an array that all groups share, "leading" for an array with any leading axes, and "group" for the array of one
     group, to which a backend adds a leading groups axis. The type hint (`Shared`, `Leading` or a plain array) determines the kind.

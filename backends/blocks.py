@@ -1,4 +1,4 @@
-"""The building blocks of routers. Routers call these functions on `B`, either the specification (one group) or a backend (several groups).
+"""The building blocks of routers. Routers call these functions on `B`: the specification (for one group) or a backend (for several groups).
 
 Each method computes the function of the same name in `moespec.spec`. A router that needs additional functions extends this protocol.
 """

@@ -1,4 +1,4 @@
-"""Selects a backend if the user does not name one. Python and the command line use the same rule."""
+"""Selects a backend: `MOESPEC_BACKEND` or, by default, an imported or installed framework. Python and the command line share this rule."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ __all__ = ["NAMES", "VARIABLE", "check_installed", "choose"]
 VARIABLE = "MOESPEC_BACKEND"
 NAMES = ("jax", "torch", "numpy")
 FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}
-"""Backend -> the modules that it requires. The first backend is the fallback."""
+"""Maps each framework to its required modules. The first framework is the fallback."""
 
 
 def choose() -> tuple[str, str]:

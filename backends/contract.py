@@ -24,15 +24,15 @@ __all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "State", "Stat
 
 Axis = int | tuple[int, ...]
 State = Any
-"""The training state. Only the functions of its backend look inside."""
+"""The training state, whose structure is private to its backend."""
 Metrics = dict[str, Array]
 LossFunction = Callable[..., tuple[Array, Metrics]]
-"""`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`. Where routers keep a state, it
-returns a third value: a nested dict of sums, which are added over parts and devices."""
+"""`loss_function(params, batch) -> (loss, metrics)`, or a function of `(params, batch, average)`. If routers keep a state, the function
+also returns a nested dict of sums. The step adds these sums over batch parts and devices."""
 StateUpdate = Callable[[Params, Any], Params]
-"""`update_states(params, sums)` returns new values, as a nested dict, for leaves that the optimiser leaves alone: the router states."""
+"""`update_states(params, sums)` returns the new router states, as a nested dict. The optimiser does not change router states."""
 Step = Callable[[State, Any, float], tuple[State, Metrics]]
-"""`step(state, batch, learning_rate) -> (state, metrics)`. A step may consume its input state."""
+"""`step(state, batch, learning_rate) -> (state, metrics)`. A step may invalidate its input state."""
 
 
 def filled_alone(tokens: int, choices: int, experts: int, capacity: int) -> bool:
@@ -220,10 +220,10 @@ class Backend(Blocks, Protocol):
         averaged: bool = False,
         update_states: StateUpdate | None = None,
     ) -> Step:
-        """Compiles one update of the optimiser (see `moespec.backends.optimizer`).
+        """Returns a compiled training step, which updates the parameters once (see `moespec.backends.optimizer`).
 
-        averaged: if true, the third argument of the loss function is the constant `state_average`. update_states: a function of the
-        parameters before the update and of the sums that the loss function returns, added over all batch parts and devices.
+        averaged: if true, the loss function gets `state_average` as its third argument, without gradient. update_states: computes the new
+        router states from the parameters before the update and from the loss function's sums over all batch parts and devices.
 
         The step splits the batch into `accumulate` equal parts along the leading axis, and averages the gradients and metrics of the
         parts. The step adds "loss" and "grad_norm", the global norm of the gradient before clipping, to the metrics. Raises

@@ -25,9 +25,9 @@ class SplitExperts:
     single: Any
     sizes: MeshSizes
     transport: Transport = "model"
-    """the dtype in which slots travel: the dtype of the model, or bfloat16, half the bytes of float32"""
+    """the dtype in which devices exchange slots: "model", the dtype of the model, or "bfloat16", to halve the bytes of float32"""
     ROUTERS: Routers
-    """the routers, composed of this backend's functions by `bind_routers`"""
+    """the routers, which `bind_routers` composes from this backend's functions"""
 
     def __getattr__(self, name: str) -> Any:
         """Returns an attribute of the single-device backend, for names that this class does not define."""

@@ -116,7 +116,7 @@ def layer_of(
     shared_experts: int = 0,
     router_options: Mapping[str, Any],
 ) -> Layer:
-    """All frameworks have the same arguments:
+    """The layers of all frameworks take the same arguments:
 
     width, hidden: widths of the input and of the hidden layer of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
     experts: number of experts.
@@ -160,7 +160,7 @@ def layer_of(
 
 
 SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}
-"""Routers whose weights are a softmax over only the chosen experts, and the option that sets the number of choices."""
+"""For each router whose weights are a softmax over only the chosen experts, the option that sets the number of choices."""
 
 
 def warn_untrained(router: str, options: RouterOptions) -> None:

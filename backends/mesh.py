@@ -49,7 +49,7 @@ AXES = ("data", "fsdp", "expert")
 EXPERTS = r"(^|/)experts/[^/]+$"
 """The paths of expert parameters. Their first axis is the experts axis."""
 SMALL = 2**14
-"""Parameters with fewer entries are not split over `fsdp`, because gathering them costs more than keeping them."""
+"""Parameters with fewer entries are not split over `fsdp`, because gathering them costs more than storing them on each device."""
 
 Split = tuple[str | None, ...]
 """For each axis of a parameter, the mesh axis that splits it, or None."""

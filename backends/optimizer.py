@@ -53,8 +53,8 @@ STATE = "state"
 """The name of a router's state among its parameters: `router/state/bias`."""
 
 _KINDS = {name: (name in r.decays, name in r.frozen) for r in ROUTERS.values() for name in r.decays + r.frozen}
-"""For each router parameter, by name: whether weight decay applies to it, and whether it is a constant. Creating a
-user-defined router adds its parameters."""
+"""For each router parameter, by name: whether weight decay applies to it, and whether it is a constant.
+`initial_params` adds the parameters of a user-defined router."""
 
 
 def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def is_fixed(path: Sequence[str]) -> bool:
 
 
 AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema", "ema_steps")
-"""The fields that all optimisers have."""
+"""The fields that apply to all optimisers."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The static configuration of an optimiser. None selects the default of the optimiser for an option that only some optimisers have.
+    """The static configuration of an optimiser. For an option that only some optimisers have, None selects the optimiser's default.
 
     Raises ConfigError for a value out of range, and for an option that the optimiser does not have.
 
@@ -175,7 +175,7 @@ class OptimizerConfig:
         return list(patterns.parsed("rates", self.rates))
 
     def decay_of(self, path: Sequence[str]) -> float:
-        """The weight decay of the parameter at `path`, the keys from the root of the parameter tree.
+        """The weight decay of the parameter at `path`, which lists the keys from the root of the parameter tree.
 
         >>> jft = OptimizerConfig(weight_decay=0.03, decay="head/kernel=3.0")
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))

@@ -46,17 +46,17 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "lamb": {**ADAM, "epsilon": 1e-6},
     "adafactor": ADAFACTOR,
 }
-"""Name -> its options with their defaults."""
+"""For each optimiser name, the options and their defaults."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
     """A user-defined optimiser. `moespec.backends.optimizer` adds clipping, weight decay, rates and the average.
 
-    update: `update(xp, p, g, kept, n) -> (u, kept)`, a function of a parameter `p`, the clipped gradient `g`, the slots and the step
-        `n = 1, 2, ...`, which returns the update `u` and the new slots. `update` must compute elementwise, with the operations of `xp`
-        (NumPy, JAX or torch), because `p` is only a shard of the parameter on a mesh.
-    slots: names of slots, from `mu` and `nu`. Slots have the shape of `p` and start at 0. Raises ConfigError for other slots and shapes.
+    update: a function `update(xp, p, g, kept, n) -> (u, kept)` of the parameter `p`, the clipped gradient `g`, the slots `kept` and the
+        step `n = 1, 2, ...`. It returns the update `u` and the new slots. `update` must compute elementwise, with the operations of
+        `xp` (NumPy, JAX or torch), because `p` is only a shard of the parameter on a mesh.
+    slots: the slots in use, from `mu` and `nu`. Slots have the shape of `p` and start at 0. Other slots and shapes raise ConfigError.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
@@ -70,7 +70,7 @@ class Optimizer:
             raise ConfigError(f"slots={self.slots!r}: expected slots from {OWN_SLOTS} and shapes {shapes}, got {made}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
-        """Computes the update with the decay `d`, as a function with the signature that `moespec.backends.numpy.optimizers` requires."""
+        """Returns `u + d p` and the new slots, with the signature of the functions in `moespec.backends.numpy.optimizers`."""
         u, new = self.update(namespace, p, g, kept, n)
         return u + d * p, dict(new)
 

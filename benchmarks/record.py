@@ -19,7 +19,7 @@ PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "to
 
 
 def parser(text: str | None, *, backends: bool = False, **defaults: Any) -> argparse.ArgumentParser:
-    """Return an argument parser for a benchmark. text: the help text. backends: whether to add --backend. defaults: more options."""
+    """Return an argument parser for a benchmark. text: the help text. backends: whether to add --backend. defaults: other options."""
     options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     if backends:
         options.add_argument("--backend", choices=("jax", "torch"), required=True)

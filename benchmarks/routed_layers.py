@@ -34,7 +34,7 @@ def routed(
     **options: Any,
 ) -> Routed:
     """Return the router `name` with `options`, random noise and random initial parameters."""
-    shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE balances the tokens of all groups
+    shape = (1, groups * tokens) if name == "base" else (groups, tokens)  # BASE balances all groups together
     router = B.ROUTERS[name]
     ids = router.requires == "ids"
     more = {"ids": shape[1]} if ids else {}

@@ -89,12 +89,12 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
         slots = int(np.prod(routing.dispatch.shape[-2:]))
         parts = 2 * WIDTH * TOKENS * 2 * slots * GROUPS
         return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=parts)
-    if mostly_empty(routing):  # megablox then multiplies complete tiles of rows
+    if mostly_empty(routing):  # megablox multiplies whole tiles of rows, so round up
         slots = -(-routing.slot.size // megablox.TILE) * megablox.TILE / GROUPS
     else:
         slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
-    if "w1" in own:  # a capacity predictor: its first map has two products, as its tokens have no gradient
+    if "w1" in own:  # a capacity predictor: its first layer has two products, not three, as its input has no gradient
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH
@@ -102,7 +102,7 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     tokens = jax.ShapeDtypeStruct((*of.shape, WIDTH), jnp.bfloat16)
     if not mostly_empty(routing) and one_hot.pays(tokens, routing.token):
         single = routing.slot is not None and routing.slot.shape[2] == 1
-        # Dispatch, combine and their gradients are four products, or six if a token has several slots.
+        # Dispatch, combine and their gradients take four products with one-hot rows, or six if a token has several slots.
         others += slots * TOKENS * (4 if single else 6) / 3
     return over_count(row, flops, jaxpr, slots=slots, others=others)
 

@@ -16,7 +16,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "hash": {},
     "noisy_top_k": {},
 }
-"""Case -> router options. The case's name begins with the router's."""
+"""Maps each case to router options. The name of a case begins with the name of the router."""
 
 
 def of_case(case: str, name: str, experts: int, **fields: Any) -> vit.VitConfig:

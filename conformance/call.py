@@ -21,7 +21,7 @@ Stages = Mapping[str, Stage]
 
 
 def identity(inputs: Any) -> Any:
-    """Experts that return their input. References call these experts `identity`."""
+    """Experts that return their input. A reference to these experts has the name `identity`."""
     return inputs
 
 
@@ -65,7 +65,7 @@ def _of(kind: str, stage: Stage, stages: Stages, known: Collection[str]) -> list
 
 
 def reads(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """Returns the known arrays that a stage reads, directly or through a routing."""
+    """Returns the arrays in `known` that a stage reads, directly or through a routing."""
     return _of("array", stage, stages, known)
 
 
@@ -80,7 +80,7 @@ def names(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
 
 
 def needs(stage: Stage, stages: Stages, known: Collection[str]) -> list[str]:
-    """Returns the paths of the names that a stage needs in a module."""
+    """Returns the paths of the names that a module must have to run a stage."""
     return [needed for path in names(stage, stages, known) for needed in _needs(function(path), path)]
 
 

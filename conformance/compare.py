@@ -51,7 +51,7 @@ DTYPES = {
         Dtype("bfloat16", 2.0**-8, 2.0**-126),
     )
 }
-"""In the order of their questions: is the algorithm right, are the numerics right, is it usable."""
+"""The vectors' dtypes. They test, in order: is the algorithm right, are the numerics right, is the target usable?"""
 
 ALL_DTYPES = {**DTYPES, "float16": Dtype("float16", 2.0**-11, 2.0**-24, 65504.0)}
 """The vectors' dtypes and float16. Not all inputs are exact in float16 and bfloat16; see `exact`."""
@@ -69,18 +69,18 @@ CONSTANTS: dict[str, tuple[float, str]] = {
     "trajectory": (64.0, "20 training steps that round anew, their spread from two probes; at most 0.42 of it is used"),
     "drift": (4096.0, "scores of 20 training steps, relative: up to 1 310 measured in float32"),
 }
-"""The tolerance constant c by the name that a result stores, with its reason: what it covers, and the largest fraction
-of it that the numpy, JAX and torch backends used on a CPU, op by op and compiled, in any dtype."""
+"""Maps the name of each tolerance constant to c and its reason: what c covers, and the largest fraction of the tolerance
+that the numpy, JAX and torch backends used on a CPU, op by op and compiled, in any dtype."""
 
 
 LARGE = "large "
-"""Prefix of constant names for sampled scales, which do not count the additions of a sum."""
+"""Prefix of constant names for sampled scales, which ignore the rounding errors of a sum's additions."""
 SUMS = 128.0
-"""Minimum c of such a result in float32 and float64, where sums of up to 1536 terms round after each addition. The
-maximum measured is 68, in float64, on the numpy, JAX and torch backends."""
+"""Minimum c with a sampled scale in float32 and float64, where sums of up to 1536 terms round after each addition. The
+largest c measured is 68, in float64, on the numpy, JAX and torch backends."""
 ROUNDINGS = 8.0
-"""Minimum c in bfloat16 and float16, where sums are in float32. The maximum measured is 3.7, for a torch layer that
-rounds after each operation."""
+"""Minimum c with a sampled scale in bfloat16 and float16, where sums are in float32. The largest c measured is 3.7, for a
+torch layer that rounds after each operation."""
 
 
 def constant(name: str, dtype: Dtype) -> float:

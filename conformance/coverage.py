@@ -213,7 +213,7 @@ def _arrays(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
-    """Yields each purpose and whether the case covers the purpose: two options set together, or a loss weight with a gradient."""
+    """Yields (purpose, whether the case covers it). A purpose sets two options together or differentiates a weighted loss."""
     if not stage.router:
         return
     record = spec.ROUTERS[stage.router].Options

@@ -167,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """Returns `dispatch` and `combine` of a routing. If `sparse`, adds a prefix for `finish`, and the slot record if any."""
+    """Returns `dispatch` and `combine` of a routing by name. If `sparse`, adds the prefix that `finish` expects and any slot record."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}

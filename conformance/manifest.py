@@ -1,4 +1,4 @@
-"""Write cases deterministically as manifests and safetensors files. Read only files that `write` would reproduce exactly."""
+"""Write cases deterministically as manifests and safetensors files. Read only files with the content that `write` would give them."""
 
 import hashlib
 import json
@@ -36,15 +36,15 @@ __all__ = [
 SCHEMA = 3
 VECTORS = Path(__file__).parent / "vectors"
 LONGEST = 80
-"""Maximum characters of a value in a message about JSON that violates its schema."""
-INLINE = 64  # maximum size of an array in the manifest itself
+"""The maximum length of the invalid value in an error message about a schema violation."""
+INLINE = 64  # larger arrays are stored in the safetensors file
 
 Arrays = dict[str, NDArray[Any]]
 _types = cache(get_type_hints)
 
 
 def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
-    """Returns the manifest of a case (without `tensors`) and the arrays for its safetensors file."""
+    """Returns the manifest of a case, without the entry `tensors`, and the arrays for its safetensors file."""
     large: Arrays = {}
     entries = encoded(case, "", large)
     absent = {"kind", "decisions" if case.expect else ""}
@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """Returns a dataclass or a field's value as JSON. Adds large arrays to `large` under their paths, which contain stage names."""
+    """Returns a dataclass or a field's value as JSON. Adds large arrays to `large`, by their paths in the case."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -87,14 +87,14 @@ def _entry(key: str, array: NDArray[Any], large: Arrays) -> dict[str, Any]:
 
 
 def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
-    """Returns the case of a manifest and its large arrays. `decode` is the inverse of `encode`."""
+    """Returns the case that a manifest and its large arrays describe. `decode` is the inverse of `encode`."""
     entry = {"kind" if key == "class" else key: value for key, value in manifest.items() if key != "schema"}
     case: Case = decoded(Case, entry, large)
     return case
 
 
 def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
-    """Returns the value of type `kind` from its JSON form. Inverts `encoded`. Raises an exception if the entry does not fit."""
+    """Returns a value of type `kind` from its JSON form. Inverts `encoded`. Raises an exception if the entry does not fit the type."""
     if kind is Tensor:
         return Tensor(_array(entry, large), decoded(tuple[str, ...], entry["axes"], large))
     if kind is Value:
@@ -117,7 +117,7 @@ def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
 
 
 def _numbers(entry: Any) -> Any:
-    """Returns options with infinity instead of the text "inf", because JSON has no infinity."""
+    """Returns the options with each text "inf" replaced by infinity, which JSON cannot represent."""
     if isinstance(entry, Mapping):
         return {name: _numbers(each) for name, each in entry.items()}
     return math.inf if entry == "inf" else entry
@@ -141,7 +141,7 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
 
 
 def write(case: Case, folder: Path) -> None:
-    """Writes the case into `folder`, which is the `vectors` folder."""
+    """Writes the files of a case into the vectors folder `folder`."""
     manifest, large = encode(case)
     path, beside = folder / f"{case.id}.json", folder / f"{case.id}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def write(case: Case, folder: Path) -> None:
 
 
 def parse(text: str) -> Any:
-    """Parses JSON with finite numbers. Raises ValueError or RecursionError for other text."""
+    """Parses JSON in which all numbers are finite. Raises ValueError or RecursionError for any other text."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 
@@ -170,8 +170,8 @@ def _finite(text: str) -> float:
 def read(path: Path) -> Case:
     """Reads the case at `path`. Raises VectorError, which names the file, if the file is invalid.
 
-    Validates only manifests outside the package against the schema. A test validates the package's manifests, whose hashes
-    are in `suite.json`. `write` must reproduce the file exactly, so a manifest has no unknown and no missing entries.
+    The schema is checked only for manifests outside the package. A test checks the package's manifests, whose hashes are in
+    `suite.json`. Encoding the case again must give the same JSON values, so unknown or missing entries are errors.
     """
     try:
         manifest = parse(read_file(path).decode())
@@ -179,7 +179,7 @@ def read(path: Path) -> Case:
             raise VectorError(
                 f"{path}: has schema {manifest['schema']!r}, but this version of moespec reads schema {SCHEMA}"
             )
-        if VECTORS not in path.parents:  # without resolving links, which an editable installation may use
+        if VECTORS not in path.parents:  # do not resolve links, which an editable installation may use
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
         manifest.pop("revision", None)  # older manifests contain a revision

@@ -10,4 +10,4 @@ MODELS = (
     Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),
 )
 ALGORITHMS: dict[str, Algorithm] = {**spec.ALGORITHMS, **{model.name: model for model in MODELS}}
-"""The rows by name: functions, routers, models."""
+"""The rows of the matrix by name: functions, routers and models."""

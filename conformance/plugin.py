@@ -29,11 +29,11 @@ from moespec.spec.errors import ConfigError
 __all__ = ["run", "settle"]
 
 ALONE = ("-c", os.devnull, "--rootdir=.", "--noconftest", "--assert=plain")
-"""Options that keep the current folder's configuration files, meant for other tests, from affecting this run."""
+"""Options that make pytest ignore the current folder's configuration files, which are meant for other tests."""
 QUIET = ("--capture=no", "--no-header", "--tb=no", "-rN", "--junit-prefix=moespec")
 """Options that suppress pytest's output, because failures are printed once, after all tests."""
 LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisableexception", "-pno:threadexception")
-"""pytest plugins that cost time per case without effect here."""
+"""Options that disable pytest plugins, which take time for each case and have no effect here."""
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "PYTHONSAFEPATH": "1"}
 Part = tuple[str, str, str]
 """(algorithm, dtype, mode)."""
@@ -48,7 +48,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
     folder = re.sub(r"[^.\w]", "-", name)
     settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
     fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
-    gc.freeze()  # garbage collection of the imported frameworks would take a tenth of the time
+    gc.freeze()  # otherwise, a tenth of the time would go to scanning the imported frameworks for garbage
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in ENVIRONMENT.items():
             patch.setenv(variable, value)
@@ -65,7 +65,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
 
 
 def settle(report: Report) -> None:
-    """Fails the test of the only case in a report with a diagnosis, or skips or xfails the test; returns if the case passes."""
+    """Ends a test by the result of the only case in its report: returns if the case passed; otherwise fails, skips or xfails the test."""
     __tracebackhide__ = True
     for lacking in report.unsupported:
         pytest.skip(f"{lacking.dtype} is not supported: {lacking.reason}")
@@ -96,7 +96,7 @@ class CaseItem(pytest.Item):
         self.report: Report | None = None
 
     def runtest(self) -> None:
-        """Runs the cases of the part unless they have already run, and then fails, skips or passes the test like its case."""
+        """Runs the cases of the part unless they have already run. The test then passes, fails or is skipped like its case."""
         self.report = self.suite.checked(self.part)[self.case]
         settle(self.report)
 
@@ -110,7 +110,7 @@ class CaseItem(pytest.Item):
 
 
 class _Suite:
-    """The plugin of one run, in the main process and in pytest-xdist's processes."""
+    """The pytest plugin of one run. The main process and each pytest-xdist worker process create one."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.parts = plan, list(plan.parts())  # raises an error before pytest begins if a vector is damaged
@@ -211,7 +211,7 @@ class _Suite:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Assigns a part to a process or, for fresh cases, all parts of an algorithm, so that each case is generated only once."""
+        """Assigns each part to one process. For fresh cases, one process gets all parts of an algorithm, to generate each case once."""
         from xdist.scheduler import LoadScopeScheduling
 
         class Parts(LoadScopeScheduling):  # type: ignore[misc]

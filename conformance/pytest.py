@@ -44,7 +44,7 @@ class VectorCase:
         return f"{self.id}-{self.dtype}"
 
     def check(self) -> None:
-        """Runs the case op by op. Fails the test with the suite's diagnosis, or skips the test with the reason."""
+        """Runs the case in eager mode. Fails the test with the suite's diagnosis, or skips the test with the reason."""
         __tracebackhide__ = True
         report = Report(self.interface, self.name, "", [])
         plan = Plan(report, [self.id], [self.dtype], ["eager"], self.waivers)
@@ -63,13 +63,13 @@ def parametrize(
 ) -> pytest.MarkDecorator:
     """Returns a mark that runs a test function for each case and dtype, with a VectorCase as the argument `case`.
 
-    target: the module with the public names. adapter: the module or `module:object` with `layer`. Give either a target or an adapter.
+    target: the module with the public names. adapter: the module or `module:object` that defines `layer`. Give one of the two.
     algorithms, classes: select cases like `run --algorithm` and `run --class`; by default, all.
     dtypes: by default, float64, float32 and bfloat16. expected_failures: reasons by pattern of ids, such as "token_choice/tied", or of
     ids with dtypes, such as "token_choice/tied-bfloat16". A matching test must fail or be skipped; a pass counts as a failure.
     require_suite: the required version of moespec's suite, such as "0.1".
 
-    Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.
+    Raises ConfigError for an unknown algorithm, class or dtype, a target that cannot be run, and a pattern that no test matches.
     """
     if (target is None) == (adapter is None):
         raise ConfigError(f"target={target!r}, adapter={adapter!r}: expected exactly one of them")

@@ -18,7 +18,7 @@ KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c", "dropless": ".
 """Kinds of targets and their file suffixes. A dropless layer is a torch adapter."""
 TEMPLATES = Path(__file__).parent / "templates"
 HEADER = Path(__file__).parent / "readers/moespec_vectors.h"
-"""Reads the vectors; is copied next to a target in C."""
+"""The C header that reads the vectors. `start` copies it next to a C target."""
 
 
 def start(kind: str, name: str, folder: Path) -> list[Path]:

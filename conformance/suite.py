@@ -35,7 +35,7 @@ CLASSES = {
     "training": ("trajectory",),
     "models": (),
 }
-"""The words that select cases by subject, with the format's classes for each; `models` are complete models except their training."""
+"""The words that select cases, each with its case classes; `models` selects the cases of complete models, except training."""
 Only = Callable[[str], bool]
 Problems = Iterator[tuple[bool, str]]  # pairs: whether a problem exists, and a sentence on the problem
 
@@ -129,7 +129,7 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """Returns the class of a case and the names that its main stages call or, in a gradient case, that the differentiated stage calls.
+    """Returns the class of a case and the names that its main stages call. A gradient case counts only the differentiated stage.
 
     Does not validate the manifest. Raises VectorError if a required entry is missing.
     """

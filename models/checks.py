@@ -35,7 +35,7 @@ OWN = (
     *("checkpoints", "config.toml", "classes.json", "metrics.jsonl", "tensorboard", "features.safetensors"),
     "trackers.json",
 )
-"""The files that a run without a report may have in its folder."""
+"""The names of a run's files and folders in its folder, except the report."""
 
 
 def check_fields(section: str, config: Any) -> None:

@@ -2,10 +2,10 @@
 
 A multiply-add in a matrix product counts as 2 operations, any other arithmetic on an element as 1, and exponentials, tanh, erf, roots,
 moves and sorts as 0. This is the convention of XLA's cost analysis, and apparently of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1):
-with normalised queries and keys, our counts match their numbers to the last printed digit. Counts of MoE layers are for evaluation and
-include every slot, filled or empty. As an exception, only the chosen slots are counted (for DSelect-k, the slots that sharp selectors
-choose) if every expert has room for every token, or if there are more than twice as many slots as choices. Counts of routers include
-logits, combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
+with normalised queries and keys, our counts match their numbers to the last printed digit. By default, counts of MoE layers are for
+evaluation and include every slot, filled or empty. As an exception, only the chosen slots are counted (for DSelect-k, the slots that sharp
+selectors choose) if every expert has room for every token, or if there are more than twice as many slots as choices. Counts of routers
+include logits, combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
 """
 
 import math
@@ -22,7 +22,7 @@ from moespec.models.layers import Experts, MoeLayer
 __all__ = ["flops", "rows", "slots", "training_flops"]
 
 Filled = Callable[[MoeLayer], int]
-"""The number of rows that the experts of a layer compute for a group."""
+"""A function that returns the number of rows that a layer's experts compute for one group."""
 
 PLAIN = Experts(0)
 GELU, SILU = {"tanh": 8, "erf": 4}, 4
@@ -71,7 +71,7 @@ def training_flops(
 
 
 def _embedding(config: Tower) -> float:
-    """Counts the stem (convolutions, each with norm and GELU) and the patch embedding. The look-up of word embeddings counts as 0."""
+    """Counts the stem (convolutions, norms and GELUs) and the patch embedding. The look-up of word embeddings counts as 0."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]
@@ -173,7 +173,7 @@ def _sparse_block(
 
 
 def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Counts the rescaling of the tokens and then of the channels. A map between equal sizes is skipped."""
+    """Counts the operations that rescale the tokens and then the channels. A map between equal sizes is skipped."""
     (S, D), (tokens, width) = before, after
     first = tokens * D * (2 * S + 1) if tokens != S else 0
     return first + (tokens * width * (2 * D + 1) if width != D else 0)

@@ -48,7 +48,7 @@ def kinds() -> dict[str, type[Config]]:
 
 
 def of_name(name: str) -> ModuleType:
-    """Returns the module of the family of the model or text tower `name`. Raises ConfigError if the name has an unknown size."""
+    """Returns the module of the family that contains the model or text tower `name`. Raises ConfigError if the name has an unknown size."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         sizes = f"expected a size ({', '.join(_BY_SIZE)}) and a patch size, as in vit_s16"

@@ -52,7 +52,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:
-    """Opens a file, as the `opener` of `open`. Raises OSError, naming the file, for a device or a pipe, which could block a reader."""
+    """Opens a file; an `opener` for `open`. Raises OSError, naming the file, for a device or a pipe, which could block a reader."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects folders
         return descriptor

@@ -30,9 +30,9 @@ Array = Any
 Config = TypeVar("Config")
 
 SIZE = 2**31 - 1
-"""The largest size of an axis, because the frameworks number axes with 32 bits."""
+"""The largest size of an axis, because the frameworks index axes with 32-bit integers."""
 Size = Annotated[int, Range(0, SIZE + 1)]
-"""The size of something optional."""
+"""The type of a size for which 0 has a special meaning, such as no head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class BlocksConfig:
     """The configuration fields of all models. Raises ConfigError for an invalid value."""
 
     inputs: ClassVar[str]
-    """what `forward` calls the inputs"""
+    """the name of the inputs in error messages"""
     width: Count
     """width D of a token: channels of a patch"""
     depth: Annotated[int, Range(1, 10_000, below=False)]
@@ -276,7 +276,7 @@ def split(items: int, group: int, what: str, field: str, *, inputs: str = "image
 
 
 Block = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
-"""A block of a model: maps its number, parameters and tokens to tokens and the outputs of its routers."""
+"""A function that applies one block: it maps the block's number, parameters and tokens to new tokens and the router outputs."""
 
 
 class Output(NamedTuple):

@@ -10,7 +10,7 @@ from moespec.spec.errors import ConfigError
 __all__ = ["check_limits", "check_memory", "check_unpacked", "cores"]
 
 NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
-"""GiB of address space. With less, importing the backend or the data reader fails with an unclear error."""
+"""The address space, in GiB, that each backend needs. With less, importing the backend or the data reader fails with an unclear error."""
 
 
 def check_memory(arguments: str, numbers: int) -> None:
@@ -24,7 +24,7 @@ def check_memory(arguments: str, numbers: int) -> None:
 
 
 def check_unpacked(members: Iterable[ZipInfo]) -> None:
-    """Raises ValueError if these archive members exceed the memory of the machine, according to the directory of the archive."""
+    """Raises ValueError if the archive members, by the sizes in the archive's directory, exceed the memory of the machine."""
     size, memory = sum(member.file_size for member in members), of_machine()
     if size > memory:
         raise ValueError(f"its arrays need {size:,} bytes, but this machine has {memory:,} bytes of memory")

@@ -54,7 +54,7 @@ class MixerConfig(layers.CommonConfig):
 
 
 DECIDED = None
-"""A Mixer has no router whose options it could determine."""
+"""A Mixer has no router, so it determines no router options."""
 
 SIZES: dict[str, dict[str, int]] = {
     "mixer_tiny": {
@@ -65,7 +65,7 @@ SIZES: dict[str, dict[str, int]] = {
     "mixer_b": {"width": 768, "depth": 12, "token_hidden": 384, "hidden": 3072},
     "mixer_l": {"width": 1024, "depth": 24, "token_hidden": 512, "hidden": 4096},
 }
-"""Size -> its fields of `MixerConfig`. `mixer_tiny` is for images of 8 x 8 pixels and for tests."""
+"""The fields of `MixerConfig` for each size. `mixer_tiny` is for images of 8 x 8 pixels and for tests."""
 
 NAMES: tuple[str, ...] = ("mixer_tiny", "mixer_s16", "mixer_b16", "mixer_l16")
 """The usual names. `named` takes any patch size: `mixer_<size><patch>`."""

@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """A condition of an option: another option equals `value`, differs from `unless` (or each item of `unless`) or, by default, is set."""
+    """A condition for an option to have an effect: another option equals `value`, differs from (each) `unless` or, by default, is set."""
 
     name: str
     """another option of the same section, or of any section by its full name, such as training.loss"""
@@ -42,7 +42,7 @@ class Only:
 
 
 MOE = Only("moe", unless="none")
-"""For options of MoE blocks, in the configuration of a model."""
+"""The condition of options that have an effect only in models with MoE blocks."""
 
 
 def _value(section: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Describes the parameters of a model by a layout: a nested dict whose leaves define the shape and the initial values of a parameter.
+"""Describes the parameters of a model by a layout: a nested dict in which each leaf defines the shape and initial values of one parameter.
 
 The layout determines all shapes, counts and initial arrays. A linear layer has a `kernel` (inputs first)
 and a `bias`; an MLP has `w1, b1, w2, b2`; experts have the parameters of an MLP, stacked along a leading axis E.
@@ -36,7 +36,7 @@ def shapes(layout: Params) -> Params:
 
 
 def shaped(shapes: Params) -> Params:
-    """Wraps each shape in a nested dict as a leaf with the attribute `shape`."""
+    """Replaces each shape in a nested dict with a `Shaped`, which has the attribute `shape`."""
     return _map(shapes, lambda path, shape: Shaped(tuple(shape)))
 
 
@@ -170,7 +170,7 @@ def mlp(
 def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:
     """Returns the layout of an MoE layer: the parameters and state of the router, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
-    # Only the router knows the names of its parameters. Drawing router parameters is cheap, unlike drawing experts.
+    # Draw the router's parameters, since only the router knows their names. Unlike drawing experts, this is cheap.
     params = initial_params(route, np.random.default_rng(0), settings)
     names = {name: np.shape(value) for name, value in params.items()}
 

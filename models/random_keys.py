@@ -24,9 +24,9 @@ __all__ = ["Draws", "draws_of", "gating_noise", "of_step", "takes_draws"]
 Array = Any
 
 GATING, DROPOUT, DEPTH = range(3)
-"""The purposes of random numbers."""
+"""The purposes of random numbers: router noise, dropout and stochastic depth."""
 USES = 2**20
-"""A stream is `USES` times its purpose plus the number of the use."""
+"""The number of a stream: `USES` times the purpose plus the index of the use, such as a layer."""
 
 
 def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
@@ -38,7 +38,7 @@ def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
 
 
 def gating_noise(B: Backend, wanted: list[Noise], random: Array, images: Array) -> list[Array] | None:
-    """Returns the noise of each MoE layer for images with the integers `random` `(N, 4)`, or None if no router uses noise.
+    """Returns the noise of each MoE layer in `wanted`, drawn from the integers `random` `(N, 4)`, or None if no router uses noise.
 
     wanted: the result of the model's `moe_noise`, with shapes `(G, T)` or `(G, T, entries)`.
     """
@@ -103,9 +103,9 @@ def draws_of(
     """Returns the `Draws` of a model whose configuration has the fields `depth`, `stochastic_depth` and optionally `dropout`.
     At evaluation, the `Draws` drop nothing.
 
-    like: an array with the dtype of the parameters, by default `images`. Text ids, which are integers, require `like`.
+    like: an array with the dtype of the parameters, by default `images`. For text ids, which are integers, pass `like`.
 
-    Raises ConfigError if training with dropout has no `random`, and ShapeError or DtypeError unless `random` is `(N, 4)` integers.
+    Raises ConfigError if training with dropout or stochastic depth lacks `random`; ShapeError or DtypeError unless it is `(N, 4)` integers.
     """
     if not train or not takes_draws(config):
         return Draws(B, depth=config.depth)

@@ -49,7 +49,7 @@ Array = Any
 
 
 Mode = Literal["importance_score", "softmax_token_choice"]
-"""The routing modes of an MoE layer: efficient and vanilla."""
+"""The routers of the paper's two routing modes, efficient and vanilla."""
 ROUTERS = get_args(Mode)
 
 
@@ -57,8 +57,8 @@ ROUTERS = get_args(Mode)
 class SparseMlpConfig(layers.CommonConfig):
     """The configuration of one Sparse-MLP. Raises ConfigError for an invalid value.
 
-    Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. An image is still routed if stochastic
-    depth skips its branch (SL-8). Rescale sub-layers have no residual connection, and stochastic depth never skips them.
+    Sparse blocks do not use `token_hidden` and `hidden`, which are hidden widths in dense blocks. An image is still routed if
+    stochastic depth skips its branch (SL-8). Rescale sub-layers have no residual connection, and stochastic depth never skips them.
     """
 
     token_hidden: Count
@@ -103,12 +103,12 @@ class SparseMlpConfig(layers.CommonConfig):
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r} exceeds experts={self.experts!r}")
         moe_blocks(self)
-        # Creating the router options checks them for the smallest groups; a compiled model skips these checks.
+        # Create the router options here to check them for the smallest groups, since a compiled model skips these checks.
         object.__setattr__(self, "_options", _settings(self))
 
     @property
     def fewest_images(self) -> int:
-        """The smallest batch size that fills all groups of a fixed size."""
+        """The smallest batch size that fills all groups whose size is fixed."""
         filled = math.lcm(self.group_size or 1, self.sparse_width) // self.sparse_width if self.group_size else 1
         return math.lcm(filled, self.group_images or 1)
 
@@ -140,7 +140,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "sparse_mlp_b": {**_LARGE, "depth": 12, "moe": "last_2", "token_experts": 8},
     "sparse_mlp_l": {**_LARGE, "depth": 14, "moe": "last_6", "token_experts": 16},
 }
-"""Size -> its fields of `SparseMlpConfig`. `sparse_mlp_tiny` is for images of 8 x 8 pixels and for tests."""
+"""The fields of `SparseMlpConfig` for each size. `sparse_mlp_tiny` is for images of 8 x 8 pixels and for tests."""
 
 NAMES = tuple(SIZES)
 """The names that `named` accepts."""

@@ -6,7 +6,7 @@
 
 The text tower has no head; a contrastive loss normalises z. An MoE block routes groups of `group_texts` texts: `(N, S, D)` is reshaped to
 `(G, T, D)` with T = group_texts * S. Routers that use token ids receive the ids of the text. Every text has S tokens: short texts are
-padded with end tokens. The model attends to, pools and routes the padding.
+padded with end tokens. The model does not mask the padding: it attends to, pools and routes the padding tokens.
 
 | | attention | pooling | after the end token |
 |---|---|---|---|
@@ -96,7 +96,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "text_b": {"width": 768, "depth": 12, "hidden": 3072, "heads": 12},
     "text_l": {"width": 1024, "depth": 24, "hidden": 4096, "heads": 16},
 }
-"""Size -> its fields of `TextConfig`: the widths and depths of the image towers (google-research/big_vision,
+"""The fields of `TextConfig` for each size: the widths and depths of the image towers (google-research/big_vision,
 `models/vit.py`, decode_variant); `text_tiny` is for tests."""
 
 NAMES: tuple[str, ...] = tuple(SIZES)

@@ -30,7 +30,7 @@ from moespec.spec.routing import Params, RouterOutput
 
 Array = Any
 Norm = Callable[[Params, Array], Array]
-"""A layer normalisation, called with its parameters."""
+"""A layer normalisation function, called with its parameters and an array."""
 Config = TypeVar("Config", bound="TransformerConfig")
 
 DECIDED = Decided(("width", "experts", "tokens", "ids", "images"))
@@ -40,7 +40,7 @@ OF_BLOCK = (
     *("router", "experts", "router_options", "expert_init"),
     *("expert_hidden", "expert_activation", "expert_bias", "shared_experts"),
 )
-"""The fields that a single MoE block may set: its router and its experts."""
+"""The fields that `block` may override for a single MoE block: its router and its experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class TransformerConfig(layers.BlocksConfig):
     expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
     """initial values: independent for each expert, or shared by all experts of a block"""
     expert_hidden: layers.Size = option(0, only=MOE)
-    """hidden width of an expert; 0: the same as that of an MLP"""
+    """hidden width of an expert; 0: the hidden width of an MLP"""
     expert_activation: Literal["gelu", "geglu", "swiglu"] = option("gelu", only=MOE)
     """expert network; gelu: gelu(x w1 + b1) w2 + b2; geglu: (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu: geglu with silu
     instead of gelu"""
@@ -89,7 +89,7 @@ class TransformerConfig(layers.BlocksConfig):
         if moe_blocks(self):
             if self.experts < 1:
                 raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
-            # Creating the router options checks them; a compiled model skips these checks.
+            # Create the router options here to check them, since a compiled model skips these checks.
             object.__setattr__(self, "_options", self._check_routing())
         else:
             check_options(self.router, self.router_options, DECIDED.names)

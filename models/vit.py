@@ -1,17 +1,17 @@
-"""The vision transformer with mixture-of-experts layers (MoE-ViT), written once for every backend.
+"""The vision transformer with mixture-of-experts layers (MoE-ViT), in one implementation for all backends.
 
     x    = patches(images) @ kernel + bias  (+ class token, registers)  + positions
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (pre-norm)
     out  = head(pool(norm(x)))
 
 An MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `(G, T, D)` with T = group_images * S, in row-major order,
-or with T = group_tokens if group_tokens is not 0. Letters of the shape comments: N images, S tokens of one image, D width, H hidden, G
+or with T = group_tokens if group_tokens is not 0. Letters in the shape comments: N images, S tokens of one image, D width, H hidden, G
 groups, T tokens of one group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al. 2024
 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Xiao et al. 2021 (arXiv 2106.14881, stem;
-they use batch normalisation and ReLU); Darcet et al. 2023 (arXiv 2309.16588, registers); timm (`VisionTransformer`, how the model options
-combine).
+the paper uses batch normalisation and ReLU); Darcet et al. 2023 (arXiv 2309.16588, registers); timm
+(`VisionTransformer`, combinations of model options).
 """
 
 from dataclasses import dataclass, replace
@@ -159,14 +159,14 @@ SIZES: dict[str, dict[str, Any]] = {
     "vit_h": {"width": 1280, "depth": 32, "hidden": 5120, "heads": 16},
     "vit_vmoe_s": {"width": 512, "depth": 8, "hidden": 2048, "heads": 8},
 }
-"""Size -> its fields of `VitConfig`. `vit_vmoe_s` is the S of the V-MoE paper, which differs from the usual S.
-`vit_tiny` is for images of 8 x 8 pixels, such as the handwritten digits, and for tests."""
+"""The values of `VitConfig` fields for each model size. `vit_vmoe_s` is the size S of the V-MoE paper, which differs
+from the usual ViT-S. `vit_tiny` is for images of 8 x 8 pixels, such as the handwritten digits, and for tests."""
 
 NAMES: tuple[str, ...] = (
     *("vit_tiny", "vit_ti16", "vit_s8", "vit_s14", "vit_s16", "vit_s32", "vit_b16", "vit_b32"),
     *("vit_l16", "vit_l32", "vit_h14", "vit_vmoe_s32"),
 )
-"""The usual names. `named` takes any patch size: `vit_<size><patch>`, with a size of `SIZES`."""
+"""The usual names. `named` accepts any patch size, appended to a size of `SIZES`, as in `vit_s8`. `vit_tiny` has a fixed patch size."""
 
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
@@ -199,8 +199,8 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
 def _layout(config: VitConfig) -> Params:
     """Returns every parameter of the model, with its name, shape and initial values.
 
-    See `transformer.blocks_layout` for the blocks. The initial patch embedding is LeCun normal (truncated at two standard
-    deviations), and initial positions are normal(0.02).
+    See `transformer.blocks_layout` for the blocks. The initial kernel of the patch embedding is LeCun normal (truncated
+    at two standard deviations). Learned position embeddings are initially normal with standard deviation 0.02.
     """
     D = config.width
     layout: Params = {}
@@ -273,9 +273,9 @@ def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Arra
 def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
     """Returns fixed position embeddings `(1, patches, D)`: sines and cosines of column and row, with P = D/4 frequencies each.
 
-    `[sin u w_i, cos u w_i, sin v w_i, cos v w_i]`, i = 0..P-1, with `w_i = 10000^(-i/(P-1))` and (u, v) = (column, row)
-    for "sincos2d" (the vmoe and big_vision code), `w_i = 10000^(-i/P)` and (u, v) = (row, column) for "sincos2d_moco"
-    (the MoCo v3 code). The class token has no position embedding.
+    The embedding of a patch is `[sin u w_i, cos u w_i, sin v w_i, cos v w_i]`, i = 0..P-1. As in vmoe and big_vision, "sincos2d" uses
+    `w_i = 10000^(-i/(P-1))` and (u, v) = (column, row). As in MoCo v3, "sincos2d_moco" uses `w_i = 10000^(-i/P)` and
+    (u, v) = (row, column). The class token and the registers have no position embedding.
     """
     grid, P = config.image_size // config.patch_size, config.width // 4
     moco = config.positions == "sincos2d_moco"

@@ -1,6 +1,6 @@
 """Argument checks of public functions, for shapes, dtypes and Python numbers.
 
-Array checks read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call these checks during tracing. The module `values`
+Array checks read only `.shape` and `.dtype`, so a compiled backend can call these checks during tracing. The module `values`
 contains the checks that read the values of arrays. Every error message names the invalid argument.
 """
 
@@ -19,7 +19,7 @@ COMPLEX = ("complex128", "complex64")
 
 
 def dtype_name(array: Any) -> str:
-    """The name of an array's dtype without the framework's name, such as `float32`, or the type name of another object."""
+    """The dtype of an array without the framework's name, such as `float32`, or the name of the type of an object without a dtype."""
     return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
 
 

@@ -11,9 +11,9 @@ LOGITS: NDArray[np.float64] = np.array(
 NOISE: NDArray[np.float64] = np.array(
     [[0.3, -1, 0.5], [0, 1, 0.25], [-0.5, 0.5, 0], [1, 0, -1], [0, 0, 0], [-0.2, 0.4, 0.6]], dtype=np.float64
 )
-"""A draw of standard normal noise for G1."""
+"""Example values of the standard normal noise for G1."""
 
 TIED_SCORES: NDArray[np.float64] = np.array(
     [[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]
 )
-"""Scores full of ties, `(tokens, experts)` = (5, 3)."""
+"""Scores with many ties, `(tokens, experts)` = (5, 3)."""

@@ -1,4 +1,4 @@
-"""Suggestions of similar names for error messages, read-only tables with such messages, and the public names of a module."""
+"""Similar names for error messages, read-only tables whose errors suggest similar names, and the public names of a module."""
 
 import sys
 import warnings
@@ -43,7 +43,7 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns a `__getattr__` for a module with deprecated names, which warns and returns the object with the new name."""
+    """Returns a `__getattr__` for a module with deprecated names. It warns and returns the object with the new name."""
 
     def get(name: str) -> Any:
         if name not in names:

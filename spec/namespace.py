@@ -31,12 +31,12 @@ def clip(x: Any, low: float, high: float) -> Any:
 
 
 def abs(x: Any) -> Any:
-    """The absolute value."""
+    """The absolute value of `x`."""
     return np.where(x.real < 0, -x, x)
 
 
 def sign(x: Any) -> Any:
-    """-1, 0 or 1."""
+    """The sign of `x`: -1, 0 or 1."""
     return 1.0 * (x.real > 0) - (x.real < 0)
 
 

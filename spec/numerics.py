@@ -22,11 +22,11 @@ Array = NDArray[Any]
 Shared = Annotated[ArrayLike, "shared by the groups"]
 """The type of an argument without a groups axis in a backend, because all groups share it, such as a kernel or a table."""
 Leading = Annotated[ArrayLike, "any leading axes"]
-"""The type of an argument (..., last axes) with any leading axes, so groups need no special case."""
+"""The type of an argument (..., last axes) with any number of leading axes, so a groups axis needs no special case."""
 Axis = int | tuple[int, ...]
 
 FAR = 40.0
-"""Number of standard deviations from which `normal_cdf` is 0 or 1 and its density is 0 in float64."""
+"""Number of standard deviations beyond which, in float64, `normal_cdf` is 0 or 1 and the normal density is 0."""
 SMALLEST_SCALE = 2.0**-63
 """The smallest scale whose square is a normal number in float32."""
 

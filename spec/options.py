@@ -48,7 +48,7 @@ TEXTS = {
     "transport_objective": "objective of the solver of the sparsity-constrained plan",
     "transport_steps": "solver steps of the sparsity-constrained plan",
 }
-"""Help of options that several routers share, by name. The docstring of a field in a router's `Options` takes precedence."""
+"""Help texts of options that several routers share, by name. The docstring of a field in a router's `Options` takes precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)

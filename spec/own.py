@@ -1,4 +1,4 @@
-"""Names of user-defined objects, `package.module:object`. Users can pass such a name wherever moespec expects the name of an object.
+"""Names of user-defined objects: `package.module:object`. Users can pass such a name wherever moespec expects the name of an object.
 
 The name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command line
 calls `load_own` only with names that the user passes. A name in a third-party file therefore cannot run code.
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class OwnName(str):
-    """The type of a field that accepts names of user-defined and moespec objects. The value is a plain string."""
+    """The type of a field that accepts the name `package.module:object` of a user-defined object. The value is a plain string."""
 
 
 def is_own(name: object) -> bool:

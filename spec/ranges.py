@@ -13,11 +13,11 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.own import OwnName, is_own
 
 WORDS: dict[Any, str] = {int: "an integer", bool: "True or False", str: "a text", OwnName: "package.module:object"}
-"""How errors describe the values of a type."""
+"""Descriptions of types in error messages."""
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest number in float32, the dtype in which backends compute."""
+"""The largest finite number in float32, the dtype in which backends compute."""
 SMALLEST = float(np.finfo(np.float32).tiny)
-"""The smallest positive number that float32 does not flush to 0."""
+"""The smallest positive normal number in float32. Hardware may flush smaller numbers to 0."""
 
 
 @dataclass(frozen=True)

@@ -101,4 +101,4 @@ ALGORITHMS: dict[str, Algorithm] = Names(
 """The algorithms by name: the functions, then the routers."""
 
 LEDGER: dict[str, LedgerEntry] = Names({entry.id: entry for entry in sorted(_ENTRIES, key=_number)})
-"""The ambiguity ledger by id."""
+"""The entries of the ambiguity ledger, by id."""

@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 
 
 DenseRouting = Annotated[Routing, "dense by nature"]
-"""The type of a result whose slots mix tokens, so it cannot be stored by slot."""
+"""The type of a routing whose slots mix tokens, so that storing one token per slot is not enough."""
 
 
 def slot_tokens(routing: Routing) -> NDArray[np.intp]:
@@ -77,7 +77,7 @@ class RouterOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise that a router takes in training.
+    """The shape and the distribution of the noise that a router uses in training.
 
     shape: the shape of the array for one routing group.
     interval: the bounds of uniform entries, or None for standard normal entries.

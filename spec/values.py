@@ -45,7 +45,7 @@ def even(name: str, value: ArrayLike) -> NDArray[Any]:
 def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
     """Returns `value` as float64 (complex128 if complex) after `check_floating`, `check_rank` and `check_finite`."""
     array = even(name, value)
-    if array.dtype not in DOUBLE:  # a fast path, because the complex step calls this function very often
+    if array.dtype not in DOUBLE:  # fast path: complex-step differentiation calls this often
         check_floating(name, array)
         array = array.astype(np.complex128 if dtype_name(array) in COMPLEX else np.float64)
     check_rank(name, array, axes)

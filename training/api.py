@@ -1,6 +1,6 @@
 """Runs moespec from Python: `train` does what `moespec train` does and returns the `Run`.
 
-The text of an exception is the error that the command would print. Ctrl-C, or an interrupt of the notebook kernel, saves the current step
+An exception has the same text as the error message of the command. Ctrl-C, or an interrupt of the notebook kernel, saves the current step
 and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
 """
 
@@ -79,7 +79,7 @@ def train(
 ) -> Run:
     """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
 
-    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: digits or, with `resume`, the run's configuration.
+    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; default: `digits` or, with `resume`, the run's configuration.
     tables: values that override fields of `config`, as in a TOML file: `backend="jax", training={"steps": 300}`. User-defined objects may
     be passed directly or by name (docs/own-objects.md). run, resume, override: see `moespec train`. A finished run is not trained again.
     hooks: functions that are called with an `AfterStep` after each step.

@@ -13,7 +13,7 @@ from moespec.spec.errors import ConfigError
 __all__ = ["TORCH_CPU_CALLS", "check_cuda_graph", "compile_if", "pays"]
 
 TORCH_CPU_CALLS = 2000
-"""Number of calls from which torch.compile pays off on a CPU, measured with `vit_tiny`: it saves about 15 ms of 40 ms per step."""
+"""Number of calls from which torch.compile pays off on a CPU, measured with `vit_tiny`: compilation saves about 15 of 40 ms per step."""
 
 
 def pays(B: Backend, calls: int, wish: str = "auto") -> bool:

@@ -1,4 +1,4 @@
-"""Handles signals that stop a run: the first lets the current step or evaluation batch finish, the second ends the process at once."""
+"""Handles signals that stop a run: the first signal lets the current step or evaluation batch finish; a second ends the process."""
 
 import contextlib
 import os

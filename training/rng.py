@@ -10,11 +10,11 @@ import numpy as np
 __all__ = ["AUGMENTATION", "CUTMIX", "MIXUP", "ORDER", "PICTURE", "TABLES", "generator"]
 
 ORDER, AUGMENTATION, MIXUP, TABLES = 0, 1, 2, 4
-"""Streams. 3 was used for noise, which is now drawn on the device: see `moespec.models.random_keys`."""
+"""Stream numbers. Number 3 was used for noise, which is now drawn on the device: see `moespec.models.random_keys`."""
 PICTURE, CUTMIX = 16, 17
-"""Augmentation of a single image; cutmix."""
+"""Stream numbers of the augmentation of a single image, and of cutmix."""
 
 
 def generator(seed: int, stream: int, position: int, part: int = 0) -> np.random.Generator:
-    """Returns the generator for a purpose (`stream`) at a step, epoch or image (`position`). part: selects a generator."""
+    """Returns the generator of the purpose `stream` for the step, epoch or image `position`. part: the `part` of the counter."""
     return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, 0, part, position]))

@@ -27,7 +27,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(run: Path, backend: str | None = None, step: int | str | None = None) -> LoadedRun:
-    """Loads the run in a folder, from the newest checkpoint or the checkpoint at `step`, for `backend` or for the run's backend."""
+    """Loads a run on `backend` (default: the run's backend) from the checkpoint at `step` (default: the newest checkpoint)."""
     directory = RunDirectory(run)
     config = directory.begun_config()
     name, _ = choose_backend(backend or config.backend)

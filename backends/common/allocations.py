@@ -197,13 +197,13 @@ def _slots_in_stages(
 
     `best` (G, N, tries) int32 lists the experts that each token tries, best first. `keep` contains booleans of the same shape.
 
-    If `by_token` is true, there is only one stage: each token makes all its requests before the next token makes any.
+    If `by_token` is true, there is a single stage: each token requests all its experts before the next token requests an expert.
 
     The first K stages are merged, because no token can have K experts before the end of stage K.
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert; the last column is for no expert
+    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert (last column: for no expert)
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
@@ -255,7 +255,7 @@ def slots_of_requests(xp: Namespace[Array], requests: Array, experts: int, capac
 
 
 def _slots_of_places(xp: Namespace[Array], requests: Array, place: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request for expert e with c earlier requests, or E * C if c is not below the capacity C."""
+    """The slot `e * C + c` of each request for expert e, where c counts earlier requests for e, or E * C if c is at least C."""
     slots = experts * capacity
     return xp.clip(xp.where(place < capacity, requests * capacity + place, slots), 0, slots)
 

@@ -1,4 +1,4 @@
-"""BASE layers: the best expert of each token, and the routing for an assignment from the backend's `base_assignment`."""
+"""BASE layers: the best expert of each token, and the routing for a given assignment (see the backend's `base_assignment`)."""
 
 from moespec.backends.common.allocations import token_choice
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
@@ -14,7 +14,7 @@ def base_greedy(xp: Namespace[Array], scores: Array) -> Array:
 
 
 def base_routing(xp: RoutingNamespace[Array, BySlot, Dense], scores: Array, expert: Array, *, capacity: int) -> BySlot:
-    """scores (G, T, E), expert (G, T) integers -> SlotRouting. The function does not check the expert numbers."""
+    """scores (G, T, E), expert (G, T) integers -> SlotRouting. The function does not check that the expert numbers are valid."""
     check_scores("scores", scores, "groups tokens experts")
     check_one_per_token("expert", expert, scores.shape[:2])
     scores = xp.promote(scores)

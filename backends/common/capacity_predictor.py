@@ -29,7 +29,7 @@ def capacity_logits(xp: Namespace[Array], tokens: Array, w1: Array, b1: Array, w
 
 
 def capacity_loss(xp: Namespace[Array], logits: Array, mask: Array) -> Array:
-    """Returns the mean over the groups: logits (G, T, E), mask (G, T, E) booleans -> a scalar."""
+    """Returns the loss, averaged over the groups: logits (G, T, E), mask (G, T, E) booleans -> a scalar."""
     check_scores("logits", logits, AXES)
     check_mask("mask", mask, tuple(logits.shape), "logit")
     logits = xp.promote(logits)
@@ -37,7 +37,7 @@ def capacity_loss(xp: Namespace[Array], logits: Array, mask: Array) -> Array:
 
 
 def capacity_thresholds(xp: Namespace[Array], scores: Array, *, capacity: int) -> Array:
-    """Returns the sum over the groups: scores (G, T, E) -> (2, E)."""
+    """Returns the sums of the groups' thresholds, and the number of groups: scores (G, T, E) -> (2, E)."""
     check_scores("scores", scores, AXES)
     columns = xp.swapaxes(xp.promote(xp.stop_gradient(scores)), 1, 2)
     reached = xp.largest(columns, check_capacity(capacity, scores.shape[1]))[0][..., -1]

@@ -21,7 +21,7 @@ def capped_affinity(
 
 
 def dykstra(xp: Namespace[Array], start: Array, capacity: int, cap: int, iterations: int) -> Array:
-    """Returns the affinity (G, T, E), computed in log space from `start`."""
+    """Returns the affinity (G, T, E). The iterations work in log space and begin at `start`."""
 
     def project(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
         a, of_rows, of_entries = state

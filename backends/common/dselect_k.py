@@ -84,14 +84,14 @@ def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *
 
 
 def dselect_k_entropy(xp: Namespace[Array], selectors: Array) -> Array:
-    """Returns the mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
+    """Returns the loss, averaged over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
     groups = check_selectors(selectors)
     r = xp.promote(selectors)
     return -xp.sum(r * xp.log(r + EPSILON)) / groups
 
 
 def dselect_k_reachability(xp: Namespace[Array], selectors: Array) -> Array:
-    """Returns the mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
+    """Returns the loss, averaged over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
     groups = check_selectors(selectors)
     mass = xp.sum(xp.promote(selectors), -1)
     return xp.sum(1 / xp.where(mass < EPSILON, EPSILON, mass)) / groups

@@ -1,7 +1,7 @@
 """Two levels of noisy top-k gating: the gates, and the load loss of the hierarchy.
 
-Shape comments: `a` branches, `b` experts per branch, E = `a b` experts. The columns of the branches come before the columns of the experts,
-which are ordered by branch.
+Shape comments: `a` branches, `b` experts per branch, E = `a b` experts. The columns of the branches come before the columns of the experts.
+The columns of the experts are ordered by branch.
 """
 
 from moespec.backends.common.losses import squared_variation
@@ -29,7 +29,7 @@ def hierarchical_affinity(xp: Namespace[Array], noisy_logits: Array, *, branches
 def hierarchical_load_loss(
     xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int
 ) -> Array:
-    """Returns the mean over the groups: logits, noise_logits and noisy_logits (G, T, a + E) -> a scalar."""
+    """Returns the loss, averaged over the groups: logits, noise_logits and noisy_logits (G, T, a + E) -> a scalar."""
     arrays = {"logits": logits, "noise_logits": noise_logits, "noisy_logits": noisy_logits}
     for name, array in arrays.items():
         check_scores(name, array, AXES)

@@ -25,7 +25,7 @@ def biased_scores(xp: Namespace[Array], scores: Array, bias: Array) -> Array:
 
 
 def expert_load(xp: Namespace[Array], scores: Array, *, choices: int, scope: str = "batch") -> Array:
-    """Returns the sum over the groups: scores (G, T, E) -> (E,)."""
+    """Returns the number of choices of each expert, summed over the groups: scores (G, T, E) -> (E,)."""
     check_scores("scores", scores, AXES)
     check_option("scope", scope, ("batch", "global"))
     scores = xp.promote(xp.stop_gradient(scores))

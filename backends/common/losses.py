@@ -11,13 +11,13 @@ AXES = "groups tokens experts"
 
 
 def importance_loss(xp: Namespace[Array], scores: Array) -> Array:
-    """Returns the mean over the groups: scores (G, T, E) -> a scalar."""
+    """Returns the loss, averaged over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     return squared_variation(xp, xp.sum(xp.promote(scores), 1))
 
 
 def load_loss(xp: Namespace[Array], logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
-    """Returns the mean over the groups: logits and noisy_logits (G, T, E) -> a scalar."""
+    """Returns the loss, averaged over the groups: logits and noisy_logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
     check_scores("noisy_logits", noisy_logits, AXES)
     check_same_shape("noisy_logits", noisy_logits, "logits", logits)
@@ -29,7 +29,7 @@ def load_loss(xp: Namespace[Array], logits: Array, noisy_logits: Array, *, choic
 
 
 def balance_loss(xp: Namespace[Array], scores: Array, load: Array | None = None, *, choices: int = 1) -> Array:
-    """Returns the mean over the groups: scores (G, T, E), load (E,) -> a scalar."""
+    """Returns the loss, averaged over the groups: scores (G, T, E), load (E,) -> a scalar."""
     check_scores("scores", scores, AXES)
     scores = xp.promote(scores)
     experts = scores.shape[2]
@@ -47,19 +47,19 @@ def balance_loss(xp: Namespace[Array], scores: Array, load: Array | None = None,
 
 
 def z_loss(xp: Namespace[Array], logits: Array) -> Array:
-    """Returns the mean over the groups: logits (G, T, E) -> a scalar."""
+    """Returns the loss, averaged over the groups: logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
     return xp.mean(xp.square(xp.logsumexp(xp.promote(logits), 2)))
 
 
 def local_entropy_loss(xp: Namespace[Array], scores: Array) -> Array:
-    """Returns the mean over the groups: scores (G, T, E) -> a scalar."""
+    """Returns the loss, averaged over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     return xp.mean(_entropy(xp, xp.promote(scores)))
 
 
 def global_entropy_loss(xp: Namespace[Array], scores: Array, *, threshold: float | None = None) -> Array:
-    """Returns the mean over the groups: scores (G, T, E) -> a scalar."""
+    """Returns the loss, averaged over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     entropy = _entropy(xp, xp.mean(xp.promote(scores), 1))
     if threshold is None:

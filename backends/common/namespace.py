@@ -44,7 +44,7 @@ class Arithmetic(Protocol):
 Array = TypeVar("Array", bound=Arithmetic)
 """The framework's arrays."""
 BySlot = TypeVar("BySlot", bound=Any)
-"""The framework's record of a sparse routing, by slot."""
+"""The framework's record of a sparse routing, which is stored by slot."""
 Dense = TypeVar("Dense", bound=Any)
 """The framework's record of a dense routing."""
 Axis = int | tuple[int, ...]
@@ -66,7 +66,7 @@ class Namespace(Protocol[Array]):
         """Converts `x` to `dtype`, which is either the dtype of another array or "int32"."""
 
     def stop_gradient(self, x: Array, /) -> Array:
-        """`x` as a constant."""
+        """Returns `x` without gradient."""
 
     # New arrays are on the device of the array `like` or `x` and, except for `indices`, have the same dtype as this array.
 
@@ -151,7 +151,7 @@ class Namespace(Protocol[Array]):
     # Maps between tokens and slots, as int32 indices.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). A request equal to `experts` names no expert."""
+        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). The request `experts` is for no expert."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
         """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Ignores entries equal to `count`."""
@@ -181,20 +181,20 @@ class Namespace(Protocol[Array]):
         """Repeats `state = body(step, state)` for the steps 0, ..., count - 1."""
 
     def whole(self, function: Function, /) -> Function:
-        """Turns a function of a namespace, an array and numbers into one operation if a compiler would otherwise unroll its loops.
-        The result has the shape and dtype of the array argument. The operation has no gradient, except for a Sinkhorn plan."""
+        """Turns a function of a namespace, an array and numbers into one operation if a compiler would otherwise unroll loops.
+        The result has the shape and dtype of the array argument. Only a Sinkhorn plan needs a gradient."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
         """Threefry-2x32-20 of the counters `first` and `second`, which are broadcast: key (2,) -> (..., 2) int32."""
 
 
 class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):
-    """The array namespace of a framework, together with its routing record types."""
+    """The array namespace of a framework, with the framework's types for routing records."""
 
     SlotRouting: type[BySlot]
-    """The record by slot, built from `token`, `weight`, `slot` and `tokens`."""
+    """The record of a sparse routing, with the fields `token`, `weight`, `slot` and `tokens`."""
     SoftRouting: type[Dense]
-    """The dense record, built from `dispatch` and `combine`."""
+    """The record of a dense routing, with the fields `dispatch` and `combine`."""
 
     def by_expert(self, routing: BySlot, values: Array, /) -> Array:
         """Puts the value of each slot at the slot's token and expert, and 0 elsewhere, (G, E, C) -> (G, T, E)."""

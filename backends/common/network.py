@@ -18,7 +18,7 @@ def check_activation(gelu: str, activation: str) -> None:
 
 
 Linear = Callable[[Array, Array, Array | None], Array]
-"""`x @ kernel + bias` for each expert. A bias of None is omitted."""
+"""Computes `x @ kernel + bias` for each expert, or `x @ kernel` if the bias is None."""
 
 
 def expert_weights(

@@ -34,12 +34,12 @@ def noisy_top_k_affinity(xp: Namespace[Array], noisy_logits: Array, *, choices: 
 def noisy_top_k_load_loss(
     xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
 ) -> Array:
-    """Returns the mean over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
+    """Returns the loss, averaged over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
     _check(logits, noise_logits=noise_logits, noisy_logits=noisy_logits)
     choices = check_choices(choices, logits.shape[2])
     arrays = xp.promote_all(logits, noise_logits, noisy_logits)
     if choices == logits.shape[2]:
-        return 0.0 * xp.mean(arrays[0])  # every token chooses every expert
+        return 0.0 * xp.mean(arrays[0])  # equal loads, because every token chooses every expert
     return squared_variation(xp, xp.sum(choice_probability(xp, *arrays, choices=choices), 1))
 
 

@@ -86,12 +86,12 @@ def _units(xp: Namespace[Array], rows: Sequence[Array], form: str, epsilon: floa
 
 
 def _product(xp: Namespace[Array], first: Array, second: Array) -> Array:
-    """(n, D) and (m, D) -> (n, m), at the highest precision."""
+    """Multiplies `first` by the transpose of `second`: (n, D) and (m, D) -> (n, m), at the highest precision."""
     return xp.product(first[None], xp.swapaxes(second, 0, 1))[0]
 
 
 def _scalar(xp: Namespace[Array], name: str, value: Array | float, like: Array) -> Array:
-    """Converts a number, or a traced or trained scalar, to float32 or better."""
+    """Converts a Python number or a scalar array to an array in float32 or better."""
     if isinstance(value, int | float):
         return xp.full((), value, like)
     check_scores(name, value, "")

@@ -7,7 +7,7 @@ __all__ = ["quantile_bias", "required_biases"]
 
 
 def required_biases(xp: Namespace[Array], scores: Array, bias: Array, *, choices: int, bins: int) -> Array:
-    """Returns the sum over the groups: scores (G, T, E), bias (E,) -> (E, bins)."""
+    """Returns one histogram per expert, summed over the groups: scores (G, T, E), bias (E,) -> (E, bins)."""
     check_scores("scores", scores, "groups tokens experts")
     check_scores("bias", bias, "experts")
     check_size("bias", bias, 0, scores.shape[2], "the experts of scores")
@@ -34,7 +34,7 @@ def quantile_bias(xp: Namespace[Array], bias: Array, counts: Array, *, choices: 
     before = experts * xp.sum(xp.where(below, counts, 0.0), 1, keepdims=True)
     within = (rank - before) / xp.where(here > 0, here, 1.0)
     at = xp.cast(at, counts.dtype)
-    position = (at - xp.mean(at)) + (within - xp.mean(within))  # centres the integer bins separately
+    position = (at - xp.mean(at)) + (within - xp.mean(within))  # sums of the integers `at` are exact
     return (position * (_bounds(xp, bias)[1] / bins))[:, 0]
 
 

@@ -16,7 +16,7 @@ def relu_affinity(xp: Namespace[Array], logits: Array) -> Array:
 
 
 def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: int) -> Array:
-    """Returns the mean over the groups: gates (G, T, E), scalar penalty -> a scalar."""
+    """Returns the loss, averaged over the groups: gates (G, T, E), scalar penalty -> a scalar."""
     check_scores("gates", gates, AXES)
     check_scores("penalty", penalty, "")
     gates, penalty = xp.promote_all(gates, penalty)
@@ -27,7 +27,7 @@ def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: in
 
 
 def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
-    """Returns the sum over the groups: gates (G, T, E) -> a scalar."""
+    """Counts the gates above 0, minus `choices` per token, over all groups: gates (G, T, E) -> a scalar."""
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
     # Subtracts `choices` for each token before the sum over tokens, because float32 integers are inexact above 2^24.

@@ -37,7 +37,7 @@ def masked_gates(xp: Namespace[Array], gates: Array, mask: Array) -> Array:
 
 
 def threshold_loss(xp: Namespace[Array], gates: Array, thresholds: Array, *, capacity: int) -> Array:
-    """Returns the mean over the groups: gates (G, T, E), thresholds (E,) -> a scalar."""
+    """Returns the loss, averaged over the groups: gates (G, T, E), thresholds (E,) -> a scalar."""
     target = batchwise_mask(xp, gates, capacity=capacity)
     gates, thresholds = _pair(xp, gates, thresholds)
     side = xp.cast(gates > thresholds, gates.dtype) - xp.cast(target, gates.dtype)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers, as 32-bit integers."""
+"""Counter-based random numbers: 32-bit integers, and uniform and normal numbers."""
 
 import math
 

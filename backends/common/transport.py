@@ -1,6 +1,6 @@
 """Sparsity-constrained optimal transport: projections, dual functions, and the reference Adam solver of the router.
 
-In this module, the last axis of a plan runs along a column, so that one call finds the largest entries of all columns in all groups.
+Inside this module, the last axis of a plan contains the entries of one column, so one call finds the largest entries of all columns.
 """
 
 from typing import Generic, NamedTuple
@@ -28,7 +28,7 @@ def project_simplex(xp: Namespace[Array], values: Array, *, mass: float = 1.0) -
 
 
 def project_sparse_simplex(xp: Namespace[Array], values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Projects vectors along the last axis onto sparse vectors of the simplex, (..., n) -> (..., n)."""
+    """Projects vectors along the last axis onto simplex vectors with at most `nonzeros` nonzero entries, (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
     return _project(xp, xp.promote(values), nonzeros, check_positive("mass", mass))
@@ -130,7 +130,7 @@ def adam_plan(
     learning_rate: float,
     tolerance: float,
 ) -> Array:
-    """The plan (G, N, M) after Adam steps from 0 on the negative objective: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
+    """The plan (G, N, M) after Adam minimises the negative objective from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
     problem = _Problem(columns, row_mass, column_mass, nonzeros, gamma)
 
     def update(step: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -149,7 +149,7 @@ def adam_plan(
 
 
 class _Problem(NamedTuple, Generic[Array]):
-    """The utility (G, N, M) of N columns and M rows, the masses of rows and columns, the number of nonzeros per column, and gamma."""
+    """The utility (G, N, M) of N columns and M rows, the masses of rows and columns, the nonzeros per column, and the regularisation."""
 
     columns: Array
     row_mass: float
@@ -166,7 +166,7 @@ class _Problem(NamedTuple, Generic[Array]):
         return _thresholded(xp, shifted + potential[:, rows:, None], self.nonzeros, self.gamma)
 
     def descent(self, xp: Namespace[Array], potential: Array) -> Array:
-        """The gradient of the negative objective at a potential."""
+        """Returns the gradient of the negative objective at a potential."""
         plan = self.plan(xp, potential)
         of_rows = xp.sum(plan, 1) - self.row_mass
         if potential.shape == of_rows.shape:
@@ -185,7 +185,7 @@ def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) ->
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)
     excess = (xp.cumsum(descending, -1) - mass) / rank
-    # tau is the threshold of the last rank whose entry exceeds the threshold of this rank. Rank 1 always qualifies.
+    # tau is the value of `excess` at the last rank where `descending` exceeds `excess`. Rank 1 always qualifies.
     last = xp.max(xp.where(descending > excess, rank, 1.0), -1, keepdims=True)
     tau = xp.sum(xp.where(rank == last, excess, 0.0), -1, keepdims=True)
     return place(lambda entries: xp.maximum(entries - tau, 0.0))

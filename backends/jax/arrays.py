@@ -132,7 +132,7 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     def convert(leaf: Any) -> Array:
         leaf = np.asarray(leaf)
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        # `jnp.array` would compile a copy for each shape. `device_put` may share memory with the argument, so NumPy copies the array.
+        # `jnp.array` would compile a program per shape. `device_put` may share memory with the argument, so NumPy copies the array.
         moved: Array = jax.device_put(np.array(leaf, dtype=dtype if floating else None, copy=True))
         return moved
 

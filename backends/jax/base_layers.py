@@ -25,7 +25,7 @@ from moespec.spec.checks import check_scores, check_size
 __all__ = ["base_assignment"]
 
 SMOOTH_STEPS, PRICE_STEPS = 16, 32
-"""Sinkhorn steps and price moves before the repair. They change the length of the repair, not its result."""
+"""The numbers of Sinkhorn steps and price moves before the repair. They affect the time of the repair, but not its result."""
 
 
 def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 1) -> Assignment:
@@ -64,7 +64,7 @@ def _assigned(scores: Array, slots: int) -> Assignment:
 
 
 def _smooth_prices(scores: Array, slots: int) -> Array:
-    """Prices (G, E) at which the softmax of scores minus prices gives all experts nearly equal sums over tokens.
+    """Prices (G, E) at which the softmax of scores minus prices gives all experts nearly equal loads.
     The temperature falls from 2^-2 to 2^-10 of the range of the scores (G, T, E)."""
     below = scores - jnp.max(scores, axis=2, keepdims=True)
     reach = -jnp.min(below, axis=(1, 2), keepdims=True)
@@ -104,7 +104,7 @@ def _word(integer: Any) -> int:
 
 
 class _State(NamedTuple):
-    """The expert of each token (T,), the number of tokens per expert (E,), and the least loss of a move between two experts (E, E)."""
+    """The solver's state: each token's expert (T,), the tokens per expert (E,), and the least loss of a move between two experts (E, E)."""
 
     expert: Array
     counts: Array
@@ -215,7 +215,7 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
 def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array]:
     """Returns the distances (E,) from the nearest start, and the predecessors (E,), by the Bellman-Ford algorithm.
 
-    A start is its own predecessor. The integer costs have no negative cycle, so the loop ends with the shortest distances.
+    The predecessor of a start is the start itself. The integer costs have no negative cycle, so the loop ends with the shortest distances.
     """
     experts = jnp.arange(len(cost), dtype=jnp.int32)
 

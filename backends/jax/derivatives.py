@@ -40,7 +40,7 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Sequence[jax.Array]:
-    """Computes a tuple `function(fixed, left, right)`. `transpose(fixed, left, right, *cotangents)` returns both cotangents.
+    """Computes the tuple `function(fixed, left, right)`. `transpose(fixed, left, right, *cotangents)` returns the two cotangents.
 
     All entries are linear in `right`. The first entry is also linear in `left`, and the other entries do not depend on `left`.
     """

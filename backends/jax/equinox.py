@@ -35,8 +35,8 @@ class MoE(eqx.Module):  # type: ignore[misc]
 
     inference: if true, the layer uses neither gating noise nor the training capacity. `eqx.nn.inference_mode` sets this field.
 
-    Router logits, weights and losses are computed in float32 or better. The tables of a hash layer are integers, which
-    `eqx.is_inexact_array` does not select.
+    Router logits, weights and losses are computed in float32 or better. The tables of a hash layer are integers, so
+    `eqx.is_inexact_array` does not select them as trained parameters.
     """
 
     router: dict[str, Array]
@@ -82,7 +82,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         key: Array | None = None,
         inference: bool | None = None,
     ) -> Routed:
-        """Maps x (images, ..., width) to (y, losses, metrics, statistics). Add the losses, which are weighted, to the model's loss.
+        """Maps x (images, ..., width) to (y, losses, metrics, statistics). Add the losses, which are already weighted, to the model's loss.
 
         ids: the token ids (images, ...) for a router that needs ids (default: the token positions). state: the router state, for a router
             that keeps a state. key: the random key of the gating noise, for a router with noise. inference: replaces the layer's setting
@@ -100,6 +100,6 @@ class MoE(eqx.Module):  # type: ignore[misc]
         return state
 
     def update(self, state: State, statistics: State) -> State:
-        """The router's state after a step, from the summed statistics of all calls. Raises ConfigError if the router keeps no state."""
+        """Computes the router's next state from the summed statistics of all calls. Raises ConfigError if the router keeps no state."""
         new: State = B.ROUTERS[self.layer.router].update(self.layer.options, state, statistics)
         return new

@@ -1,4 +1,4 @@
-"""Sends slots to the devices that hold the experts, and the outputs back, inside a `shard_map` over a mesh.
+"""Inside a `shard_map` over a mesh, sends slots to the devices that hold the experts, and sends the outputs back.
 
 Shape comments: G groups per device, E experts, C capacity, D width, n devices along the axes that split the experts.
 """

@@ -5,8 +5,8 @@ index `e * C + c`. The slot index S means no slot, and the token index T means n
 
 A sparse routing is a partial map between tokens and slots. The array `token` (G, S) maps slots to tokens, and `slot` (G, T, K) maps tokens
 to slots. A gather with one array moves rows, and a gather with the other array moves gradients. In Expert Choice, a token may occupy any
-number of slots, and `slot` is None. For such a routing, each gather adds one slot of each token, in ascending order, until all slots are
-added. No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, even on a GPU.
+number of slots, and `slot` is None. For such a routing, a loop of gathers adds the slots of each token one by one, in ascending order.
+No sum uses a scatter. Each sum has a fixed order, so the same input gives the same bits on every run, even on a GPU.
 """
 
 import math
@@ -39,11 +39,11 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
     """The value of each token's slot at each expert, or 0 if the token has no slot there, (G, E, C) -> (G, T, E)."""
     groups, experts, capacity = values.shape
     if slot is not None:
-        # A mask puts the value of each choice at the chosen expert.
+        # A mask, instead of a scatter, puts the value of each choice at the chosen expert.
         chosen = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
         taken = take_rows(values.reshape(groups, experts * capacity), slot)
         return jnp.sum(jnp.where(chosen, taken[..., None], 0), axis=2)
-    # An expert chooses each token at most once. Each empty slot writes to a different index past the end of the array.
+    # All indices are unique: an expert chooses each token at most once, and each empty slot gets a different index past the end.
     own = jnp.arange(experts * capacity, dtype=token.dtype).reshape(experts, capacity)
     row = jnp.where(token < tokens, token, tokens + own)
     expert = jnp.arange(experts, dtype=token.dtype)[:, None]

@@ -33,7 +33,7 @@ from moespec.spec.values import present
 __all__ = ["moe_mlp"]
 
 BLOCK, STEP = 256, 32
-"""Rows of a product: enough for full speed. The last product of an expert has a multiple of STEP rows."""
+"""A product has BLOCK rows, enough for full speed. Only the last product of an expert may be smaller: a multiple of STEP rows."""
 
 
 def moe_mlp(
@@ -93,7 +93,7 @@ class Rows(NamedTuple):
     """The rows of all groups that the experts process, sorted by expert.
 
     `token` (1, R) int32 is the token `g T + t` of each row, or `G T` for no token. `weight` (1, R) is the combine weight of each row.
-    `row` (1, G T, K) int32 lists the rows of each token, or R for no row. `row` is None if a token may have any number of rows.
+    `row` (1, G T, K) int32 lists each token's rows, or R for a choice without a row. `row` is None if a token may have any number of rows.
     """
 
     token: Array
@@ -254,7 +254,7 @@ def _blocks(rows: Array) -> Array:
 
 
 def _branch(rows: Array) -> Array:
-    """The index in `_by_size` of the smallest product that covers this number of rows (a full block, if there are more rows)."""
+    """The index in `_by_size` of the smallest product that covers this number of rows, or of the product of a full block."""
     return (jnp.clip(rows, 1, BLOCK) - 1) // STEP
 
 

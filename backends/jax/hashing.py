@@ -1,7 +1,7 @@
 """Hash layers: routing by a table of expert numbers, and MultiHash.
 
 Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. The functions do not
-check ids and tables. Results are undefined for an id outside the table and for an invalid expert number in a table.
+check the values of ids and tables. Results are undefined for an id outside the table and for an invalid expert number in a table.
 """
 
 from collections.abc import Mapping

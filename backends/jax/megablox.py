@@ -1,7 +1,7 @@
 """Multiplies rows, which are sorted by expert, on a TPU with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
 The kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), which need no padding. A kernel reads each
-row once per tile of the width, and an expert's matrix once per tile of the expert's rows. `interpret` runs a kernel on a CPU.
+row once per tile of the width, and an expert's matrix once per tile of the expert's rows. With `interpret`, a kernel runs on a CPU.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """
@@ -21,7 +21,7 @@ from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import untyped
 
 TILE = 256
-"""Rows of a tile: enough that its products take a TPU v5e longer than rereading the matrix (240 operations per byte)."""
+"""The number of rows in a tile. Multiplying a tile then takes a TPU v5e (240 operations per byte) longer than rereading the matrix."""
 
 
 _LEFT_OUT: ContextVar[bool] = ContextVar("_LEFT_OUT", default=False)
@@ -94,7 +94,7 @@ def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
 
 
 def _kernels() -> Any:
-    """Imports the kernels only while a kernel is traced, because few layers need the kernels."""
+    """Imports the kernels only when a kernel is traced, because few layers need the kernels."""
     return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
 

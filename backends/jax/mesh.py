@@ -1,7 +1,7 @@
-"""Training on a mesh of devices. Each device runs the single-device program on its images, and `OnMesh` adds the exchanges.
+"""Training on a mesh of devices. Each device runs the single-device program on its images, and `OnMesh` adds the communication.
 
 `jax.shard_map` maps the program over the devices. The optimiser updates the full arrays outside this program. XLA
-partitions the update, in which only norms need communication.
+partitions the update. Only norms need communication between devices.
 """
 
 import math
@@ -66,7 +66,7 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
 
     address: the IP address at which other processes reach this machine. By default, gloo uses the address of the host name,
         which may be 127.0.1.1.
-    timeout: seconds without a heartbeat after which a process counts as lost. The heartbeat timeout of JAX is ten times as long.
+    timeout: seconds without a heartbeat after which a process counts as lost. The heartbeat timeout of JAX is set to ten times this value.
 
     Raises JAX's RuntimeError if another process does not connect in time.
     """
@@ -96,7 +96,7 @@ def leave() -> None:
 class OnMesh(SplitExperts):
     """The JAX backend for models on a mesh of all devices of all processes.
 
-    A state consists of whole arrays that are sharded over the devices. The arguments of a step are a state and a batch from `put`. The
+    A state consists of global arrays that are sharded over the devices. The arguments of a step are a state and a batch from `put`. The
     arguments of a function from `compile` are the parameters of a state and an array from `put`.
     """
 
@@ -111,7 +111,7 @@ class OnMesh(SplitExperts):
         if sizes.devices != there:
             raise ConfigError(f"the mesh ({sizes}) needs {sizes.devices} devices, but JAX has {there}")
         self.sizes, self.transport = sizes, transport
-        # Allows a mesh axis to cover only part of a physical axis, where the chips form a torus.
+        # If the chips form a torus, a mesh axis may cover only a part of a physical axis.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.bind_routers()
@@ -291,7 +291,7 @@ class OnMesh(SplitExperts):
     def _means(self, gradients: Leaves, found: Results, how: Mapping[Path, Split]) -> tuple[Leaves, Results]:
         """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same shard."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along the mesh axis of this operation.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # Metrics always need the key `AXES`.
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # The metrics are summed over `AXES`.
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
@@ -307,7 +307,7 @@ class OnMesh(SplitExperts):
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(params, rows)` for the parameters of a state and an array from `put` with one row per image.
 
-        The result of `function` must be equal on all devices, as are the results of `over_devices`.
+        The result of `function` must be equal on all devices, like the results of `over_devices`.
         """
 
         def run(params: Params, rows: Array) -> Any:

@@ -163,7 +163,7 @@ def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
 
 
 def whole(function: Function) -> Function:
-    """The function unchanged: XLA does not unroll loops."""
+    """Returns `function` unchanged, because XLA does not unroll loops."""
     return function
 
 

@@ -45,7 +45,7 @@ AXES = {
     **dict.fromkeys(("b1", "b3"), ("expert", "mlp")),
     **{"w2": ("expert", "mlp", "embed"), "b2": ("expert", "embed")},
 }
-"""The logical axes of expert parameters. A shared expert has all but the first."""
+"""The logical axes of expert parameters. A shared expert has all of these axes except the first."""
 
 
 class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
@@ -73,7 +73,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
     """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to an array of the same shape and dtype.
 
     deterministic: if true, the layer uses neither gating noise nor the training capacity. `model.eval()` sets this attribute.
-    rngs: the source of gating noise (stream `gating`). The source does not affect the initial values.
+    rngs: the source of gating noise (stream `gating`). The initial values come from `seed` instead.
 
     Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and
     `RoutingMetric` returns the losses and the metrics. Expert parameters have the logical axes "expert", "embed" and
@@ -148,7 +148,7 @@ def auxiliary_loss(captured: Any) -> Array:
 
 
 def update_states(model: nnx.Module, captured: Any) -> None:
-    """Updates a model's router states from the statistics `nnx.capture(model, RoutingStatistic)`. Call it once per step.
+    """Updates a model's router states from the statistics that `nnx.capture` returns. Call this function once per step.
 
     Add the statistics of several batch parts or devices with `jax.tree.map(jnp.add, first, second)`.
     """

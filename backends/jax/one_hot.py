@@ -20,17 +20,17 @@ from moespec.backends.jax.gathers import combine_rows, dispatch_rows, sum_by_tok
 from moespec.backends.jax.products import in_three_parts
 
 SMALL, FEW = 256, 4
-"""Tokens per group, and slots per token, up to which products moved fewer bytes in measurements of a layer (docs/speed.md)."""
+"""The largest numbers of tokens per group and of slots per token at which a layer with products moved fewer bytes (docs/speed.md)."""
 
 
 def pays(tokens: Array, token: Array) -> bool:
-    """True if programs for a TPU dispatch and combine tokens (G, T, D) and slots (G, E, C) by products."""
+    """True if programs for a TPU use products instead of gathers for tokens (G, T, D) and slots (G, E, C)."""
     _, count, _ = tokens.shape
     return tokens.dtype == jnp.bfloat16 and count <= SMALL and token.shape[1] * token.shape[2] <= FEW * count
 
 
 def dispatch(tokens: Array, token: Array, slots: Any) -> Array:
-    """The row of each slot's token, or 0 for an empty slot: tokens (G, T, D), token (G, E, C), slots (`token` as `Rows`) -> (R, D)."""
+    """The row of each slot's token, or 0 for an empty slot: tokens (G, T, D), token (G, E, C), slots (`Rows` of `token`) -> (R, D)."""
     return linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
 
 

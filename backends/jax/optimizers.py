@@ -21,7 +21,7 @@ from moespec.spec.own import find_own, is_own
 Leaves = dict[Path, jax.Array]
 
 FIELDS = {"mu": "mu", "nu": "nu", "trace": "trace", "ema": "mu", "v_row": "row", "v_col": "column", "v": "nu"}
-"""Field of an optax state -> slot of an exported state."""
+"""Maps each field of an optax state to a slot of an exported state."""
 
 
 def transformation(optimizer: OptimizerConfig) -> Any:

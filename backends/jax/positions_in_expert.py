@@ -10,7 +10,7 @@ from jax import lax
 from moespec.backends.jax.arrays import Array
 
 ONE_HOT_EXPERTS = 32
-"""Up to this many experts, positions come from a one-hot cumulative sum; beyond, from a sort."""
+"""The largest number of experts for which `positions` uses a one-hot cumulative sum instead of a sort."""
 
 
 def positions(requests: Array, experts: int) -> Array:

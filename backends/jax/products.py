@@ -1,7 +1,7 @@
 """Computes products of bfloat16 rows and a float32 matrix to float32 accuracy, on devices where only bfloat16 is fast.
 
 A TPU computes a float32 product (`Precision.HIGHEST`) as six bfloat16 products of three bfloat16 parts per operand. A bfloat16 row is a
-single part, so three products suffice; the float32 factor of the row multiplies the result.
+single part, so three products suffice. The result is then multiplied by the row's float32 factor.
 """
 
 import jax

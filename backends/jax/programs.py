@@ -16,7 +16,7 @@ from moespec.backends.jax.explicit import by_groups
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Static = tuple[tuple[str, type, Any], ...]
-"""The arguments that are not arrays, each with its type, because 2, 2.0 and True are equal but not all valid."""
+"""The arguments that are not arrays, each with its type, because 1, 1.0 and True are equal but not all valid."""
 NO_KINDS: Mapping[str, str] = {}
 
 

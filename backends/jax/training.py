@@ -79,7 +79,7 @@ class TrainState(NamedTuple):
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
 StateUpdate = Callable[[Params, Any], Params]
 Results = tuple[Metrics, list[Any]]
-"""Metrics including "loss", means over parts and devices, and the sums that the loss also returns."""
+"""The metrics, including "loss", averaged over batch parts and devices, and the sums that the loss function returns."""
 Gradients = Callable[..., tuple[Leaves, Results]]
 
 

@@ -60,7 +60,7 @@ def cast(x: Array, dtype: str) -> Array:
 
 
 def round_to_bfloat16(x: Array) -> Array:
-    """Rounds to 8 binary digits, ties to even. Gradients are not rounded."""
+    """Rounds to 8 significant bits, ties to even. Gradients are not rounded."""
     fraction, exponent = np.frexp(x.real)
     rounded: Array = np.ldexp(np.rint(np.ldexp(fraction, 8)), exponent - 8)
     return rounded + 1j * x.imag if x.dtype.kind == "c" else rounded
@@ -90,7 +90,7 @@ def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def transpose(x: Array, axes: Sequence[int]) -> Array:
-    """`x` with its axes in the given order."""
+    """Permutes the axes of `x` to the order `axes`."""
     return np.transpose(x, axes)
 
 

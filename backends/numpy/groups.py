@@ -2,7 +2,7 @@
 
 The type of an argument determines whether it has a groups axis or is shared (see `moespec.backends.binding`). Sparse
 routings are joined into one `SlotRouting`. Arrays and named results are stacked along a leading groups axis (integers
-as int32). Scalars and dicts of metrics are averaged over the groups. `Summed` results are summed over the groups.
+as int32). Scalars and dicts of metrics are averaged over the groups. Results of type `Summed` are summed over the groups.
 """
 
 import functools
@@ -34,7 +34,7 @@ class SlotRouting(NamedTuple):
     token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
     weight: (G, E, C), the combine weight of each slot, 0 for an empty slot.
     slot: always None here; compiled backends store the slot of each choice.
-    tokens: T.
+    tokens: the number T of tokens in a group.
     """
 
     token: Array
@@ -60,7 +60,7 @@ class SoftRouting(NamedTuple):
 
 
 def batched(function: Function) -> Function:
-    """Returns a version of `function` that runs on each group and joins the results (or `function`, if no argument has groups)."""
+    """Returns a version of `function` that runs on each group and joins the results. Without groups arguments, returns `function`."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
         return function

@@ -25,12 +25,12 @@ Array = Any
 
 
 def project_simplex(values: Array, *, mass: float = 1.0) -> Array:
-    """Projects each vector along the last axis: (..., n) -> (..., n)."""
+    """Projects each vector along the last axis onto the simplex: (..., n) -> (..., n)."""
     return _along_rows(lambda row: spec.project_simplex(row, mass=mass), values)
 
 
 def project_sparse_simplex(values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Projects each vector along the last axis: (..., n) -> (..., n)."""
+    """Projects each vector along the last axis onto simplex vectors with at most `nonzeros` nonzero entries: (..., n) -> (..., n)."""
     return _along_rows(lambda row: spec.project_sparse_simplex(row, nonzeros=nonzeros, mass=mass), values)
 
 
@@ -42,12 +42,12 @@ def _along_rows(function: Callable[[Array], Array], values: Array) -> Array:
 
 
 def dselect_k_entropy(selectors: Array) -> Array:
-    """Returns the mean over the groups for selectors (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
+    """Returns the loss, averaged over the groups, for selectors (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_entropy(selectors) / check_selectors(selectors)
 
 
 def dselect_k_reachability(selectors: Array) -> Array:
-    """Returns the mean over the groups for selectors (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
+    """Returns the loss, averaged over the groups, for selectors (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_reachability(selectors) / check_selectors(selectors)
 
 

@@ -46,7 +46,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
         gradient[i] = imag(loss(params + 1e-30i * unit(i))) / 1e-30
 
-    The gradient has the shapes of `params` and is exact to rounding where the loss is analytic (discrete selections use real parts).
+    The gradient has the shapes of `params` and is exact up to rounding where the loss is analytic (discrete selections use real parts).
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Any, Any], Params]:

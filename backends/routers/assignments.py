@@ -1,4 +1,4 @@
-"""Routers that do not choose by scores alone: BASE, hash layers, Soft MoE and DSelect-k."""
+"""Routers without a plain top-k choice: BASE, hash layers, Soft MoE and DSelect-k."""
 
 from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import Losses, kernel_logits, output

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 Losses = Mapping[str, Callable[[], Array]]
-"""Losses by name, in the order of their sum. The option `<name>_weight` weights each loss."""
+"""The losses by name, in the order in which they are summed. The option `<name>_weight` is the weight of a loss."""
 
 
 def kernel_logits(B: Blocks, params: Params, tokens: Array, options: Any, bias: Array | None = None) -> Array:
@@ -62,7 +62,7 @@ def token_choice(
     """Routes by Token Choice on `scores`, with the order and capacity of the options. Passes `extensions` that are not None to the backend.
 
     priority: the scores that rank the tokens (default: `scores`). norm, epsilon, scale: a token's weights are divided by
-        their norm plus `epsilon`, then multiplied by `scale`. after: divides after choices are dropped instead of before.
+        their norm plus `epsilon`, then multiplied by `scale`. after: if true, divides after choices are dropped.
     """
     given = {name: value for name, value in extensions.items() if value is not None}
     if options.batch_priority != "none":

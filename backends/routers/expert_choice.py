@@ -1,4 +1,4 @@
-"""Routers in which experts choose tokens, and ReLU routing, in which an expert takes all tokens with a gate above 0."""
+"""Routers in which experts choose tokens, and ReLU routing, in which an expert takes the tokens with a gate above 0."""
 
 from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import Losses, clean_losses, kernel_logits, noisy_logits, noisy_losses, output
@@ -40,7 +40,7 @@ def batch_expert_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice on the softmax. At evaluation, an expert takes only tokens whose score, or predicted score, exceeds the threshold."""
+    """Expert Choice on the softmax. At evaluation, an expert takes as many tokens as have (predicted) scores above its threshold."""
     scores = B.softmax_affinity(kernel_logits(B, params, tokens, options))
     capacity, by = options.capacity(train=train), scores
     losses: Losses = {}
@@ -78,7 +78,7 @@ def mixture_of_depths(
 def strictly_balanced(
     B: Blocks, params: Params, tokens: Array, options: Balanced, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice on the softmax. At evaluation, an expert takes all tokens whose gate exceeds the threshold of the expert."""
+    """Expert Choice on the softmax. At evaluation, an expert takes only tokens whose gate exceeds the expert's threshold."""
     clean, thresholds = kernel_logits(B, params, tokens, options), params["thresholds"]
     gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
     losses: Losses = clean_losses(B, options, clean)
@@ -102,7 +102,7 @@ def relu(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """An expert takes all tokens with a gate above 0. The gate is the combine weight, and the penalty scales the loss."""
+    """An expert takes the tokens with a gate above 0, up to its capacity. The gate is the combine weight. The penalty scales the loss."""
     gates = B.relu_affinity(kernel_logits(B, params, tokens, options))
     routing = B.expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
     loss = B.relu_loss(gates, state["penalty"], choices=options.choices)

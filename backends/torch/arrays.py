@@ -82,8 +82,8 @@ def use_device(number: int) -> None:
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     """Copies the arrays of a nested dict, list or tuple to `default_device()`.
 
-    The copies are in row-major order: files do not keep the memory layout of an array, which affects the rounding of
-    sums. If `dtype` ("float64", "float32", "float16", "bfloat16") is given, floating arrays are cast to `dtype`,
+    The copies are in row-major order, because the memory layout of an array affects the rounding of sums, and files do
+    not keep this layout. If `dtype` ("float64", "float32", "float16", "bfloat16") is given, floating arrays are cast to `dtype`,
     rounding to nearest even. Integers and booleans keep their dtype, and None stays None.
     """
     if dtype is not None:
@@ -157,7 +157,7 @@ def round_to_bfloat16(x: Tensor) -> Tensor:
 
 
 def concatenate(arrays: Sequence[Tensor], axis: int) -> Tensor:
-    """The arrays joined along an existing axis."""
+    """Joins arrays along an existing axis."""
     return torch.cat(list(arrays), dim=axis)
 
 
@@ -167,7 +167,7 @@ def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """`x` with its axes in the given order."""
+    """Permutes the axes of `x` to the order `axes`."""
     return x.permute(tuple(axes))
 
 

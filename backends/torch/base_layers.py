@@ -5,7 +5,7 @@ Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gra
 *The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores are copied to the CPU, and the assigned
 experts are copied back. A device waits for the host only in this operator. The solver works on integers, so rounding can neither
 unbalance the assignment nor make the solver cycle. Sinkhorn steps at falling temperatures give initial prices. Then, in a limited
-number of steps, the price of an expert rises if more tokens prefer the expert than it has slots, and falls if fewer do. Each token
+number of steps, the price of an expert rises if more tokens prefer the expert than it has slots, and falls if fewer tokens do. Each token
 takes the expert with the highest score minus price. No assignment with the same number of tokens per expert is better. A repair
 removes the remaining imbalance: in each step, tokens with the same loss move along the cheapest path from an overfull expert to an
 expert with free slots (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). Each step keeps the assignment optimal
@@ -28,12 +28,12 @@ from moespec.spec.checks import check_scores, check_size
 __all__ = ["base_assignment"]
 
 SMALL = 256
-"""The number of tokens in a group up to which SciPy's solver is fastest."""
+"""The largest number of tokens in a group for which SciPy's solver is faster than `_solve`."""
 SMOOTH_STEPS, PRICE_STEPS = 16, 32
-"""Sinkhorn steps and price moves before the repair. They change the length of the repair, not its result."""
+"""The numbers of Sinkhorn steps and price moves before the repair. They affect the time of the repair, but not its result."""
 
 FAR = 2**61
-"""A length that exceeds every path."""
+"""A length that exceeds the length of every path."""
 
 Integers = NDArray[np.int64]
 

@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 
 ALONE = Group("", 1)
-"""A single process, which exchanges nothing."""
+"""The group of a single process, which exchanges nothing."""
 
 
 def exchange(x: Tensor, group: Group) -> Tensor:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SplitOverGroup(SplitExperts):
     """The torch backend, with experts split over a group of processes.
 
-    Each process sends slots in expert order, as `moe_layer` stores them, and copies received slots from sender order to expert order.
+    Slots are sent in expert order, as in `moe_layer`. The receiving process copies the slots from sender order to expert order.
     """
 
     single = single
@@ -46,8 +46,8 @@ def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 
 def mean_gradient(parameter: Tensor, group: Group) -> Tensor:
-    """Returns this process's part of a split expert parameter, with the gradient of the mean loss over the processes of
-    the group. The exchange sums the gradients of all processes, so the backward pass divides the sum by their number."""
+    """Returns this process's part of a split expert parameter. Its gradient is the gradient of the loss averaged over the group's
+    processes: the exchange sums the gradients of all processes, and the backward pass divides the sum by the number of processes."""
     local = parameter.to_local() if is_split(parameter) else parameter
     mean: Tensor = _MeanGradient.apply(local, group.size)  # type: ignore[no-untyped-call]
     return mean

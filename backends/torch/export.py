@@ -23,9 +23,9 @@ __all__ = ["export_onnx", "export_pt2"]
 
 OPSET = 18
 IMAGES = 3
-"""The number of batches in the traced example. Tracers take a size of 0 or 1 as a constant."""
+"""The number of groups of `multiple` images in the traced example. torch takes a size of 0 or 1 as a constant."""
 LARGEST = 2**31 - 2**20
-"""The largest size of the parameters in an ONNX file, in bytes. The file is a protobuf message, which must stay below 2^31."""
+"""The maximum total size of an ONNX file's parameters, in bytes. The file is a protobuf message, which must stay below 2^31 bytes."""
 HALVES = (torch.bfloat16, torch.float16)
 
 Example = Tensor | tuple[Tensor, ...]
@@ -40,8 +40,8 @@ def export_pt2(
     require this package. The number of images must be a multiple of `multiple` (and at least `2 * multiple` if `multiple` is above 1).
 
     module: any `torch.nn.Module` in evaluation mode, with or without moespec layers (`MoE`, `Model`). The module is not changed.
-    example: a tensor (images, ...), or a tuple of tensors, the positional arguments of `module`. The first axis of each tensor is
-        the batch axis, whose size stays dynamic in the program. Only the other axes and the dtype matter; one image is enough.
+    example: the positional arguments of `module`: a tensor (images, ...) or a tuple of such tensors. The first axis is the batch
+        axis, whose size stays dynamic in the program, so one image is enough. The sizes of the other axes and the dtype are fixed.
     metadata: additional text files to include, by name (`torch.export.load(path, extra_files={name: ""})`).
     multiple: the number of images that are routed together; default: the `group_images` of the `MoE` layers in the module, else 1.
 
@@ -138,7 +138,7 @@ def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
         program = torch.export.export(module, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
     finally:
         for layer in layers:
-            layer.forget()  # After tracing, the stored losses have no values.
+            layer.forget()  # Losses that were stored during tracing have no values.
     program.graph_module.graph.eliminate_dead_code()  # Removes the computation of losses and metrics.
     return program
 
@@ -157,7 +157,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# ONNX operations. The exporter calls these functions to write parts of the graph.
+# Translations of torch operators to ONNX. The exporter calls these functions when it builds the graph.
 
 
 def _ops() -> Any:

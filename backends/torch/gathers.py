@@ -11,8 +11,8 @@ on the order of threads. An index equal to the number of rows means "no row" and
     invert_index   the position of each value in an index
 
 The first three operators also accept an optional inverse of `index` (M,): `inverse` (N, K) lists the K positions of each n in
-`index`, padded with M. With `inverse`, the rows of a sum are added in the listed order, otherwise in ascending order. Sums are
-computed in float32 or better. On a GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
+`index`, padded with M. With `inverse`, each sum adds its rows in the listed order. Without `inverse`, each sum adds its rows in ascending
+order. Sums are computed in float32 or better. On a GPU the operators run the kernels of `kernels`, which read each input only once.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ def _gather(rows: Tensor, index: Tensor) -> Tensor:
         return rows.new_zeros(len(index), rows.shape[1])
     taken = rows.index_select(0, index.clamp(max=len(rows) - 1))
     missing = index == len(rows)
-    if rows.device.type == "cpu":  # on a CPU, listing the missing rows is cheap
+    if rows.device.type == "cpu":  # on a GPU, `nonzero` would make the host wait
         return taken.index_fill_(0, missing.nonzero()[:, 0], 0)
     return taken.masked_fill_(missing[:, None], 0)
 

@@ -45,8 +45,8 @@ def moe_mlp(
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    If most slots are empty, only the filled slots are computed. A GPU skips empty slots only in 16 bits, for widths that
-    are multiples of 8. In float32, a GPU computes all slots, because torch's grouped product would wait for the host.
+    If most slots are empty, only the filled slots are computed. On a GPU, skipping empty slots requires a 16-bit dtype and
+    widths that are multiples of 8. Otherwise, a GPU computes all slots, since torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -73,7 +73,7 @@ def _of_experts(
 
 
 def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Computes the layer with experts `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
+    """Computes a layer whose experts are `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
     if can_group(tokens, *kernel.shape[1:]):
         return grouped_layer(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
 
@@ -87,14 +87,14 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:
-    """True if grouped products never make a GPU wait for the host: on a GPU, only for 16-bit rows with widths divisible by 8."""
+    """True if no grouped product makes a GPU wait for the host. On a GPU, this requires 16-bit rows and widths that are multiples of 8."""
     if tokens.device.type != "cuda":
         return True
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)
 
 
 def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
-    """Computes the layer with experts `run(rows, linear)`, where `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
+    """Computes a layer whose experts are `run(rows, linear)`, where `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (N, D) to (N, D') for the N = G T K choices.
     """
@@ -160,7 +160,7 @@ def _(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor
 
 @operator
 def grouped_rows(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
-    """rows (N, D), kernel (E, H, D) -> (N, H), where the kernels are transposed."""
+    """Multiplies each row by the transposed kernel of its expert: rows (N, D), kernel (E, H, D) -> (N, H)."""
     if rows.is_cuda:
         return _product(rows, kernel.mT, ends)
     result = rows.new_empty(len(rows), kernel.shape[1])
@@ -211,7 +211,7 @@ def _product(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
 
 
 def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields each expert with the slice of its rows. Reads the sizes on the host."""
+    """Yields each expert with the slice of its rows. Reads the values of `ends` on the host."""
     start = 0
     for expert, end in enumerate(ends.tolist()):
         yield expert, slice(start, end)

@@ -30,7 +30,7 @@ from moespec.spec.algorithms.threefry import INJECTIONS, PARITY, ROTATIONS
 
 TOTAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 OPTIONS = {"enable_fp_fusion": True}
-"""Adds products without rounding them first. Triton 3.10 does so only on request."""
+"""Compiles `a * b + c` to one instruction that does not round the product. Triton 3.10 does so only with this option."""
 
 
 def add_rows(
@@ -129,9 +129,9 @@ def _tile(width: int) -> tuple[int, int]:
 
 
 def parts(x: Tensor) -> Tensor:
-    """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle. The first three parts add up to x.
+    """Splits x (N, S) in float32 into bfloat16 parts (N, 5, S'): small, middle, high, high, middle. The first three parts add up to x.
 
-    S' is S padded with zeros to a multiple of 16 entries (32 bytes), so that a product can read 16 bytes at a time.
+    Zeros pad the S columns to S', a multiple of 16 entries (32 bytes), so that a product can read 16 bytes at a time.
     """
     columns, stride = x.shape[1], -(-x.shape[1] // 16) * 16
     out = x.new_empty(len(x), 5, stride, dtype=torch.bfloat16)
@@ -237,7 +237,7 @@ def scores_kernel(
 
 
 def invert_index(index: Tensor, count: int) -> Tensor:
-    """index (..., M) -> (..., count) int32, M where `index` lacks a value."""
+    """index (..., M) -> (..., count) int32: the position of each value in `index`, or M if the value is absent."""
     size = index.shape[-1]
     out = index.new_full((*index.shape[:-1], count), size, dtype=torch.int32)
     if index.numel() and count:

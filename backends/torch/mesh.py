@@ -43,7 +43,7 @@ Metrics = dict[str, Tensor]
 def join(process: Process, address: str | None = None, timeout: float = 180.0) -> None:
     """Joins the process group. This process uses the GPU with its local index, or the CPU if there is no GPU.
 
-    address: the IP address of this machine for other processes. gloo uses the interface of `address` unless GLOO_SOCKET_IFNAME is set.
+    address: the IP address at which processes reach this machine. gloo uses the interface of `address` unless GLOO_SOCKET_IFNAME is set.
     timeout: seconds without a heartbeat after which a process counts as lost. torch's own timeout is ten times as long, at least 1800 s.
 
     Raises RuntimeError from torch.distributed if the other processes do not join in time.

@@ -79,7 +79,7 @@ def sum(x: Tensor, axis: Axis | None = None, *, keepdims: bool = False) -> Tenso
 
 
 def softmax(x: Tensor, axis: Axis) -> Tensor:
-    """`exp(x) / sum(exp(x))`. Several axes must be the last axes of `x`."""
+    """`exp(x) / sum(exp(x))`. If `axis` lists several axes, they must be the last axes of `x`."""
     return (
         torch.softmax(x, axis) if isinstance(axis, int) else torch.softmax(x.flatten(axis[0]), axis[0]).reshape(x.shape)
     )
@@ -143,7 +143,7 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor],
 def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     """`(rows * x) (columns * slots)`: (G, T, D), (D, E, C), (G, T, 1), (1, E, C) -> (G, T, E, C).
 
-    The factors scale the rows and columns of a single product `x slots`.
+    Computes a single product `x slots`, then scales the rows and columns of the product.
     """
     logits = products.product(tokens, slots.flatten(1), x)
     logits = logits if rows is None else logits * rows

@@ -17,7 +17,7 @@ NAMESPACE = __name__.replace(".", "_")
 
 
 FUNCTIONS: dict[str, Callable[..., object]] = {}
-"""The function that the operator of each name runs."""
+"""Maps the name of each operator to the function that the operator runs."""
 SIGNED: dict[CustomOpDef, Callable[..., object]] = {}
 
 

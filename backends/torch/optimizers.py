@@ -18,13 +18,13 @@ from moespec.spec.own import find_own
 
 
 class Extent:
-    """Computes norms and means of a complete parameter. In this class, tensors are complete parameters; on a mesh, they may be parts."""
+    """Computes norms and means over complete parameters. This class requires complete tensors; its subclass for meshes accepts parts."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
 
     def norms(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """The norms of complete tensors with the parameter's shape."""
+        """The norm of each complete tensor. All tensors have the shape of the parameter."""
         return [torch.linalg.vector_norm(x) for x in tensors]
 
     def mean(self, x: Tensor, axis: int) -> Tensor:
@@ -69,7 +69,7 @@ def make(
 def keep(
     optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, kept: dict[str, Tensor], step: int
 ) -> None:
-    """Stores the arrays `kept` (slot -> array) of a parameter and the number of past steps in the optimiser `made`."""
+    """Stores the state of a parameter in the optimiser `made`: the arrays `kept` by slot, and the number of past steps."""
     names = KEPT.get(type(made), {})
     made.state[leaf] = {names.get(slot, slot): value for slot, value in kept.items()}
     if isinstance(made, _Own):
@@ -81,7 +81,7 @@ def keep(
 
 
 def kept(made: torch.optim.Optimizer, leaf: Tensor, slot: str) -> Tensor:
-    """The array that the optimiser `made` keeps for a parameter in the given slot."""
+    """The array in a slot of a parameter, from the state of the optimiser `made`."""
     value: Tensor = made.state[leaf][KEPT.get(type(made), {}).get(slot, slot)]
     return value
 
@@ -115,7 +115,7 @@ class _Own(torch.optim.Optimizer):
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        """Returns the update without decay at step n = 1, 2, ..., and changes `kept`. This class applies a user-defined update."""
+        """Returns the update without decay at step n = 1, 2, ..., and changes `kept`. Here, a user-defined optimiser does both."""
         own: Optimizer = self.options
         update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
         kept.update({slot: value.clone() for slot, value in new.items()})  # the value may alias another slot or `p`
@@ -168,4 +168,4 @@ KEPT: Mapping[type[torch.optim.Optimizer], Mapping[str, str]] = {
     torch.optim.Adam: ADAM,
     _Sgd: {"trace": "momentum_buffer"},
 }
-"""Slot of an exported state -> its name in an optimiser of torch.optim; moespec's optimisers use the slot's name."""
+"""Maps slots of an exported state to names in the state of a torch.optim optimiser. moespec's optimisers use the names of the slots."""

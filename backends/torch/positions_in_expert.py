@@ -6,7 +6,7 @@ from torch import Tensor
 from moespec.backends.torch.gathers import invert_index
 
 ONE_HOT_EXPERTS = 32
-"""Up to this many experts, a cumulative sum of one-hot rows counts requests; beyond, a sort of integers is faster."""
+"""The maximum number of experts for which a cumulative sum of one-hot rows counts requests. For more experts, a sort is faster."""
 
 
 def positions(requests: Tensor, experts: int) -> Tensor:
@@ -30,9 +30,9 @@ def count_positions(requests: Tensor, experts: int) -> Tensor:
 
 
 def sort_positions(requests: Tensor, experts: int) -> Tensor:
-    """Computes `positions` with a stable sort of the integers."""
+    """Computes `positions` with a stable sort of the expert numbers."""
     ordered, order = torch.sort(requests, dim=1, stable=True)
-    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # the value E is not an expert
+    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # the last value: no expert
     first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())
     rank = torch.arange(requests.shape[1], device=requests.device) - first.gather(1, ordered.long())
     return rank.gather(1, invert_index(order, requests.shape[1]).long()).int()

@@ -1,6 +1,6 @@
 """The private names of torch that moespec uses, tested with torch 2.13. No other module uses private names of torch.
 
-If the installed torch lacks a name, the import of this module raises ConfigError. For a name of Dynamo, the first use raises ConfigError.
+If the installed torch lacks a name, importing this module raises ConfigError. A missing name of Dynamo raises ConfigError at its first use.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _task: Callable[[], int] = _named("_C._current_graph_task_id")
 
 
 def in_backward() -> bool:
-    """True during a backward pass, when any forward pass is a recomputation."""
+    """True during a backward pass. A forward pass that runs during a backward pass is a recomputation."""
     return _task() != -1
 
 

@@ -48,7 +48,7 @@ def _(tokens: Tensor, matrix: Tensor) -> Tensor:
 
 
 def in_parts(x: Tensor) -> Tensor:
-    """x (N, S) in float32 -> (N, 5, S') in bfloat16, S' >= S, padded with zeros: small, middle, high, high, middle.
+    """Splits x (N, S) in float32 into bfloat16 parts (N, 5, S'): small, middle, high, high, middle. S' >= S, padded with zeros.
 
     The first three parts add up to `x`. Each part holds 8 of the 24 significant bits.
     """

@@ -22,7 +22,7 @@ SPLITTING = ("fsdp", "expert")
 
 
 class Part(NamedTuple):
-    """One device's part of a parameter that is split along `axis` over `fsdp`, as an argument of a program."""
+    """An argument of a program: one device's part of a parameter that is split along `axis` over the mesh axis `fsdp`."""
 
     array: Tensor
     axis: int
@@ -65,14 +65,14 @@ class SpreadState(TrainState):
         )
 
     def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Results:
-        """Sums each gradient over the devices with the same part of the parameter. Returns the means of the metrics and
-        the totals of the sums.
+        """Sums each gradient over the devices that hold the same part of the parameter. Returns the mean of each metric and
+        the total of each sum over all devices.
 
         Gradients that are summed over the same axes share one reduction. The reduction over all devices includes the metrics and sums.
         """
         trees = [flatten(tree) for tree in sums]
         shared = [*metrics.values(), *(leaf for tree in trees for leaf in tree.values())]
-        # A gradient that passed backward through a gather or an all-to-all is already summed over the devices along its axis.
+        # The backward pass of a gather or an all-to-all has already summed the gradient over the devices that exchanged parts.
         together: dict[tuple[str, ...], list[Tensor]] = {AXES: []}
         for path, leaf in self.trained().items():
             axes = tuple(axis for axis in AXES if axis not in self.extents[path].split)

@@ -39,10 +39,10 @@ Leaves = dict[Path, Tensor]
 LossFunction = Callable[..., Any]
 StateUpdate = Callable[[Params, Any], Params]
 Results = tuple[dict[str, Tensor], list[Any]]
-"""Metrics including "loss", means over the parts of a batch, and the sums that the loss also returns."""
+"""(metrics, sums): the metrics and "loss", averaged over the parts of a batch, and the sums that the loss function also returns."""
 
 RECOMPILE_LIMIT = 64
-"""The most shapes and options for which a function is compiled; torch's default is 8."""
+"""The maximum number of combinations of shapes and options for which torch compiles a function. torch's default is 8."""
 
 
 def compile(
@@ -96,7 +96,7 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces `function`, whose arguments are pytrees of tensors, without values. The traced graph then runs op by op.
+    """Traces `function` on tensors without values, then runs the traced graph op by op. The arguments are pytrees of tensors.
 
     `trace` takes less time than `quick_compile`. Code that needs the values of a tensor (`.item()`, `if`, a shape that
     depends on values) raises an error, and so does an operator without a shape rule. `torch.compiler.is_compiling()` is
@@ -155,7 +155,7 @@ class TrainState:
         return {path: leaf for path, leaf in flatten(self.params).items() if leaf.requires_grad}
 
     def shape_of(self, path: Path, leaf: Tensor) -> tuple[int, ...]:
-        """The shape of the complete parameter at `path`; here, the shape of `leaf`."""
+        """The shape of the complete parameter at `path`. In this class, `leaf` is the complete parameter."""
         return tuple(leaf.shape)
 
 

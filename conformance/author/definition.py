@@ -27,8 +27,8 @@ class Noise(NamedTuple):
 class Draws(NamedTuple):
     """Describes how to draw tokens: the grid of the values, the maximum number of attempts, and the tie margin that ends the attempts.
 
-    Two scores at the default margin differ by 12 % of their sum, so they usually differ in bfloat16. fixed: the attempt of each group.
-    Set `fixed` if several attempts have equal margins up to rounding, since the choice among them would depend on the processor.
+    Two scores at the default margin differ by 12 % of their sum, so they usually differ in bfloat16. fixed: the attempt to use, by group.
+    Set `fixed` if several attempts have equal margins up to rounding. Otherwise, the processor's rounding would choose the attempt.
     """
 
     reach: float = 2.0
@@ -142,7 +142,7 @@ def composed(
 def of_array(algorithm: str, argument: str, **defaults: Any) -> Callable[..., Definition]:
     """Return a function `case(name, kind, purpose, array, *flags, **others)` that makes a case with one array.
 
-    A gradient case with combine scores differentiates with respect to the combine scores.
+    A gradient case that passes `combine_scores` differentiates only with respect to `combine_scores`.
     """
 
     def case(name: str, kind: str, purpose: str, array: Tensor, *flags: str, **others: Any) -> Definition:

@@ -127,7 +127,7 @@ def _clear(definition: Definition, key: str, fixed: tuple[int, ...]) -> tuple[ND
         margins: list[float] = []
         try:
             recorded(definition, values, partial(_judge, routed, margins, best))
-        except (ContractError, _WorseError) as error:  # the router rejects the tokens, or the draw is not accepted
+        except (ContractError, _WorseError) as error:  # the router or `_judge` rejects the draw
             refused = error
             continue
         best, clearest = min(margins), (tokens, noise)

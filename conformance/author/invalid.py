@@ -22,7 +22,7 @@ KINDS = {
     "DtypeError": "of the wrong dtype",
     "ContractError": "not finite, or out of range",
 }
-"""Problem with an argument, by error class."""
+"""Maps each error class to a description of the invalid argument."""
 
 
 def invalid(

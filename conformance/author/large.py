@@ -86,7 +86,7 @@ LARGE = {
 """The cases of each router by name."""
 
 DROPLESS = ("sigmoid_token_choice", "softmax_token_choice")
-"""Routers with the layers whose options are `NO_LIMIT`."""
+"""Routers that also have the cases with the options `NO_LIMIT`, which drop no tokens."""
 
 SLOW = ("sparsity_constrained_expert_choice", "sparsity_constrained_token_choice")
 """Routers whose solver would take minutes on the cases in `LONG`."""
@@ -102,7 +102,7 @@ def ids() -> Iterator[str]:
 
 
 def outlines() -> Iterator[Case]:
-    """Return an outline of each large case: a case without inputs and results."""
+    """Yield an outline of each large case: the case without inputs and results."""
     for id in ids():
         router, _, name = id.partition("/")
         row = ROUTERS[router]

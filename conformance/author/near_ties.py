@@ -23,11 +23,11 @@ PURPOSES = {
     ("near_bfloat16", 12): "Scores that differ by 2^-12: equal in bfloat16, in order in float32.",
     ("near_float32", 40): "Scores that differ by 2^-40: equal in float32, in order in float64.",
 }
-"""Purpose by case name and exponent of the smallest difference."""
+"""Maps (case name, n) to the purpose of the case, where 2^-n is the smallest difference."""
 
 
 def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:
-    """Yield near-tie cases of calls that choose by `router_logits`. The arguments of the calls must refer to `router_logits`."""
+    """Yield near-tie cases of stages that order router logits. An argument of these stages must be the reference "router_logits"."""
     for (name, bits), purpose in PURPOSES.items():
         inputs = _product(f"near/{algorithm}/{name}", bits)
         logits = call(LOGITS, {argument: argument for argument in inputs})

@@ -20,7 +20,7 @@ from moespec.conformance.functions import function
 __all__ = ["PROBES", "along", "outputs"]
 
 PROBES = 6
-"""Number of probes if the spread replaces every other scale. Few suffice because a result averages over many numbers."""
+"""Number of probes in sampled cases, where the spread replaces other scales. Few are enough, as a result averages over many numbers."""
 
 
 def outputs(making: Making, stage: Stage) -> dict[str, Value]:
@@ -127,7 +127,7 @@ def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:
 
 
 def _constant(making: Making, stage: Stage, name: str) -> str:
-    """Return the name of the constant c for a result: the largest among the result and the routings that it is computed from."""
+    """Return the name of a result's constant c: the largest constant of the result and of the routings that the result depends on."""
     constants = [making.output(stage, name).constant]
     if stage.router and name in ("weights", "combine"):
         constants.append(along(making, making.routing, name))
@@ -139,7 +139,7 @@ def _constant(making: Making, stage: Stage, name: str) -> str:
 
 
 def along(making: Making, reference: str, name: str = "") -> str:
-    """Return the name of the largest constant among a call's result and the earlier results that the call depends on."""
+    """Return the name of the largest constant of a call's result and of the earlier results that the call depends on."""
     stage = making.stages.get(reference.partition("/")[0])
     if stage is None:
         return "direct"

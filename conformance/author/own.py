@@ -44,7 +44,7 @@ def case(
         tensors = given.setdefault(part, {})
         for name, array in arrays.items() if not tensors else ():
             reach, centre = (0.25, np.round(array.flat[0] / step) * step) if np.ptp(array) == 0 else (1.0, 0.0)
-            for tries in range(9):  # an array of equal numbers would hide mistakes
+            for tries in range(9):  # draw again, as equal numbers would hide mistakes
                 key = f"routers/{router}/{words[0]}/{name}" + "/again" * tries
                 values = grid(key, array.shape, reach=reach, step=step, centre=centre)
                 if array.size == 1 or np.ptp(values):

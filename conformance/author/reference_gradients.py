@@ -29,7 +29,7 @@ __all__ = ["gradients"]
 
 PROBE, TANH = "the probe", "a tanh"
 TANHS = 512
-"""Number of separate factors for tanh results. Further results reuse them."""
+"""Number of factors that perturb tanh results. If there are more results, the factors repeat."""
 
 
 def gradients(
@@ -37,7 +37,7 @@ def gradients(
 ) -> Gradients:
     """Return the gradient of a stage's `sum(probe * output)` with respect to the inputs `by`. losses: add the weighted losses of `route`.
 
-    Central differences along random directions must agree with the gradient; they differ if a function drops the imaginary part.
+    Central differences along random directions must agree with the gradient, which is wrong if a function drops the imaginary part.
     Raises GoldenError if the gradient and the differences disagree.
     """
     groups = making.groups(stage)
@@ -124,7 +124,7 @@ def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, s
 
 @contextmanager
 def _constants() -> Iterator[Callable[[], None]]:
-    """Yield a function that makes `stop_gradient` return the recorded values again, in the same order."""
+    """Record the results of `stop_gradient`. Yield a function that makes `stop_gradient` return these results again, in the same order."""
     returned: list[Any] = []
     turn: Iterator[Any] | None = None
 

@@ -23,12 +23,12 @@ NORMAL = Noise("tokens experts", reach=2.0, step=0.125)
 LOSSES: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.0625}
 """Weights for every loss of a router with gating noise."""
 CHANGED: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy"}
-"""For two losses, the logits (clean or noisy) that are not the default."""
+"""Options that compute two losses from the logits (clean or noisy) that the losses do not use by default."""
 FRACTIONS = "fractions_of_the_scope"
 SCOPED: dict[str, Any] = {"balance_weight": 0.5, "balance_scope": "batch"}
 """Options of a balance loss over all groups."""
 LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
-"""Inputs with respect to which the output of a layer without noise is differentiated."""
+"""A gradient case without noise differentiates the output of the layer with respect to these inputs."""
 
 
 def kernel_of(key: str, width: int, experts: int, *, zero: bool = False, reach: float = 1.0) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ def balance_scope(router: str, **fields: Any) -> Definition:
 
 
 def evaluation(router: str, **options: Any) -> Definition:
-    """Return a case in which the evaluation capacity drops tokens, whereas the training capacity would drop none.
+    """Return a case in which the evaluation capacity drops tokens. The training capacity would drop none.
 
     Before rounding, the capacity is an even integer plus one half. The training capacity is an explicit number of slots.
     """
@@ -191,7 +191,7 @@ def logit_options(router: str, **options: Any) -> Definition:
 
 
 def several_choices(router: str, **options: Any) -> Definition:
-    """Return a case with two choices that uses other code bases' rules for slots, weights and the balance loss."""
+    """Return a case with two choices per token, and with other implementations' rules for slots, weights and the balance loss."""
     purpose = "A token gets all its slots before the next one, and what it keeps is divided by the root of the sum of squares."
     settings: dict[str, Any] = {"normalize_selected": True, "normalize_when": "after", "normalize_norm": "euclidean"}
     settings |= {"slot_order": "token", "capacity_factor": 0.75, **options}

@@ -1,7 +1,7 @@
 """Computes tie margins: the distance of a stage's choices from a tie, and the distance that each dtype needs.
 
-A choice that orders inputs of the case is exact and has the margin None. The choices of a router are the choices of all calls
-inside the router, and the scores that it orders are functions of its inputs. A stage that reads another stage's routing
+If a choice orders inputs of the case, the choice is exact and its margin is None. A router makes the choices of all calls inside the
+router. These choices order scores, which are functions of the router's inputs. A stage that reads another stage's routing
 inherits that stage's choices. The ordered scores are float32 or better in every run, unless a model computes the tokens.
 """
 
@@ -26,11 +26,11 @@ from moespec.conformance.functions.describe import Choice
 __all__ = ["choices", "decision", "ordered"]
 
 CARRYING = SimpleNamespace(**{**{name: getattr(spec, name) for name in dir(spec)}, "stop_gradient": lambda x: x})
-"""The specification with errors passing through `stop_gradient`: a plan that only selects also has errors."""
+"""The specification without `stop_gradient`, which would hide the errors of a plan that is only used to select."""
 
 
 pooled = partial(pooled_spread, probes=PROBES)
-"""Scale of the ordered scores in a sampled case."""
+"""Computes the scale of the ordered scores in a sampled case."""
 
 
 class Decided(NamedTuple):
@@ -194,7 +194,7 @@ def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:
-    """Yield the scale rules of a result and of all earlier results that it depends on."""
+    """Yield the scale rules of a result and of all earlier results that the result depends on."""
     stage = making.stages.get(reference.partition("/")[0]) if isinstance(reference, str) else None
     if stage is not None:
         yield from (output.scale for output in function(stage.call).outputs.values())

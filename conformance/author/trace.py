@@ -24,22 +24,22 @@ from moespec.spec.routing import RouterOutput
 __all__ = ["Recorder", "TraceError"]
 
 ALIASES = ("stop_gradient", "cast")
-"""Operations whose result a reader identifies with their argument."""
+"""Operations whose result has the same reference as their argument."""
 PLAIN = (bool, int, float, str)
 EXTENSIONS: Mapping[str, Mapping[str, str]] = {
     "token_choice": {"hold": "keep", "slot_order": ""},
     "normalize_selected": {"norm": "", "epsilon": ""},
 }
-"""Options that extend a paper's function, each with its related argument. A stage stores such an option only with that
-argument or if it is not the default, so that an implementation of the paper needs none of them."""
+"""Options that extend a paper's function, each with its related argument, if any. A stage omits the default of such an
+option if the related argument is absent. Therefore, an implementation of the paper does not need the option."""
 
 _signature = cache(inspect.signature)
 
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """Return (namespace, name, function, path) of each function to record that a router's module or a shared module
-    imports. For a custom router, search the modules of its package and the specification.
+    """Find the functions to record among the imports of a router's module and of shared modules. For a custom router, also
+    search the other modules of its package and the specification. Return (namespace, name, function, path) of each function.
     """
     package = router.__name__.partition(".")[0]
     of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
@@ -53,7 +53,7 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
 
 
 class TraceError(Exception):
-    """A router passed an array that is neither an input nor a public call's result. The message names the call and the argument."""
+    """Raised if a router passes an array that is neither an input nor a public call's result. The message names the call and argument."""
 
 
 class Recorder:

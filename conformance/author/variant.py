@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 TRAINING = frozenset({"make_step", "init_state"})
-"""Names called only by training."""
+"""Public names that only training calls."""
 
 Replacement = Callable[..., Any]
-"""`(B, *arguments, **options)` with the correct backend B: the replacement of a public name or of a router's `route`."""
+"""`(B, *arguments, **options) -> result`: replaces a public name or a router's `route`. B is the unchanged backend."""
 
 
 class Spec(Backend, Protocol):
@@ -61,7 +61,7 @@ class Spec(Backend, Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """One difference from the specification: another reading of a source, a known implementation, or a mistake.
+    """One difference from the specification: another reading of a source, a known implementation's behaviour, or a mistake.
 
     computes: the difference, as a sentence. who: a public implementation with this difference, or "".
     replaced: maps a public name to its replacement, a router name to a new `route`, and "ROUTERS" to a function of the routers.
@@ -130,7 +130,7 @@ class Route:
 
 
 Change = Callable[[Any, Route], RouterOutput]
-"""`(B, route) -> output`: a router's changed output, from the correct backend and the call."""
+"""`(B, route) -> output`: computes the changed output of a router from the unchanged backend B and the call `route`."""
 
 
 def changed(router: str, change: Change) -> Replacement:
@@ -152,7 +152,7 @@ def fixed(
 ) -> Variant:
     """Return the variant that fixes options of routers or arguments of functions.
 
-    of: the routers or functions. options: the fixed values. For a function, a callable computes the fixed value from the call's argument.
+    of: the routers or functions. options: the fixed values, or callables that compute a function's fixed value from the original value.
     """
 
     def configured(B: Spec, route: Route) -> RouterOutput:
@@ -186,7 +186,7 @@ def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors:
 
 
 def _bound(of: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return, by name, the arguments that a call passes, and all arguments including default values."""
+    """Return two dicts by argument name: the arguments that a call passes, and all arguments including default values."""
     signature = inspect.signature(getattr(spec, of))
     given = signature.bind(*arguments, **named).arguments
     return given, {name: parameter.default for name, parameter in signature.parameters.items()} | given

@@ -20,10 +20,10 @@ from moespec.spec import ROUTERS
 __all__ = ["wide_routers"]
 
 STEP = 2.0**-14
-"""Grid step of all numbers; they are not exact in bfloat16."""
+"""Grid step of all numbers. Most of these numbers are not exact in bfloat16."""
 TOKENS, EXPERTS, WIDTH, IDS = 3, 3, 3, 7
 NINE = ("sigmoid_token_choice", "softmax_token_choice")
-"""Routers with nine choices. The other routers choose by the same functions."""
+"""Routers whose wide case has nine choices. The other routers choose with the same functions."""
 GATING = Noise("tokens experts", 1.0, STEP)
 NOISE = {
     "base": Noise("tokens", 1.0, STEP),
@@ -32,7 +32,7 @@ NOISE = {
     "noisy_top_k": GATING,
     "switch": Noise("tokens width", 1.0, STEP),
 }
-"""Noise of routers with router-specific noise."""
+"""Noise by router. Other routers have gating noise if they have the option `noise_multiplier`."""
 
 EVERYWHERE: dict[str, Any] = {
     "bias": True,
@@ -130,7 +130,7 @@ ONE: Mapping[str, dict[str, Any]] = {
     "hash": {"ids": 1},
     "hierarchical_top_k": {"branches": 1, "choices_per_level": 1},
 }
-"""Routers without another case of one token and the minimum number of experts, with their options."""
+"""Routers for which no other file defines a case with one token and the minimum number of experts, with the options of that case."""
 
 
 def wide_routers() -> Iterator[Definition]:
@@ -169,7 +169,7 @@ def wide(router: str) -> Definition:
     made = row.options(**options)
     params, state = _parameters(router, made, key)
     inputs = {}
-    if router in ("hash", "soft_moe"):  # no choice of hash and soft_moe depends on the tokens
+    if router in ("hash", "soft_moe"):  # hash and soft_moe do not choose by token scores
         inputs["tokens"] = tensor(grid(f"{key}/tokens", (3, TOKENS, WIDTH), step=STEP), "groups tokens width")
     if row.requires == "ids":
         inputs["ids"] = tensor(integers(f"{key}/ids", (3, sizes["tokens"]), 0, IDS - 1), "groups tokens")

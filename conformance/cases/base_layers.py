@@ -1,4 +1,4 @@
-"""Cases of BASE layers: the balanced assignment, the greedy assignment, and the routing of an assignment.
+"""Cases of BASE layers: the balanced assignment, the greedy assignment, and the routing that an assignment gives.
 
 If several balanced assignments are optimal, a case compares only the total score, the gap and the routing metrics,
 which are equal for all optimal assignments.
@@ -121,7 +121,7 @@ def _routings() -> Iterator[Definition]:
 
 
 def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> Any:
-    """Returns the reference function's result with the assignment `expert` instead, and with the total and gap of this assignment."""
+    """Returns the result of `base_assignment`, with `expert` as the assignment and with the total score and the gap of `expert`."""
     right = B.base_assignment(scores, *noise, **shards)
     total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
     gap = right.objective.real + right.gap - total.real
@@ -134,14 +134,14 @@ def assignment_is_greedy(B: Spec, scores: Array, *noise: Any, **shards: Any) -> 
 
 
 def assignment_in_two_shards(B: Spec, scores: Array, noise: Array | None = None, *, shards: int = 1) -> Any:
-    """Each half of the tokens is assigned separately if the number of experts divides the size of a half."""
+    """If the number of experts divides half the number of tokens, each half of the tokens is assigned separately."""
     right = B.base_assignment(scores, noise, shards=shards)
     halves = shards == 1 and scores.shape[1] % (2 * scores.shape[2]) == 0
     return B.base_assignment(scores, noise, shards=2) if halves else right
 
 
 def assignment_in_turn(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
-    """In turn, each token chooses the best expert with a free slot."""
+    """In order of index, each token takes its best expert that still has a free slot."""
     expert = np.zeros(scores.shape[:2], int)
     slots = scores.shape[1] // scores.shape[2]
     for g, ranked in enumerate(stable_order(scores)):
@@ -158,7 +158,7 @@ def assignment_by_auction(B: Spec, scores: Array, *noise: Any, **shards: Any) ->
 
 
 def _auction(scores: Array) -> Any:
-    """In turn, each token bids its gain over the second-best expert. A full expert evicts the lowest bidder."""
+    """A token bids price + lead over its second-best expert + `least`. A full expert evicts its lowest bidder."""
     tokens, experts = scores.shape
     least, slots = max(1e-4, np.ptp(scores) / 50), tokens // experts
     held: list[dict[int, float]] = [{} for _ in range(experts)]

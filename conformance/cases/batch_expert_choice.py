@@ -90,7 +90,7 @@ def gelu_in_the_predictor(B: Spec, tokens: Array, w1: Array, b1: Array, w2: Arra
 
 
 def chosen_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """An expert fills all its slots with its best tokens even at evaluation."""
+    """Even at evaluation, an expert fills all its slots with its highest-scoring tokens."""
     output = route.output()
     if route.train:
         return output
@@ -99,7 +99,7 @@ def chosen_at_evaluation(B: Spec, route: Route) -> RouterOutput:
 
 
 def predictor_learns_first_choices(B: Spec, route: Route) -> RouterOutput:
-    """The predictor learns which expert a token scores highest, not which experts take the token."""
+    """The predictor learns each token's highest-scoring expert, not the experts that take the token."""
     output = route.output()
     if "predictor" not in output.losses:
         return output

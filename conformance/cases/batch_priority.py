@@ -1,4 +1,4 @@
-"""Cases of Batch Priority Routing. The cases compare the order of the tokens."""
+"""Cases of Batch Priority Routing: the order in which tokens take slots, and Token Choice in this order."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ E = 3
 
 def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: str = "max", choices: int = 2,
          capacity: int = 2) -> Definition:  # fmt: skip
-    """Returns a case with the order of the tokens and a Token Choice in this order."""
+    """Returns a case that computes the order of the tokens and then runs Token Choice in this order."""
     order = call(NAME, {"scores": "scores"}, by=by, choices=choices)
     ordered = call("token_choice", {"scores": "scores", "order": NAME}, choices=choices, capacity=capacity)
     inputs = {"scores": values}
@@ -49,7 +49,7 @@ def _priority(scores: Array, by: str, choices: int) -> Any:
 
 
 def least_important_first(B: Spec, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
-    """The token of lowest priority comes first."""
+    """Tokens take slots in order from the lowest to the highest priority."""
     return np.argsort(_priority(scores, by, choices), axis=1, kind="stable").astype(np.int32)
 
 

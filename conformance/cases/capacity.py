@@ -57,7 +57,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _near_integers() -> list[tuple[int, int, float]]:
-    """Returns sizes at which the ceilings of `n * f / e`, `n * (f / e)` and `n / e * f` are not all equal."""
+    """Returns (n tokens, e experts, factor f) where `n * f / e`, `n * (f / e)` and `n / e * f` do not all round up to one number."""
     near = []
     for e, t, f in product((3, 6, 7, 12), range(5, 60), (1.05, 1.1, 1.25, 1.4)):
         if len({math.ceil(form) for form in (t * f / e, t * (f / e), t / e * f)}) > 1:
@@ -65,11 +65,11 @@ def _near_integers() -> list[tuple[int, int, float]]:
     return near[:8]
 
 
-# Variants. Variants of `expert_capacity` also change routers and are in `composition.py`.
+# Variants of the named rules. `composition.py` has the variants of `expert_capacity`, which also change routers.
 
 
 def rules_from_left_to_right(B: Spec) -> dict[str, Callable[..., int]]:
-    """The rule of each public implementation multiplies before it divides."""
+    """Every named capacity rule is `ceil(choices * tokens * factor / experts)`, which multiplies before it divides."""
 
     def rounded(name: str) -> Callable[..., int]:
         def rule(tokens: int, experts: int, factor: float, choices: int = 1) -> int:

@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _projected(B: Spec, scores: Array, options: dict[str, Any], *, order: str, corrected: bool = True) -> Any:
-    """Computes rounds of projections. order: the letters "c" (column sums), "r" (row sums) and "e" (entries) in order of projection."""
+    """In each round, projects onto column sums ("c"), row sums ("r") and entries ("e") in the order of the letters in `order`."""
     right = B.capped_affinity(scores, **options)
     capacity, cap = options["capacity"], options["cap"]
     a = scores.real / options.get("regularization", 1e-3)

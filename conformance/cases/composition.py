@@ -1,4 +1,4 @@
-"""Variants that change how a router is composed and apply to several routers."""
+"""Variants that apply to several routers and change the capacity, the noise, the combine weights, a loss or a metric."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "
 # Variants of the function `expert_capacity` and of the capacity in routers that select by a softmax or a plan.
 
 Rule = Callable[[int, int, float, int, str, int], int]
-"""`(tokens, experts, factor, choices, rounding, multiple_of) -> slots`."""
+"""A capacity rule: `(tokens, experts, factor, choices, rounding, multiple_of) -> slots`."""
 
 ROUNDINGS: dict[str, Callable[[float], int]] = {"ceil": math.ceil, "round": round}
 
@@ -90,11 +90,11 @@ IMPLEMENTATIONS = {
     ),
     "maxtext": ("CA-1c", "AI-Hypercomputer/maxtext", "int(ceil(k T / E) f)"),
 }
-"""The specification's named rules: ledger alternative, implementation and capacity."""
+"""Maps each named capacity rule to its ledger alternative, its implementation and its formula."""
 
 
 def _implementation(name: str) -> Variant:
-    """Returns the variant with the capacity rule of a public implementation, including the rule's rounding and multiple."""
+    """Returns the variant that uses a public implementation's capacity rule and ignores `rounding` and `multiple_of`."""
     (ledger, who, capacity), rule = IMPLEMENTATIONS[name], CAPACITY_RULES[name]
     sentence = f"The capacity is {capacity}."
     return _ruled(f"capacity_of_{name}", sentence, lambda t, e, f, k, r, m: rule(t, e, f, k), ledger, who)
@@ -135,7 +135,7 @@ def _capacities() -> Iterator[Variant]:
 
 
 def _weighted(weights: Callable[[Spec, Array, Array], Array]) -> Change:
-    """Returns a change that takes combine weights from `weights(B, clean, noisy)`."""
+    """Returns a change that replaces the combine weights with `weights(B, clean logits, noisy logits)`."""
     return lambda B, route: reweighted(B, route.output(), weights(B, *route.logits(B)))
 
 
@@ -164,7 +164,7 @@ def nobody_dropped(B: Spec, route: Route) -> RouterOutput:
 
 
 def _with_loss(value: Callable[..., Array], name: str, *routers: str, ledger: str, who: str = "") -> Variant:
-    """Returns the variant in which the loss `name` of the given routers is `value(B, options, clean, noisy, routing)`."""
+    """Returns the variant that replaces the loss `name` of `routers` with `value(B, options, clean, noisy, routing)`."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         output = route.output()
@@ -176,7 +176,7 @@ def _with_loss(value: Callable[..., Array], name: str, *routers: str, ledger: st
 
 
 def load_of_the_plan(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The load loss of a Sinkhorn router counts the largest entries of the plan."""
+    """The load loss of a Sinkhorn router uses the logarithm of the plan instead of the logits."""
     log = np.log(B.sinkhorn_affinity(noisy, iterations=options.sinkhorn_iterations))
     std = options.noise_multiplier / options.experts
     return B.load_loss(log - (noisy - clean), log, choices=options.choices, noise_std=std)

@@ -1,7 +1,7 @@
 """Cases of contrastive losses.
 
 A cross-entropy near 0 is a difference of large numbers, so `functions/losses.py` computes the scales explicitly. The error
-scale of a logit is the same product computed on absolute values, times `1 + |s|` because of the exponential of the log scale s.
+scale of a logit is the logit computed on absolute values, times `1 + |s|`, where s is the log scale.
 """
 
 from collections.abc import Iterator
@@ -47,14 +47,14 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
 
 
 def negatives_of_half(B: Spec, first: Array, second: Array, log_scale: Array) -> Array:
-    """The loss is the mean over two halves of the batch, as on two devices. Each half forms pairs only within the half."""
+    """The loss is the mean of the losses of two halves of the batch, as on two devices. No pair spans both halves."""
     halves = zip(np.array_split(first, 2), np.array_split(second, 2), strict=True)
     parts = [B.contrastive_loss(*half, log_scale) for half in halves if len(half[0])]
     return sum(parts) / len(parts)
 
 
 def bias_times_scale(B: Spec, first: Array, second: Array, log_scale: Array, bias: Array) -> Array:
-    """The bias is added to the cosines, so the scale also multiplies the bias."""
+    """The bias is added to the cosines before the scale multiplies them, so the scale also multiplies the bias."""
     return B.sigmoid_loss(first, second, log_scale, bias * np.exp(log_scale))
 
 

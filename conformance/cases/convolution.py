@@ -48,7 +48,7 @@ def padded_at_the_end(B: Spec, images: Array, kernel: Array, bias: Array, *, str
 
 
 def edges_repeated(B: Spec, images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
-    """Pixels outside the image repeat the edge of the image."""
+    """The padding repeats the pixels at the edge of the image."""
     right = B.convolution(images, kernel, bias, stride=stride)
     sides = (kernel.shape[0] // 2,) * 2
     padded = np.pad(images, [(0, 0), sides, sides, (0, 0)], mode="edge")

@@ -41,12 +41,12 @@ def cases() -> Iterator[Definition]:
 
 
 def dropout_of_the_small(B: Spec, x: Array, draws: Array, *, rate: float) -> Array:
-    """Dropout keeps an entry if the draw of the entry is below 1 - rate."""
+    """Dropout keeps an entry if its random draw is below 1 - rate."""
     return np.where(draws < 1.0 - rate, x / (1.0 - rate), 0.0)
 
 
 def rates_from_the_first_block(B: Spec, rate: float, *, block: int, depth: int) -> float:
-    """The first block already drops branches, at the rate divided by the number of blocks."""
+    """The first block already drops branches: its rate is the full rate divided by the number of blocks."""
     return rate * (block + 1) / depth
 
 

@@ -100,7 +100,7 @@ def _gates() -> Iterator[Definition]:
 
 
 def _near_and_static() -> Iterator[Definition]:
-    """Returns cases of codes near the ends of the step, of a static gate, and of losses."""
+    """Returns cases with codes near the ends of the smooth step, cases with a static gate, and cases of the losses."""
     made = call(GATE, {**SELECTORS, "logits": "dselect_k_codes/logits"})
     routing = call("dselect_k_routing", {"gate": GATE})
     yield from near_codes(GATE, _selectors("dselect_k_codes/codes", 4), made, routing)
@@ -149,7 +149,7 @@ def _router(
     key = f"routers/{NAME}/{name}"
     static = options.get("selector_gate") == "static"
     columns = choices * (code_bits(count) + 1)
-    centre = 0.0625 if static and kind != "tie" else 0.0  # only codes of the tie case are at an end of the step
+    centre = 0.0625 if static and kind != "tie" else 0.0  # only the tie case has codes at an end of the step
     bias = grid(f"{key}/bias", (columns,), reach=reach, step=step, centre=centre)
     params = {"bias": tensor(bias, "columns")}
     if not static:
@@ -233,7 +233,7 @@ def reachability_infinite(B: Spec, selectors: Array) -> Array:
 
 
 def static_losses_for_every_token(B: Spec, route: Route) -> RouterOutput:
-    """The losses of a static gate count once for every token."""
+    """The losses of a static gate are multiplied by the number of tokens per group."""
     output = route.output()
     if route.options.selector_gate != "static":
         return output

@@ -41,7 +41,7 @@ def _number(name: str, value: float, purpose: str) -> Wrong:
 
 
 class Size(NamedTuple):
-    """The invalid value of an option: `more` plus the size of the axis, or the value of the option, `of` in the valid call."""
+    """An invalid option value: `more` plus the size of the axis (or the value of the option) named `of` in the valid call."""
 
     of: str
     more: int = 1
@@ -172,4 +172,4 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("slot_order", "token", "By token none tries others in turn.", choices=1, tries=2),
     ),
 }
-"""Invalid calls by the function's path, as changes to the valid call from `golden/derived.py`."""
+"""Maps the path of each function to its invalid calls, which are changes to the valid call from `golden/derived.py`."""

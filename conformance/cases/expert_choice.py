@@ -35,7 +35,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _weights() -> Iterator[Definition]:
-    """Returns cases with separate scores for weights and for the choice, and cases with slots that only a score of 0 could fill."""
+    """Returns cases whose combine weights have separate scores, and cases in which only scores of 0 could fill some slots."""
     other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
     purpose = "Selection by one, weights from another."
     yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)
@@ -113,14 +113,14 @@ def positive_zero_before_negative(B: Spec, scores: Array, *, combine_scores: Arr
 
 
 def small_scores_left_out(B: Spec, scores: Array, *, combine_scores: Array | None = None, **more: Any) -> Any:
-    """Slots that must stay empty for scores of 0 also stay empty for scores up to 1e-6."""
+    """If slots with a score of 0 must stay empty, slots with a score of at most 1e-6 also stay empty."""
     weights = scores if combine_scores is None else combine_scores
     small = np.where(scores.real > 1e-6, scores, np.minimum(scores.real, 0.0)) if more.get("drop_zero") else scores
     return B.expert_choice(small, combine_scores=weights, **more)
 
 
 def negative_scores_taken_in(B: Spec, scores: Array, *, drop_zero: bool = False, **options: Any) -> Any:
-    """Slots that must stay empty for scores up to 0 are filled with tokens whose score is below 0."""
+    """If slots with a score of at most 0 must stay empty, only slots with a score of exactly 0 stay empty."""
     right = B.expert_choice(scores, drop_zero=drop_zero, **options)
     every = B.expert_choice(scores, **options)
     chosen = np.take_along_axis(scores.real.swapaxes(1, 2), np.minimum(every.token, every.tokens - 1), 2)
@@ -130,7 +130,7 @@ def negative_scores_taken_in(B: Spec, scores: Array, *, drop_zero: bool = False,
 def zero_weights_left_out(
     B: Spec, scores: Array, *, combine_scores: Array | None = None, drop_zero: bool = False, **options: Any
 ) -> Any:
-    """Slots with a combine weight of at most 0 stay empty regardless of the score that chose the token."""
+    """If slots with a score of at most 0 must stay empty, the combine weight decides instead of the score."""
     right = B.expert_choice(scores, combine_scores=combine_scores, drop_zero=drop_zero, **options)
     if not drop_zero or combine_scores is None:
         return right

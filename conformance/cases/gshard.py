@@ -106,7 +106,7 @@ def gshard_chance_of_raw_gates(B: Spec, route: Route) -> RouterOutput:
 
 
 def gshard_normalised_after_drops(B: Spec, route: Route) -> RouterOutput:
-    """GShard divides the gates of a token by the sum of the gates that remain after the random choice and drops."""
+    """After the random choice and after drops, GShard divides a token's remaining gates by their sum."""
     output = route.output()
     if not route.options.normalize_selected:
         return output
@@ -116,7 +116,7 @@ def gshard_normalised_after_drops(B: Spec, route: Route) -> RouterOutput:
 
 
 def gshard_random_at_evaluation(B: Spec, route: Route) -> RouterOutput:
-    """GShard keeps second experts at random even without noise."""
+    """Even without noise, GShard keeps second experts only at random."""
     output = route.output()
     if route.noise is not None or route.options.second_expert != "random":
         return output

@@ -112,7 +112,7 @@ def balanced_in_order(B: Spec, frequencies: Array, *, experts: int) -> Any:
 
 
 def dispersed_from_the_first_expert(B: Spec, clusters: Array, *, experts: int) -> Any:
-    """Each cluster is distributed over the experts starting at expert 0."""
+    """The ids of each cluster are distributed over the experts, starting at expert 0."""
     before = [np.sum(clusters[:id] == cluster) for id, cluster in enumerate(clusters)]
     return np.array(before) % experts
 

@@ -73,7 +73,7 @@ def _load_loss() -> Iterator[Definition]:
 
 
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
-    """Returns the gates within the chosen branches."""
+    """Returns each expert's gate within its branch, or 0 if the token did not choose the branch."""
     upper, lower = levels(columns, branches)
     choices_by_level = chosen_by_level(columns, branches, choices)
     inner = noisy_top_k_affinity(lower, choices=choices_by_level[1])
@@ -91,7 +91,7 @@ def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
-    """Returns the load loss with `load(branch load, load in the branch, tokens in the branch)`. of_all: every branch has all tokens."""
+    """Returns a load loss of expert loads `load(branch load, load in branch, tokens in branch)`. of_all: all tokens use all branches."""
 
     def changed(
         B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int

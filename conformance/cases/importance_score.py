@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 def _given(
     name: str, kind: str, purpose: str, scores: Tensor, *flags: str, combine: Tensor | None = None, **options: Any
 ) -> Definition:
-    """Returns a case with the order and choice of tokens for the given scores. The router computes the capacity from the options."""
+    """Returns a case of the token order and the importance-score choice for `scores`. The router's options set the capacity."""
     _, tokens, experts = scores.array.shape
     router = ROUTERS[NAME].options(tokens=tokens, experts=experts, width=1, **options)
     drop = {key: value for key, value in options.items() if key == "drop"}
@@ -145,7 +145,7 @@ def important_in_heap_order(B: Spec, scores: Array, **options: Any) -> Any:
 def removed_after_they_chose(
     B: Spec, scores: Array, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Array | None = None
 ) -> Any:
-    """All tokens are allocated in order of importance. Tokens that are removed later leave empty slots."""
+    """All tokens are allocated in order of importance. Then the least important tokens are removed and leave empty slots."""
     options: dict[str, Any] = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
     order = B.batch_priority(scores)
     routing = B.token_choice(scores, order=order, **options)

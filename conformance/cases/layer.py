@@ -52,7 +52,7 @@ def _experts() -> Iterator[Definition]:
 
 
 def _around(allocation: Stage, *, mlps: bool = True, metrics: bool = True) -> tuple[Stage, ...]:
-    """Returns the calls of a layer that uses the routing of an allocation."""
+    """Returns the calls of an allocation, of the metrics of its routing, and of a layer with this routing."""
     mlp = function("expert_mlp", {"params": PARAMS}, gelu="tanh") if mlps else function("identity")
     layer = call("moe_layer", {"tokens": "tokens", "routing": allocation.name, "experts": mlp})
     return (allocation, *((call("routing_metrics", {"routing": allocation.name}),) if metrics else ()), layer)
@@ -151,12 +151,12 @@ def _mlp_layers() -> Iterator[Definition]:
 
 
 def _perceptrons(allocation: Stage, gelu: str = "tanh") -> Stage:
-    """Returns the call of a layer with MLP experts on the routing of an allocation."""
+    """Returns a call of `moe_mlp` with the routing of `allocation`."""
     return call("moe_mlp", {"tokens": "tokens", "routing": allocation.name, "params": PARAMS}, gelu=gelu)
 
 
 def _mlp_gates() -> Iterator[Definition]:
-    """Returns cases in which a token has any number of choices, as in DSelect-k."""
+    """Returns cases in which tokens may choose different numbers of experts, as in DSelect-k."""
     gate = scores("layer/gates/s").array
     some = np.where(grid("layer/gates", (G, T, E)) > 0, gate, 0.0)
     for name, kind, purpose, values in (
@@ -183,8 +183,8 @@ def _zero_weight() -> Definition:
 def _sums() -> Iterator[Definition]:
     """Returns cases with weighted sums of powers of two.
 
-    In some sums, bfloat16 loses every small term that is added to a large term. In other sums, two terms nearly cancel, so
-    the result depends on digits of the weights that bfloat16 rounds off. Backends may sum over choices and over slots with different code.
+    In some sums, bfloat16 loses every small term that is added to a large term. In other sums, two terms nearly cancel, so the result
+    depends on digits of the weights that bfloat16 drops. Backends may use different code to sum over choices and to sum over slots.
     """
     signs = grid("layer/long/signs", (G, T, D)) >= 0
     powers = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)
@@ -261,7 +261,7 @@ def output_biases_not_weighted(B: Spec, tokens: Array, routing: Any, experts: Ex
 
 
 def straight_through_dispatch(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
-    """The dispatch of a sparse routing has the gradient of its combine weights."""
+    """In gradients, the dispatch entries of a sparse routing have the derivatives of its combine weights."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, combine = routing.dense()
     if isinstance(routing, B.SoftRouting):

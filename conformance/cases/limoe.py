@@ -1,4 +1,4 @@
-"""Cases of LIMoE's entropies. With a threshold, the global entropy is a difference, so its scale is the sum of both terms."""
+"""Cases of LIMoE's entropies. With a threshold, the global loss is threshold - entropy, so its scale is a sum."""
 
 from collections.abc import Iterator
 

@@ -55,7 +55,7 @@ def _bias() -> Iterator[Definition]:
 
 
 def bias_multiplied(B: Spec, scores: Array, bias: Array) -> Array:
-    """The bias b multiplies the scores by 1 + b."""
+    """The scores are multiplied by 1 + b instead of adding the bias b."""
     return (scores * (1 + bias)).real
 
 

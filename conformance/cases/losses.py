@@ -114,7 +114,7 @@ def balance_counts_two(B: Spec, scores: Array, *, choices: int = 2, **more: Any)
 
 
 def balance_of_what_is_kept(B: Spec, scores: Array, **more: Any) -> Array:
-    """The balance loss counts the tokens that get a slot if each expert has 1.25 T / E slots, but at least 4 slots."""
+    """The balance loss counts only tokens with a slot, where each expert has 1.25 T / E slots, but at least 4."""
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
     preferred = stable_order(scores)[..., 0]
@@ -123,7 +123,7 @@ def balance_of_what_is_kept(B: Spec, scores: Array, **more: Any) -> Array:
 
 
 def balance_of_chosen_scores(B: Spec, scores: Array, **more: Any) -> Array:
-    """The balance loss averages the scores after setting every score to 0 except each token's two best scores."""
+    """Before the balance loss averages the scores, all but each token's two best scores are set to 0."""
     shares = chosen_mask(scores, 1).mean(axis=1)
     means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
     return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))
@@ -140,7 +140,7 @@ def _padded(array: Array, value: float) -> Any:
 
 
 def padding_in_the_balance_loss(B: Spec, scores: Array, **more: Any) -> Array:
-    """The balance loss counts the padding tokens (logits 0) that extend a group to a multiple of 8."""
+    """The balance loss counts the padding tokens (logits 0) that extend a group to a multiple of 8 tokens."""
     return B.balance_loss(_padded(scores, 1 / scores.shape[2]), **more)
 
 

@@ -45,7 +45,7 @@ def sigmoid_of_the_weight(B: Spec, route: Route) -> RouterOutput:
 
 
 def last_slot_left_empty(B: Spec, route: Route) -> RouterOutput:
-    """An expert with C > 1 slots takes only the C - 1 tokens with scores above the C-th best score."""
+    """An expert with C > 1 slots takes only its C - 1 best tokens, so its last slot stays empty."""
     output = route.output()
     token, weight = output.routing.token.copy(), output.routing.weight.copy()
     if token.shape[2] > 1:

@@ -51,7 +51,7 @@ def _noise() -> Iterator[Definition]:
         return {
             "logits": logits(f"{GATES}/{case}", reach=2.0, step=0.25),
             "noise_logits": logits(f"{GATES}/{case}/scale", reach=reach, step=step),
-            "noise": groups_tokens(noise + 0.125),  # nonzero noise prevents equal noisy logits
+            "noise": groups_tokens(noise + 0.125),  # noise 0 could make noisy logits equal
         }
 
     case = partial(single, GATES, LOGITS)
@@ -153,7 +153,7 @@ def softmax_before_the_choice(B: Spec, noisy_logits: Array, *, choices: int) -> 
 
 
 def masked_by_zero(B: Spec, noisy_logits: Array, *, choices: int) -> Array:
-    """Unchosen logits are masked by 0, not minus infinity, before the softmax."""
+    """Before the softmax, unchosen logits become 0 instead of minus infinity."""
     return B.softmax_affinity(noisy_logits * chosen_mask(noisy_logits, choices))
 
 
@@ -173,7 +173,7 @@ def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
 def _probability(
     clean: Array, scale: Array, noisy: Array, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
 ) -> Any:
-    """Returns each expert's expected number of tokens above a threshold, the K-th largest value of `without(noisy, expert)`."""
+    """Returns each expert's expected number of tokens above the K-th largest value of `without(noisy, expert)`."""
     load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
     for expert in range(clean.shape[1]):
         others = without(noisy, expert)

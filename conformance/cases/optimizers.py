@@ -1,8 +1,8 @@
 """Cases of the optimisers: steps with prescribed gradients on a few parameters of each kind, and the full optimiser
-state. Variants are known or likely differences of implementations.
+state. The variants are differences that implementations are known or likely to have.
 
-The cases belong to the algorithm `vit`, which trains with the optimisers. The loss of a step is the sum of the
-products of parameters and prescribed gradients, so its gradient is the prescribed one.
+The cases belong to the algorithm `vit`, which trains with the optimisers. The loss of a step is the dot
+product of the parameters and the prescribed gradients, so its gradients are the prescribed gradients.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def cases() -> Iterator[Definition]:
                 values = np.zeros(shape) if leaf == "bias" else grid(f"{key}/value", shape, reach=1.0)
                 inputs[f"params/{part}/{leaf}"] = tensor(values, " ".join(names))
                 drawn = grid(f"{key}/gradient", (len(RATES), *shape), reach=1.0)
-                # The gradients of the first step are so small that only this step is not clipped.
+                # Only the first step has gradients that are too small to be clipped.
                 drawn[0] /= 8
                 inputs[f"gradients/{part}/{leaf}"] = tensor(drawn, " ".join(["steps", *names]))
         stage = stage_of("optimizer_steps", inputs, optimizer={**AROUND, **options}, rates=RATES)
@@ -70,7 +70,7 @@ def _updates() -> Any:
 
 
 def _updating(optimizer: str, name: str, computes: str, update: Any, who: str = "") -> Variant:
-    """Returns the variant in which the optimiser uses the function `update`."""
+    """Returns the variant that replaces the update function of `optimizer` with `update`."""
 
     def make_step(B: Spec, *arguments: Any, **options: Any) -> Any:
         step = B.make_step(*arguments, **options)
@@ -93,7 +93,7 @@ def _ratio_only_with_decay(p: Array, g: Array, kept: Any, n: int, d: float, opti
 
 
 def decay_without_rate(B: Spec, loss_function: Any, optimizer: Any, **options: Any) -> Any:
-    """A parameter's learning rate does not multiply its weight decay."""
+    """The learning-rate multiplier of a parameter does not multiply its weight decay."""
     if not optimizer.rates or optimizer.name != "adamw":
         return B.make_step(loss_function, optimizer, **options)
     paths = [path.split("/") for path in ("head/kernel", "experts/w1", "router/scale")]

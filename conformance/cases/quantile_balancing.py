@@ -43,7 +43,7 @@ def _quantiles() -> Iterator[Definition]:
 
 
 def quantile_not_interpolated(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
-    """The bias is the upper edge of the bin that contains the rank."""
+    """The bias is the upper edge of the bin that contains the rank K T / E, without interpolation."""
     experts, bins = counts.shape
     at = (experts * np.cumsum(counts, axis=1) < choices * counts.sum(axis=1, keepdims=True)).sum(axis=1)
     found = (at + 1) * (np.max(bias) - np.min(bias) + 2) / bins

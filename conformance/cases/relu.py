@@ -70,13 +70,13 @@ def loss_without_load(B: Spec, gates: Array, penalty: Array, *, choices: int) ->
 
 
 def loss_of_a_smooth_count(B: Spec, gates: Array, penalty: Array, *, choices: int) -> Array:
-    """An expert's token count carries the gradient of its gates."""
+    """The token count of an expert has the gradient of the sum of its gates."""
     smooth = np.mean((gates.real > 0) + gates - gates.real, axis=1)
     return penalty * gates.shape[2] / choices * np.mean(np.sum(smooth * gates.mean(axis=1), axis=1))
 
 
 def best_gates_alone(B: Spec, route: Route) -> RouterOutput:
-    """A token goes only to the K best experts among the experts with a positive gate."""
+    """A token goes to at most K experts: the experts of its largest positive gates."""
     gates = B.relu_affinity(B.router_logits(route.tokens, route.params["kernel"]))
     last = -np.sort(-gates.real, axis=2)[:, :, route.options.choices - 1, None]
     capacity = route.options.capacity(train=bool(route.train))

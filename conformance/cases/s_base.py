@@ -56,7 +56,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _trained(train: bool) -> Callable[..., Any]:
-    """Returns a change that runs a router always in training mode, or always in evaluation mode."""
+    """Returns a change that always runs the router in training mode (if `train`) or always in evaluation mode."""
 
     def change(B: Spec, route: Route) -> RouterOutput:
         return route.output(train=train)

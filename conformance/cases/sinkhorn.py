@@ -111,7 +111,7 @@ def _moved_optimum(plan: Array, step: Array) -> Any:
 def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
     """Returns a Sinkhorn function that checks the norm (of order `norm`) of the column error after `first`, `first` + 10, ... iterations.
 
-    The function stops if the error is below the given tolerance or `threshold`. A call with `iterations` and no tolerance skips the checks.
+    It stops once the norm is below the call's tolerance (default: `threshold`). A call with `iterations` and no tolerance skips the checks.
     """
 
     def sinkhorn_affinity(B: Spec, logits: Array, **options: Any) -> Any:

@@ -56,7 +56,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _ablations() -> Iterator[Definition]:
-    """Returns cases that omit one of the two softmaxes, and cases of small sizes."""
+    """Returns ablations, which replace one or both softmaxes, and cases of small sizes."""
     for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
         purpose = f"Ablation: dispatch {first}, combine {second}."
         yield case(f"{first}_{second}", "value", purpose, ABLATION, dispatch=first, combine=second)
@@ -155,7 +155,7 @@ def scale_without_normalisation(
 
 
 def slots_dealt_round_robin(B: Spec, *arguments: Any, **options: Any) -> Any:
-    """Slot i of the flattened list belongs to expert i % E."""
+    """In the flattened list of slots, slot i belongs to expert i % E."""
     return B.SoftRouting(*(_dealt(array) for array in B.soft_routing(*arguments, **options)))
 
 

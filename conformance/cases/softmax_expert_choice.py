@@ -42,7 +42,7 @@ def capped_as_in_the_paper(B: Spec, route: Route) -> RouterOutput:
 
 
 def cap_kept_exactly(B: Spec, route: Route) -> RouterOutput:
-    """A token keeps only the best `cap` of the experts that choose it."""
+    """Of the experts that choose a token, the token keeps only the `cap` best."""
     output = route.output()
     if route.options.cap is None:
         return output

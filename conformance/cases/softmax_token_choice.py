@@ -44,7 +44,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _choices() -> Iterator[Definition]:
-    """Returns cases with two choices, with priorities and with losses."""
+    """Returns cases with two choices, with token priorities, with retries, and with a gradient."""
     half: dict[str, Any] = {"capacity_factor": 0.5}
     purpose = "Two choices, half of the room."
     yield case("two_choices", "overflow", purpose, "first_choices_first", DROP, choices=2, **half)
@@ -57,7 +57,7 @@ def _choices() -> Iterator[Definition]:
 
 
 def _capacities() -> Iterator[Definition]:
-    """Returns cases with a fixed number of slots, with evaluation factors and with normalised weights."""
+    """Returns cases with a fixed number of slots, with normalised weights, and with rules of other implementations."""
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     purpose = "Three slots for each expert, whatever the factor."
     yield case("slots_per_expert", "value", purpose, ROUNDING, **numbered)
@@ -76,7 +76,7 @@ def _capacities() -> Iterator[Definition]:
 
 
 def four_slots_at_least(B: Spec, route: Route) -> RouterOutput:
-    """Experts have at least 4 slots, and a token's kept weights are divided by their sum."""
+    """Each expert has at least 4 slots. After drops, a token's remaining weights are divided by their sum."""
     output = route.output()
     scores = B.softmax_affinity(noisy_logits(B, route.params, route.tokens, route.options, route.noise)[1])
     choices = route.options.choices

@@ -18,7 +18,7 @@ SPARSE = {
     **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
     **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 3, "sparse_hidden": 2},
 }
-"""A sparse block has 10 channels of two images; importance-score routing removes one."""
+"""A sparse block routes 10 channels, 5 of each of two images. Importance-score routing removes one of the 10."""
 SMALL = {
     **{**SPARSE, "depth": 1, "width": 3, "sparse_tokens": 3, "experts": 2},
     **{"sparse_hidden": 2, "sparse_token_hidden": 2},
@@ -34,7 +34,7 @@ Sizes = tuple[int, int, int, int]
 
 
 def _rescaled(name: str, kind: str, purpose: str, sizes: Sizes, *flags: str, axes: str = "token channel") -> Definition:
-    """Returns a case with two images and the rescale maps for `axes`. sizes: S, C, S', C'."""
+    """Returns a case with two images and the rescale maps for `axes`. sizes: tokens S and channels C, then new S' and C'."""
     (s, c, new_s, new_c), key = sizes, f"sparse_mlp/{name}"
     inputs = {"x": tensor(grid(f"{key}/x", (2, s, c)), "images tokens channels")}
     for axis, old, new in (("token", s, new_s), ("channel", c, new_c)):
@@ -118,7 +118,7 @@ def token_bias_over_channels(B: Spec, x: Array, params: Mapping[str, Any]) -> Ar
 
 
 def rescaled_around_a_residual(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
-    """The rescale sub-layer adds its input if the sizes match."""
+    """If the shapes are equal, the rescale sub-layer adds its input to its output."""
     right = B.rescale(x, params)
     return right + x if right.shape == x.shape else right
 

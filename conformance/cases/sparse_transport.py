@@ -133,7 +133,7 @@ def rows_are_sparse(B: Spec, utility: Array, *, capacity: int, sparsity: str = "
 
 
 def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]]) -> Callable[..., Any]:
-    """Returns a solver that runs on each part until every group has had a gradient whose `size` is within the tolerance."""
+    """Returns a solver that stops on each part once every group has reached a gradient whose `size` is within the tolerance."""
 
     def solved(
         B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", solver: str = "adam", steps: int = 20,
@@ -158,7 +158,7 @@ def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]])
 
 
 def infeasible_refused(B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", **options: Any) -> Array:
-    """An error is raised if a plan may have fewer nonzero entries than tokens, since no such plan satisfies all row sums."""
+    """If a plan may have fewer nonzero entries than tokens, an error is raised, because no such plan satisfies all row sums."""
     plan = B.sparse_transport_affinity(utility, capacity=capacity, sparsity=sparsity, **options)
     if sparsity == "expert" and capacity * utility.shape[2] < utility.shape[1]:
         raise ConfigError(f"capacity: {capacity} is too small to hold all tokens")

@@ -94,14 +94,14 @@ def raw_utility(B: Spec, route: Route) -> RouterOutput:
 
 
 def zero_choices_not_made(B: Spec, route: Route) -> RouterOutput:
-    """A token does not choose an expert whose sparsity-constrained plan is 0."""
+    """A token does not choose an expert whose entry in the sparsity-constrained plan is 0."""
     plan, scores = _plans(B, route)
     made = np.take_along_axis(plan, stable_order(plan)[..., : route.options.choices], axis=-1) > 0
     return _chosen(B, route, route.options, plan, scores, keep=made)
 
 
 def zero_choices_without_weight(B: Spec, route: Route) -> RouterOutput:
-    """An expert whose sparsity-constrained plan is 0 has weight 0 even if outputs are combined by the softmax."""
+    """Experts whose entry in the sparsity-constrained plan is 0 have weight 0, even if the weights come from the softmax."""
     plan, scores = _plans(B, route)
     if route.options.normalize_selected:
         scores = B.normalize_selected(plan, scores, choices=route.options.choices)

@@ -88,7 +88,7 @@ def _router() -> Iterator[Definition]:
 
 
 def masked_not_divided(B: Spec, gates: Array, mask: Array) -> Array:
-    """Gates kept by a mask are not divided by their sum."""
+    """The gates that remain after masking are not divided by their sum."""
     return np.where(mask, gates, 0.0)
 
 
@@ -109,7 +109,7 @@ def batchwise_at_evaluation(B: Spec, route: Route) -> RouterOutput:
 
 
 def balanced_gates_as_they_are(B: Spec, route: Route) -> RouterOutput:
-    """Strictly balanced gating combines with the softmax itself and does not divide by the sum of a token's kept gates."""
+    """The combine weights of strictly balanced gating are the softmax, not divided by the sum of a token's remaining gates."""
     gates = B.softmax_affinity(B.router_logits(route.tokens, route.params["kernel"]))
     return reweighted(B, route.output(), gates)
 

@@ -59,7 +59,7 @@ def cases() -> Iterator[Definition]:
 
 
 def all_bits(B: Spec, words: Array) -> Array:
-    """A uniform number uses all 32 bits and adds half of the last bit."""
+    """A uniform number uses all 32 bits of a word and adds half of the last bit."""
     return ((np.asarray(words).astype(np.int64) & (2**32 - 1)) + 0.5) * 2.0**-32
 
 

@@ -160,7 +160,7 @@ def _by_token() -> Iterator[Definition]:
 
 
 def _divided_after_drops() -> Iterator[Definition]:
-    """Returns cases that normalise the weights of the choices that a token keeps."""
+    """Returns cases that normalise a token's remaining weights after drops."""
     flag = "renormalised"
     purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
     apart = distinct("tc/kept/gradient", (G, 10, 4))
@@ -312,7 +312,7 @@ def priority_of_choices(B: Spec, scores: Array, *, order: Array | None = None, *
 
 
 def padding_in_the_slots(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
-    """Padding tokens of equal scores, which extend a group on the left to a multiple of 8, take slots and then leave them empty."""
+    """Padding tokens of equal scores extend each group at its start to a multiple of 8 and take slots, which stay empty."""
     left, tokens = -scores.shape[1] % 8, scores.shape[1]
     if options.get("order") is not None or options.get("keep") is not None or "normalize" in options:
         return B.token_choice(scores, combine_scores=combine_scores, **options)
@@ -325,7 +325,7 @@ def padding_in_the_slots(B: Spec, scores: Array, *, combine_scores: Array | None
 
 
 def rerouted_always(B: Spec, scores: Array, *, tries: Any = None, **options: Any) -> Any:
-    """After the choices of all tokens, a token whose experts are full tries all other experts in turn."""
+    """After all tokens have chosen, a token whose experts are full tries all other experts in turn."""
     if options.get("keep") is not None or options.get("slot_order") == "token":
         return B.token_choice(scores, tries=tries, **options)
     return B.token_choice(scores, tries=scores.shape[2], **options)
@@ -337,7 +337,7 @@ def kept_weights_renormalised(B: Spec, scores: Array, *, normalize: Any = None, 
 
 
 def kept_sum_clamped(B: Spec, scores: Array, *, normalize: Any = None, **options: Any) -> Any:
-    """The kept weights of a token are divided by the larger of their sum and 2^-23."""
+    """After drops, a token's remaining weights are divided by the larger of their sum and 2^-23."""
     routing = B.token_choice(scores, normalize=normalize, **options)
     if normalize != "sum":
         return routing

@@ -40,7 +40,7 @@ FORWARD: dict[str, dict[str, Any]] = {
     "part_of_image": {**SMALL, "router": "softmax_token_choice", "pool": "gap_norm", "registers": 1, "group_tokens": 2},
     "stem": {**SMALL, "stem": 1, "router": "softmax_token_choice", "experts": 2, "channels": 2},
 }
-"""Case -> settings of its model. The router has the case's name unless the settings name another."""
+"""Maps each case to its model settings. If the settings name no router, the router has the case's name."""
 
 TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "softmax_token_choice": (0, {**STEPS, "depth": 2}),  # the only case with a dense block before the MoE block
@@ -67,7 +67,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "relu": (0, {**LEAST, "router_options": {"initial_penalty": 0.0625}}),
     "batch_expert_choice": (2, LEAST),
 }
-"""Router -> (index of the first draw without a step near a tie, model settings)."""
+"""Maps each router to the index of the first draw whose training steps have no near tie, and to its model settings."""
 
 
 def cases() -> Iterator[Definition]:

@@ -13,8 +13,8 @@ output: (groups, tokens, width).
 
 A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declines the case; see `declined.py`. An adapter
 without `from_numpy(tree, dtype)` receives NumPy arrays, cannot run in bfloat16, and may return a float64 output. `to_numpy(tree)` converts
-results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. The suite compares only the output of the layer, and
-runs no single steps, noise or error cases on an adapter. `__moespec_version__` is the specification version that the adapter follows.
+results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. The suite compares only the layer's output and gradients,
+and runs no single steps, error cases, or cases with noise or token ids. `__moespec_version__` is the version that the adapter follows.
 
 The method `vjp` computes the gradients. If an adapter has no `vjp` and `from_numpy` returns torch or JAX arrays, that
 framework differentiates `layer` with respect to x and all params.

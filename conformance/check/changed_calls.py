@@ -24,7 +24,7 @@ from moespec.conformance.functions import function
 __all__ = ["changed_calls"]
 
 TRIED = 3
-"""Number of a stage's failures on which all changes are tried. Other failures try only changes that explain one of these."""
+"""Number of failures of a stage on which all changes are tried. Later failures try only changes that explain an earlier one."""
 LARGE = 50_000
 """Maximum total array size of a call; larger calls take too long."""
 CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
@@ -35,13 +35,13 @@ CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
         "{} rounded to bfloat16": partial(short, bits=8),
     },
 }
-"""Changes of an array, in words."""
+"""Maps the description of each change to a function that changes an array."""
 
 
 def changed_calls(known: Known, failing: Sequence[tuple[Place, Values, str]]) -> dict[Place, str]:
     """Returns, for each failure of one stage, a sentence on the change that explains the most failures.
 
-    failing: tuples of place, returned values and dtype. If several failures are given, a change must explain at least two.
+    failing: tuples ((case id, stage), returned values, dtype). If several failures are given, a change must explain at least two.
     """
     fitting: dict[str, list[Place]] = {}
     for number, (place, returned, dtype) in enumerate(failing):

@@ -1,4 +1,4 @@
-"""Read `not_offered`, in which a target declines cases (by patterns of case ids) and options of calls, each with a reason.
+"""Read `not_offered`, which maps the cases (id patterns) and options that a target declines to the reasons.
 
     not_offered = {"token_choice/keep*": "every choice is made", "token_choice(tries=)": "a full expert drops its token"}
 

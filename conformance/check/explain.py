@@ -7,7 +7,7 @@ relates the wrong result to the expected result (`relations.py`) or names a chan
 Third-party routers fail most often by ordering equal scores differently. The specification puts the lower index first among
 equal scores. An unstable sort returns an arbitrary order, which no known variant reproduces. A failure counts as reordered if each
 slot has the weight of its token and condition (a) or (b) holds. (a) The scores in each slot are bitwise equal to the expected scores.
-(b) The scores of each token are the expected ones, and each expert keeps the order of the tokens whose scores are not tied.
+(b) Each token has the expected scores, and each expert has its tokens without tied scores in the expected order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -298,7 +298,7 @@ def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], 
 
 
 def _taken(scores: Array, slots: Array) -> Array:
-    """Returns the scores (groups, experts, capacity) of the slots' tokens from scores (groups, tokens, experts); -1 for empty slots."""
+    """Returns the scores (groups, experts, capacity) of the slots' tokens, or -1 for empty slots. scores: (groups, tokens, experts)."""
     padded = np.concatenate([scores, np.full_like(scores[:, :1], -1)], axis=1).astype(np.float64)
     taken: Array = np.take_along_axis(padded.swapaxes(1, 2), slots, axis=2)
     return taken

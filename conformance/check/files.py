@@ -63,7 +63,7 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """Returns the floating-point dtype of the files, or float64 without floating-point tensors. A file's dtype is the coarsest in the file.
+    """Returns the floating-point dtype of the files, or float64 if no tensor is floating-point. A file's dtype is its coarsest.
 
     Raises FileError if the dtypes of files differ, because a bfloat16 file must not loosen the tolerance of other files.
     """
@@ -103,7 +103,7 @@ def expected(case: Case) -> dict[str, Value]:
 
 
 def _end(case: Case) -> list[str]:
-    """Returns the tensors without which a file's case counts as not implemented."""
+    """Returns the names of the required tensors. If one is missing, the case counts as not implemented."""
     if case.gradients is not None:
         return [f"gradient/{name}" for name in case.gradients.wrt]
     if any(stage.router for stage in case.stages):

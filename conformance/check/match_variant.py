@@ -26,12 +26,12 @@ DTYPE = DTYPES["float64"]
 """The dtype in which variants run."""
 
 ENOUGH = 0.5
-"""A partial explanation is reported if the variant agrees in at least this fraction of the stages that it or the target
-fails."""
+"""A partial explanation is reported if the variant agrees in at least this fraction of the stages that fail on the variant
+or the target."""
 
 SLACK = 4
-"""Maximum distance, in tolerances, between a target and a variant (whose scale is unknown); the expected result must be
-twice as far. A variant fails a stage that the target passes if its distance exceeds this."""
+"""Maximum distance, in tolerances, between the results of a target and a matching variant, whose scale is unknown. The expected result
+must be at least twice as far. If a variant's distance from the expected result exceeds this, the variant fails the stage."""
 
 Place = tuple[str, str]
 """(case id, stage)."""
@@ -117,7 +117,7 @@ class Known:
         bounds = {result: precision(call, result, dtype) for result in shared}
         away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
         wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
-        if wrong <= 1:  # the target's results are correct but incomplete
+        if wrong <= 1:  # the returned results are correct, so only missing results can match
             return values.keys() == returned.keys() != expected.keys()
         return away <= min(SLACK, wrong / 2)
 
@@ -158,7 +158,7 @@ def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
-    """Returns the stages of a case whose results all pass if `state` is "pass", else the failing stages that returned a result."""
+    """If `state` is "pass", returns the stages of a case whose results all pass. Otherwise returns the failing stages with a result."""
     states: dict[str, set[str]] = {}
     for outcome in result.outcomes:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)

@@ -1,4 +1,4 @@
-"""Test the suite on known variants. Every variant must fail on a vector.
+"""Test the suite on known variants. Every variant must fail on at least one vector.
 
 A variant runs in float64, op by op, on the cases that call a function or router that the variant replaces. The algorithms run
 one after another until two cases have failed. Only the first step of a trajectory runs, because trajectories take
@@ -25,7 +25,7 @@ from moespec.conformance.matrix_rows import ALGORITHMS
 __all__ = ["MutationReport", "falls", "first_step", "mutation_report", "table"]
 
 ENOUGH = 2
-"""Number of catching cases after which no further algorithm is tried."""
+"""Once this many cases catch a variant, no further algorithm is tried."""
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ ROOM = 1 << 24
 WIDER = 16
 """Factor by which an answer may exceed the expected size."""
 MAPS = 30_000
-"""Memory maps above which the next part starts a new process. Linux allows 65 530 per process, and every program that
-LLVM compiles keeps some. JAX segfaults once they are exhausted."""
+"""If a process has more memory maps than this, the next part starts a new process. Linux allows 65 530 per process, and every
+program that LLVM compiles keeps some maps. Without a free map, JAX ends with a segmentation fault."""
 FOLDERS: list[str] = []
-"""Folders (a command's working folder) prepended to `sys.path` only in a target's process, after importing the suite."""
+"""Folders, such as a command's working folder, that only a target's process prepends to `sys.path`, after importing the suite."""
 TRUSTED: list[str] = []
 """Custom routers, `package.module:ROUTER`, that a target's process imports."""
 PROGRAM = (
@@ -201,7 +201,7 @@ class Remote:
         return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
-        """Like `worker.answers`. Runs compiled jobs together. Runs other jobs, and compiled jobs that end the process, one by one."""
+        """Returns answers like `worker.answers`. Runs compiled jobs together. In other modes, or if that fails, runs jobs one by one."""
         if mode == "compiled" and len(jobs) > 1:
             with suppress(EndedError):
                 return self._answers(jobs, mode, gradient)

@@ -1,4 +1,4 @@
-"""Find relations between a wrong result and the expected result. A relation is reported only if the numbers satisfy the relation.
+"""Find relations between a wrong result and the expected result, and report only relations that hold.
 
 A relation holds if the result is within a few tolerances of the value that the relation predicts, and at least twice as far from the
 expected value. Any two scalars have a ratio, so a ratio of scalars is reported only if several cases share it or `_is_plain` holds.
@@ -20,11 +20,11 @@ __all__ = ["Wrong", "error_size", "in_other_places", "quantities", "relations", 
 
 Array = NDArray[Any]
 SLACK = 4.0
-"""Maximum distance from a guess, in tolerances."""
+"""Maximum distance, in tolerances, between a result and the values that a relation predicts."""
 CHANCE = 0.05
-"""Wrong entries are attributed to a place only if random entries would fall there with a smaller probability."""
+"""Wrong entries are attributed to a place only if randomly placed entries would all lie there with a smaller probability."""
 SPREAD = 64.0
-"""Maximum ratio of the largest error to the median for errors attributed to a format."""
+"""Errors are attributed to a number format only if the largest error is less than this multiple of the median error."""
 NEAR = 1e-3
 """A factor this close to 1 is less informative than the size of the error."""
 FORMATS = {"bfloat16": 8, "float16 or TF32": 11, "float32": 24}
@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "the exponential of the expected value": np.exp,
     "1 minus the expected value": lambda want: 1 - want,
 }
-"""Functions of the expected result that are tried."""
+"""Functions that may map the expected result to the wrong result."""
 WITH_ANOTHER: dict[str, Callable[[Array, Array], Array]] = {
     "it is the same as {}": lambda want, other: other,
     "{} is added to the expected value": np.add,
@@ -46,7 +46,7 @@ WITH_ANOTHER: dict[str, Callable[[Array, Array], Array]] = {
     "it is the expected value times {}": np.multiply,
     "it is the expected value divided by {}": np.divide,
 }
-"""Functions of the expected result and another array that are tried."""
+"""Functions that may map the expected result and another array to the wrong result."""
 NUMBERS: dict[str, Callable[[float], float]] = {
     **{"{}": lambda x: x, "1/{}": lambda x: 1 / x, "{}^2": lambda x: x * x, "1/{}^2": lambda x: 1 / (x * x)},
     **{"sqrt({})": lambda x: abs(x) ** 0.5, "1/sqrt({})": lambda x: abs(x) ** -0.5},
@@ -55,12 +55,12 @@ NUMBERS: dict[str, Callable[[float], float]] = {
     **{"sqrt(({0} - 1)/{0})": lambda x: abs((x - 1) / x) ** 0.5, "pi": lambda x: math.pi},
     **{"ln 2": lambda x: math.log(2), "1/ln 2": lambda x: 1 / math.log(2), "1/(ln 2)^2": lambda x: math.log(2) ** -2},
 }
-"""Expressions tried for a factor: of one size or option of a case, or constant; simplest first."""
+"""Expressions that may explain a number, simplest first: constants, and functions of one size or option of a case."""
 OF_TWO: dict[str, Callable[[float, float], float]] = {
     **{"{}*{}": lambda x, y: x * y, "{}/{}": lambda x, y: x / y, "{1}/{0}": lambda x, y: y / x},
     **{"1/({}*{})": lambda x, y: 1 / (x * y)},
 }
-"""Expressions of two sizes or options."""
+"""Expressions of two sizes or options that may explain a number."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def quantities(case: Case) -> dict[str, float]:
 
 
 def _names(wrongs: Sequence[Wrong], numbers: Sequence[float]) -> list[str]:
-    """Returns the simplest expressions in the cases' sizes and options that equal the numbers, or [] if more than three do."""
+    """Returns the simplest expressions in the cases' sizes and options that equal the numbers, or [] if more than three expressions fit."""
     if np.allclose(np.abs(numbers), 1):
         return []
     known = [quantities(each.case) for each in wrongs]
@@ -161,9 +161,9 @@ def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> s
 
 
 LISTED = 6
-"""Maximum places along an axis that are listed."""
+"""Maximum number of places along an axis that a sentence lists."""
 MOST = 64
-"""Maximum places along an axis that are compared with each other."""
+"""Maximum size of an axis whose places are compared with each other."""
 MEASURES = ((Wrong.factor, "it is {} times the expected value"), (Wrong.summand, "it is the expected value plus {}"))
 
 
@@ -189,7 +189,7 @@ def shared(wrongs: Sequence[Wrong]) -> list[str]:
 
 
 def _is_plain(wrongs: Sequence[Wrong], wrong: Wrong, factor: float) -> bool:
-    """Whether a scalar's factor is a fractional option or its inverse. If only one case fails, 2, 1 and 1/2 are also plain."""
+    """Whether a scalar's factor is a fractional option or its inverse. If only one case fails, the factors 2, 1 and 1/2 also count."""
     options = [x for x in quantities(wrong.case).values() if x != round(x)]
     known = [*options, *(1 / x for x in options), *((0.5, 1.0, 2.0) if len(wrongs) == 1 else ())]
     return bool(np.isclose(abs(factor), known, rtol=SLACK * wrong.unit + 1e-9, atol=0).any())

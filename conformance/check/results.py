@@ -24,7 +24,7 @@ COLUMNS = {
     "errors": ("negative",),
     "trajectory": ("trajectory",),
 }
-"""The columns of the matrix and their classes of cases."""
+"""Maps each column of the result matrix to the classes of cases that the column covers."""
 
 STATES = {
     "fail": "a result differs from the expected one",
@@ -41,7 +41,7 @@ FAILED = ("fail", "error", "reordered")
 """The states that count as failures. Every other state except `pass` is a skip."""
 ORDER = tuple(STATES)
 EAGER = {"strided": "correct on contiguous arrays, wrong on strided ones", "compiled": "correct eager, wrong compiled"}
-"""Explanation by mode of a case that fails in this mode but passes eagerly."""
+"""Maps each mode to the explanation of a case that fails in this mode but passes in eager mode."""
 FINER = {"float64": (), "float32": ("float64",)} | dict.fromkeys(("bfloat16", "float16"), ("float32", "float64"))
 """The finer dtypes of each dtype, nearest first."""
 
@@ -66,12 +66,12 @@ class Match:
 
     @property
     def question(self) -> str:
-        """The ledger entry that the variant answers differently from the specification, or ""."""
+        """The ledger question that the variant answers differently from the specification, or ""."""
         return self.ledger.rstrip(ascii_lowercase)
 
     @property
     def text(self) -> str:
-        """The predicate of a sentence in the report whose subject is "it"."""
+        """The part of a report sentence that follows the subject "it"."""
         verb = "equals" if self.agree == self.of else "agrees in part with"
         notes = [f"in {self.agree} of {self.of} stages"]
         notes += [f"ledger {self.ledger}"] if self.ledger else []
@@ -220,13 +220,13 @@ class Report:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Passed, failed, skipped."""
+        """The numbers of passed, failed and skipped cases."""
         passed, failed, skipped = counts(self.results)
         return passed, failed + len(self.problems), skipped + sum(each.cases for each in self.unsupported)
 
 
 def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
-    """Passed, failed, skipped. A case that neither passed nor failed counts as skipped."""
+    """Returns the numbers of passed, failed and skipped cases. A case that neither passed nor failed counts as skipped."""
     states = [result.state for result in results]
     passed, failed = states.count("pass"), sum(state in FAILED for state in states)
     return passed, failed, len(states) - passed - failed

@@ -47,7 +47,7 @@ __all__ = [
 
 Values = dict[str, Any]
 STRIDED = "strided"
-"""Op by op on arrays that are contiguous in no order of axes: some cases in one dtype, for torch targets."""
+"""The mode that runs some cases in one dtype, op by op, on arrays that are contiguous in no order of axes (torch targets only)."""
 MODES = ("eager", "compiled", STRIDED)
 DEFAULT = ("eager", STRIDED)
 """The default modes."""
@@ -80,11 +80,11 @@ class Target:
     """A module in one dtype; see the module's docstring."""
 
     kind = "target"
-    """The command-line option for this kind, and the interface in a report."""
+    """The name of this kind of target in command-line options and in reports."""
     declines = False
-    """Whether it may decline a case by an exception, like adapters."""
+    """Whether targets of this kind, like adapters, may decline a case by raising an exception."""
     strided = False
-    """Whether its arrays are, if possible, transposed views with gaps."""
+    """Whether the target receives transposed views with gaps, if its arrays can be strided."""
 
     def __init__(self, name: str, dtype: Dtype, module: ModuleType | None = None) -> None:
         self.name, self.dtype = name, dtype
@@ -146,7 +146,7 @@ class Target:
         if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
         needs = call.needs(job.stage, job.stages, job.values)
-        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # no target has custom steps
+        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # no target has custom functions
         return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:

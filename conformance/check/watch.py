@@ -30,7 +30,7 @@ def _module(frame: FrameType) -> str:
 
 @contextmanager
 def watched(called: set[str]) -> Iterator[None]:
-    """Adds to `called` each function of moespec that third-party code calls, or that the suite calls as a name of the target."""
+    """Adds to `called` each function of moespec that third-party code calls, or that the suite calls through the target."""
 
     def seen(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and _ours(frame):

@@ -37,9 +37,9 @@ Answer = Values | Failure
 Arrays = dict[str, NDArray[Any]]
 CALLED: set[str] = set()
 MET: set[tuple[str, str]] = set()
-"""The functions of moespec that this process's target calls, and the watched calls of each row."""
+"""The functions of moespec that this process's target calls, and the pairs (algorithm, called name) already watched."""
 SENT = "fiub"
-"""Valid dtype kinds of results. Arrays of other kinds, or with more than 8 bytes per number, are not results."""
+"""Valid dtype kinds of results. Arrays of other kinds, or with more than 8 bytes per number, are invalid results."""
 
 
 def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:

@@ -23,7 +23,7 @@ from moespec.spec.names import near_it
 __all__ = ["parser", "spread"]
 
 SIZES = ("small", "large")
-"""Sizes of fresh cases: the vectors' sizes with other numbers, and layers large enough for kernels."""
+"""Sizes of fresh cases. Small cases have the vectors' sizes and other numbers. Large cases are layers large enough for kernels."""
 DIGITS = 40
 """Maximum digits of a seed."""
 PYTEST = """
@@ -199,7 +199,7 @@ LISTS: Mapping[str, Mapping[str, str]] = {
         for name, n in (("algorithm", [*ALGORITHMS]), ("class", CLASSES), ("mode", MODES))
     },
 }
-"""Options that take several words, with their known words; some words are aliases for others."""
+"""Maps each option that takes several words to its known words, and each known word to the word that it stands for."""
 
 
 def _some_of(option: str) -> Callable[[str], list[str]]:

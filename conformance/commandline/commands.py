@@ -130,7 +130,7 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
 
 
 def _ids(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the ids of all cases: the stored vectors, then the large cases, which are only generated."""
+    """Yield the ids of all cases: the stored vectors, then the large cases, which are generated and never stored."""
     yield from suite.ids(options.vectors)
     from moespec.conformance.author import large
 
@@ -168,7 +168,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
 
 
 def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
-    """Return the report with the ids of cases in the chosen rows that were not run."""
+    """Return the report with `left_out`, the cases of the chosen algorithms that were not run."""
     rows = options.algorithm or {id.partition("/")[0] for id in chosen}
     ran = {result.id for result in report.results}
     ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)

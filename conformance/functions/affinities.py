@@ -26,7 +26,7 @@ to 5 u of the result. XLA's approximation is off by 4.63 u (4 million arguments 
 def _cosine_scale(
     tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
-    """The errors of a projection and of its norm grow with the summed terms. Divided by the norm, these errors change the cosine."""
+    """Return the scale of cosine logits. The errors of a projection and of its norm are proportional to the sum of absolute terms."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
@@ -35,7 +35,7 @@ def _cosine_scale(
 
 
 def _cap_scale(logits: Array, *, cap: float) -> Array:
-    """In the scale A of a capped logit, `4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
+    """Return the scale A of a capped logit: `4 u A` is the sum of the rounding errors of the quotient, the tanh and the product.
 
     The condition scale contains only the quotient's term, `|L| (1 - tanh^2)`, which vanishes for a large logit |L|.
     """
@@ -44,7 +44,7 @@ def _cap_scale(logits: Array, *, cap: float) -> Array:
 
 
 def _softmax_scale(logits: Array, chosen: Any = True) -> Array:
-    """In the scale A of a softmax over the chosen entries, `4 u A` is the rounding error of `exp(L - (max + log sum))`.
+    """Return the scale A of a softmax over the chosen entries: `4 u A` is the rounding error of `exp(L - (max + log sum))`.
 
     The errors arise in the logits, the logarithm, the sum with the maximum, the difference and the exponential. The
     condition scale covers only the errors of the logits, which are small near 0.
@@ -89,7 +89,7 @@ def _bins_scale(bias: Array, **of_counts: Any) -> Array:
 
 
 def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
-    """Return the scale of a quantile bias. For all other states, the condition scale is sufficient."""
+    """Return the scale of a quantile bias. For all other states, return 0, because the condition scale is sufficient."""
     return _bins_scale(state["bias"]) if getattr(options, "bias_update", "") == "quantile" else 0.0
 
 
@@ -111,7 +111,7 @@ def _support(utility: Array, **options: Any) -> Any:
 
 
 def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given: Any) -> Any:
-    """Return the actual plus the target sums of a plan's rows or columns. The result is the dual gradient, computed on absolute values."""
+    """Return the dual gradient computed on absolute values: the actual plus the target sums of a plan's rows or columns."""
     plan = dual(utility=utility, **given).plan
     return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
 
@@ -279,4 +279,4 @@ FUNCTIONS = (
 )
 
 UPDATE = Function("ROUTERS.update", {"*": Output("experts", written=_update_scale)})
-"""A router's `update`, which returns its state after a step by name."""
+"""Describes a router's `update`, which returns the router's state after a step, by name."""

@@ -26,7 +26,7 @@ CHOICE = Choice("scores", best_experts("choices"))
 
 
 def _priorities(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """Return the margin of a token order. The scale of a token is the largest scale among its scores."""
+    """Return the margin of a token order. The scale of a priority is the token's largest score scale times the number of summed scores."""
     counted = options.get("choices", 1) if options.get("by") == "sum" else 1
     priority = np.sort(scores, axis=-1)[..., -counted:].sum(axis=-1)
     return order_margin(priority, counted * scale.max(axis=-1))
@@ -38,7 +38,7 @@ def _second(gates: Array, noise: Array) -> Any:
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """Return `|logit| + |log(-log noise)| + 1` or, for the expert with the largest logit, the largest value in the row."""
+    """Return `|logit| + |log(-log noise)| + 1` or, for the expert with the largest logit, the largest such value in the row."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)
@@ -50,7 +50,7 @@ def _largest(scores: Array, **shards: Any) -> Any:
 
 
 def _by_shards(scores: Array, noise: Array | None = None, **shards: Any) -> Any:
-    """Return the scores in shard order. Sorting the noise gives this order, which is exact, as noise is an input with distinct numbers."""
+    """Return the scores in shard order. Sorting the noise gives this order, which is exact, because the noise is an input."""
     return scores if noise is None else scores[stable_order(noise)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["DENSE", "GROUPS", "METRICS", "ROUTE", "SLOTS", "Choice", "Function", "Output", "axes"]
 
 GROUPS = ("groups", "images", "rows")
-"""Names of leading axes of a target's arrays that the specification's arrays (one group) lack."""
+"""Leading axes that a target's arrays have and the specification's arrays lack, because the specification computes one group."""
 
 
 def axes(names: str) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ class Output:
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
     written: `(**arguments) -> A` for one group, which repeats the computation on absolute values. If `scale` is "condition", A is
-    the larger of the condition scale and the written scale. The tolerances of a router include the errors of this result.
+    the larger of the condition scale and the written scale. If a router calls the function, its tolerances include this error.
     constant: the name of the constant c.
     rounded: whether the result is rounded to the run's dtype. An unrounded result is in float32 or better even in a
     bfloat16 run, and the tolerance uses the roundoff of float32.

@@ -40,7 +40,7 @@ def _importance_scale(scores: Array) -> Array:
 
 
 def _load_scale(logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
-    """In units of u, `1 - Phi(z)` has two errors: 1 from the difference, and the error of z times the normal density."""
+    """Return the scale of the load loss. In units of u, `1 - Phi(z)` has the error 1 plus the error of z times the normal density."""
     threshold = -np.sort(-noisy_logits, axis=1)[:, choices - 1 : choices]
     z = (threshold - logits) / noise_std
     errors = 1 + normal_density(z) * (np.abs(threshold) + np.abs(logits)) / noise_std
@@ -48,7 +48,7 @@ def _load_scale(logits: Array, noisy_logits: Array, *, choices: int, noise_std: 
 
 
 def _z_scale(logits: Array) -> Array:
-    """Even for a small L, the error of `L = max + log(sum exp(x - max))` can reach `|max| + log E`. The loss squares L."""
+    """Return the scale of the mean of L^2. Even for a small L, the error of `L = max + log(sum exp(x - max))` can reach `|max| + log E`."""
     totals = np.abs(logsumexp(logits))
     errors = np.abs(logits).max(axis=1) + np.log(logits.shape[1])
     return np.mean(totals * (totals + 2 * errors))

@@ -23,9 +23,9 @@ __all__ = ["BLOCKS", "FUNCTIONS", "prepare"]
 
 BLOCKS = 4
 CONFIGS = {"vit": "VitConfig", "mixer": "MixerConfig", "sparse_mlp": "SparseMlpConfig"}
-"""Models by module name, with the name of the configuration class."""
+"""Maps the module name of each model to the name of its configuration class."""
 KEPT = (1, 5)
-"""Steps after which the parameters are results, in addition to the last step."""
+"""After these steps and after the last step, the parameters are results of the case."""
 
 
 def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _trained(
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
     options |= state_update(B, model.moe_layers(config, batch // accumulate))
-    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # micro-batches would average metrics
+    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # a step averages metrics over micro-batches
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)
     metrics: list[dict[str, Any]] = []

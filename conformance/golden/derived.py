@@ -34,7 +34,7 @@ from moespec.spec.ranges import Range, option_types
 __all__ = ["all_definitions", "derived", "three_each", "valid_calls", "valid_definitions"]
 
 SIZES = ("tokens", "experts", "width")
-"""Fields of every router's options."""
+"""Fields that the options of every router have."""
 ROUTING = {"tokens", "experts"}
 """Axes of a routing."""
 FIXED = ("words", "pair")
@@ -53,7 +53,7 @@ BROADCAST = {"dropout/draws"}
 NOT_READ = {"hash_routing/like", "hash/tokens"}
 FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes", "spread_images/scores/tokens"}
 NAMED_OTHERWISE = {"noisy_top_k/noise_kernel", "hierarchical_top_k/noise_kernel"}
-"""Arrays whose errors name the kernel of `router_logits`."""
+"""Arrays for which an error names the kernel of `router_logits` instead of the array."""
 OTHER_NAMED = {
     "token_choice/scores/tokens",
     "base_routing/scores/tokens",
@@ -62,11 +62,11 @@ OTHER_NAMED = {
 }
 OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tokens", "masked_gates/gates/experts"}
 OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
-"""Axes for which an error names only the other array with the axis."""
+"""Axes for which an error names only the other array that has the axis."""
 
 
 LATER = {"balance_loss/choices", "balance_loss/load"}
-"""Arguments newer than their functions' error cases, which must stay unchanged."""
+"""Arguments that are newer than the error cases of their functions. These error cases must stay unchanged."""
 
 
 # Valid calls.

@@ -1,8 +1,8 @@
-"""Builds fresh cases from a seed: the definitions of committed cases with other random numbers.
+"""Builds fresh cases from a seed. A fresh case has the definition of a committed case, but other random numbers.
 
-A target could copy the expected results of committed vectors, but not the results of fresh cases. The same seed always produces the
-same cases. Every expected result, tolerance and margin is recomputed. If a draw fails or its choices are not certain in float32, the
-seed's next draw is used instead. Error, training and model cases, and cases with explicit numbers, have no fresh version.
+A target could copy the expected results of committed vectors, but not the results of fresh cases. The same seed always gives the same
+cases. All expected results, tolerances and margins are recomputed. If a draw gives no valid case, or choices that float32 rounding could
+change, the seed's next draw is used. Error, training and model cases, and cases without random inputs, have no fresh version.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,16 @@ from moespec.conformance.suite import problems
 __all__ = ["fresh", "ids", "is_drawn", "kind", "made"]
 
 TRIES = 12
-"""Maximum draws per seed and case."""
+"""The maximum number of draws for one seed and case."""
 
 
 def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, size: str = "small") -> list[Case]:
-    """Return the cases of a seed whose id `only` accepts. Raises GoldenError if every draw of a case fails."""
+    """Return the fresh cases of a seed, limited to the case ids that `only` accepts. Raises GoldenError if every draw of a case fails."""
     return [made(seed, id) for id in ids(seed, size) if only(id)]
 
 
 def ids(seed: int, size: str = "small") -> list[str]:
-    """Return the ids of a seed's cases. Small cases are committed cases with other numbers. `large.py` defines large cases."""
+    """Return the ids of a seed's fresh cases. Small fresh cases are derived from committed cases. `author/large.py` defines large ones."""
     if size == "large":
         return list(large.ids())
     return [id for id, definition in definitions(_salt(seed, 0)).items() if is_drawn(definition)]
@@ -44,7 +44,7 @@ def kind(id: str) -> str:
 
 
 def is_drawn(definition: Definition) -> bool:
-    """Return whether a salted definition has random numbers and is no error, training or model case, and so defines a fresh case."""
+    """Return whether a salted definition gives a fresh case: it has random numbers and is not an error, training or model case."""
     if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
         return False
     committed = definitions()[definition.id].inputs
@@ -57,7 +57,7 @@ def _salt(seed: int, attempt: int) -> str:
 
 
 def made(seed: int, id: str) -> Case:
-    """Return the case of the first draw whose choices are certain in float32, or else of the first draw that succeeds.
+    """Return the case from the first draw whose choices float32 rounding cannot change, or else from the first valid draw.
 
     Raises GoldenError if every draw fails.
     """

@@ -1,9 +1,9 @@
-"""Generate the vectors from the definitions, and check committed vectors against newly generated vectors.
+"""Generate the golden vectors from the case definitions, and compare committed vectors with newly generated vectors.
 
 Inputs, integers and manifests are compared byte for byte. Floats may differ by twice the float64 tolerance (`8 * u * A`
-for a formula evaluated once), because other instruction sets change the last bits of `exp` and of sums.
-Any other difference means that the specification's results changed. A commit that changes results must also increase
-the algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
+for a formula evaluated once), because the last bits of `exp` and of sums depend on the CPU's instruction set. Any other
+difference means that the specification's results changed. A commit that changes results must also increase the
+algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
 """
 
 import json
@@ -47,7 +47,7 @@ ADVICE = (
     "\nWhere the specification computes something else than the committed vectors, and that is meant, raise the revision of "
     "the algorithm in its module of moespec.spec, or of your Router, and make the vectors again."
 )
-"""Advice for a differing committed vector. It does not apply to a case that cannot be generated."""
+"""The advice that StaleError gives if a new vector differs from the committed vector."""
 
 
 class StaleError(Exception):
@@ -62,9 +62,9 @@ def generate(
     report: Callable[[str], None] = print,
     own: Mapping[str, Definition] | None = None,
 ) -> int:
-    """Generate every case. Write new and changed cases or, if `check`, only compare cases. Returns the number of cases.
+    """Generate every case, and write new and changed cases or, if `check` is true, compare the cases. Returns their number.
 
-    Each case is written immediately, so a later failure loses no cases. own: definitions by id that replace the definitions of the package.
+    Each case is written immediately, so a later failure loses no cases. own: definitions by id, used instead of the package's.
     Raises ConfigError at the start if `folder` has no vectors to compare with, or if foreign files would be overwritten.
     Raises StaleError at the end and lists all problems: cases that cannot be generated, vectors without a definition, and committed cases
     that differ at an unchanged revision. After a StaleError, the differing vectors and `suite.json` are unchanged.
@@ -112,7 +112,7 @@ def generate(
 
 
 def _check_folder(folder: Path, compared: Sequence[str]) -> None:
-    """Raise ConfigError unless the folder has vectors to compare with or, if `compared` is empty, may receive vectors."""
+    """Raise ConfigError unless the folder contains a vector of `compared` or, if `compared` is empty, vectors may be written into it."""
     name, suite = f"vectors={str(folder)!r}", folder.parent / "suite.json"
     if compared:
         if not any((folder / f"{id}.json").is_file() for id in compared):
@@ -183,7 +183,7 @@ def _undefined(folder: Path, known: set[str], only: Callable[[str], bool]) -> li
 
 
 def differences(committed: Case, made: Case) -> str:
-    """Return a text that describes a difference beyond the tolerance, or ""."""
+    """Return a description of the first difference beyond the tolerance, or "" if there is none."""
     before, now = first_difference(*(to_text(_skeleton(encode(case)[0])) for case in (committed, made)))
     if before != now:
         return f"the manifest says {before!r}, now {now!r}"

@@ -1,4 +1,4 @@
-"""Load the definitions of custom routers for `moespec conformance golden --cases MODULE`."""
+"""Load the case definitions of custom routers for `moespec conformance golden --cases MODULE`."""
 
 import importlib
 import inspect
@@ -22,9 +22,9 @@ __all__ = ["described", "read"]
 
 
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
-    """Import a module, register its rows and functions, and return its cases by id (with error cases) and its routers by row.
+    """Import a module, register its routers and functions, and return its case definitions by id and its routers by matrix row.
 
-    Raises ConfigError if the module raises or another router has the same name.
+    The definitions include derived error cases. Raises ConfigError if the module raises an exception or a router's name is taken.
     """
     try:
         module: Any = importlib.import_module(name)

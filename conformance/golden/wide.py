@@ -1,8 +1,8 @@
 """Derives wide cases, with sizes and numbers that small cases lack, from a valid call of each public function.
 
-`odd_sizes` has three groups, odd axes, numbers with more bits than bfloat16, extreme logits, and a gradient for each float input.
-`long` has 42 tokens, or 273 if results are indices, counts or arrays without a tokens axis. `many` has nine choices among 12 experts,
-or 258 if results are sums, indices or counts. `level` has experts of equal importance and load. `coverage.py` lists the required cases.
+`odd_sizes` has three groups, axes of odd size, floats with more bits than bfloat16, extreme logits, and a gradient for each float input.
+`long` has 42 tokens, or 273 if results are indices, counts or arrays without a tokens axis. `many` has nine choices among 12 experts, or
+258 experts if results are sums, indices or counts. In `level`, experts have equal importance and load. `coverage.py` lists required cases.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -45,7 +45,7 @@ SIZES: Mapping[str, dict[str, int]] = {
     "pool_images": {"tokens": 9},
     "summed_dispatch": {"tokens": 5},
 }
-"""Sizes constrained by an option or another size."""
+"""Axis sizes of functions in which an option or another axis constrains the size."""
 OPTIONS: Mapping[str, dict[str, Any]] = {
     "base_assignment": {"shards": 1},
     "base_routing": {"capacity": 7},
@@ -61,21 +61,21 @@ WHOLE = {"hash_table_of/tables", "multi_hash_mlp/tables", "hash_routing/table", 
 CONSTANT = {"dropout/draws", "relu_loss/penalty", "scores_above/thresholds"}
 """Inputs that need no gradient: random numbers and states."""
 WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "slot_similarity", "summed_dispatch"}
-"""Functions that need equal numbers of tokens and experts, or whose result is large or a mean over experts."""
+"""Functions without a case `many`: they need as many tokens as experts, or their result is large or a mean over experts."""
 SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_loss", "z_loss"}
 """Functions that sum over all experts."""
 BLOCKS = {"router_logits", "softmax_affinity"}
 """Row-wise functions that kernels compute in blocks of tokens."""
 FAR = {"gelu/x"}
-"""Arguments of exponentials that are not logits."""
+"""Inputs that are not logits but reach an exponential, and therefore also get extreme values."""
 LEAST_SIZES: Mapping[str, dict[str, int]] = {
     **{key: {"experts": 2} for key in ("gshard_keep", "quantile_bias", "required_biases")},
     **{key: {"columns": 2} for key in ("hierarchical_affinity", "hierarchical_load_loss")},
     "dselect_k_codes": {"columns": 3},
 }
-"""Sizes of one-token cases that need more than one expert or a column per branch."""
+"""Axis sizes in the case `one` for functions that need at least two experts or columns."""
 KINKED = {"excess_gates/gates", "relu_affinity/logits"}
-"""Arrays with zeros at which a derivative jumps; the zeros are moved."""
+"""Arrays with zeros, at which a derivative jumps. `_finer` moves the zeros by subtracting small numbers."""
 UPDATES = {
     *(
         "balance_bias",
@@ -92,7 +92,7 @@ UPDATES = {
 
 
 def _more() -> Iterator[Definition]:
-    """Yield calls with arguments that other cases omit. A call named "valid" replaces the call that is derived from other cases."""
+    """Yield calls with arguments that other cases omit. A call named "valid" replaces a call in the argument `valid` of `wide`."""
     key, pairs = "wide/more", "groups tokens choices"
     yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
     kernel: dict[str, Any] = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
@@ -144,7 +144,7 @@ def _more() -> Iterator[Definition]:
 def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> Iterator[Definition]:
     """Yield the wide cases of the functions. valid: a valid call of each function, by path.
 
-    small: the (call, axis) pairs that have size one in some case.
+    small: the (function, axis) pairs for which some case has an axis of size one.
     """
     plain = {each.stages[-1].call: each for each in _more() if each.name == "valid"}
     for definition in (each for each in _more() if each.name != "valid"):
@@ -216,7 +216,7 @@ def _many(path: str, definition: Definition) -> Definition:
 
 
 def _level(path: str, definition: Definition) -> Definition:
-    """Return the case `level`, in which each of two experts is better for one token. A sum of two numbers does not depend on the order."""
+    """Return the case `level`, in which two experts each have the higher score for one token, so no sum depends on the order."""
     inputs = _resized(definition, {**_sizes(path, definition), "experts": 2, "tokens": 2})
     for name, tensor in inputs.items():
         array = tensor.array
@@ -246,11 +246,11 @@ def _one(path: str, definition: Definition) -> Definition:
 
 
 LEAST = ("best", "branches", "cap", "capacity", "choices", "groups", "images", "limit", "shards")
-"""Options that become 1 with one token and one expert."""
+"""Options that `_least` sets to 1, for example in a case with one token and one expert."""
 
 
 def _least(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with every option that `LEAST` names set to 1."""
+    """Return a copy of the options in which every option that `LEAST` names is 1."""
     return {name: 1 if name in LEAST else value for name, value in options.items()}
 
 
@@ -294,7 +294,7 @@ def _odd(axis: str, size: int) -> int:
 
 
 def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Resize the inputs. Repeat the entries of a longer axis in order, and truncate a shorter axis."""
+    """Resize the inputs. To lengthen an axis, repeat its entries in order. To shorten an axis, truncate it."""
     resized = {}
     for name, tensor in definition.inputs.items():
         array = tensor.array
@@ -305,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return distinct floats with about 20 bits, each reduced by up to an eighth. Replace a token order with a random order."""
+    """Reduce each float by up to an eighth, to get distinct floats with about 20 bits. Replace a token order with a random order."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])

@@ -1,4 +1,4 @@
-"""Peers: other packages that the suite runs on.
+"""Peers: other packages that the conformance suite tests.
 
 `peers.toml` lists the peers. For each peer, a module in `adapters/` defines a target that calls the package.
 `python -m moespec.conformance.peers` runs the suite on the peers that `--peer` names and writes `docs/peers.md`.

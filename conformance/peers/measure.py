@@ -1,13 +1,13 @@
-"""Run the suite on a peer, record the results, and derive readings of the ambiguity ledger from records.
+"""Run the suite on a peer, record the results, and derive from records which readings of the ambiguity ledger a peer takes.
 
-A peer takes an alternative reading if the peer equals a known variant with this reading, and no variant with another reading.
-A peer equals a variant if both have the same results in all stages in which the peer or the variant differs from the specification.
+A peer takes an alternative reading if the peer equals a known variant with this reading and equals no variant with another reading. A
+peer equals a variant if both have the same results in all stages in which the peer or the variant differs from the specification.
 
-A peer can take the specification's reading of a question only if `answers` in `peers.toml` lists the question. Every alternative
-reading must then have variants, and each variant must fail a case that the peer passes. The peer may share a failed case with
-such a variant only if a variant of another question explains the failure.
+A peer can take the specification's reading of a question only if `answers` in `peers.toml` lists the question. In
+addition, every alternative reading must have variants, and each variant must fail a case that the peer passes. If the
+peer and such a variant fail the same case, a variant of another question must explain the peer's failure.
 
-The float64 results determine the readings of a function. The float32 results replace missing float64 results.
+The float64 results determine the readings of a function. If a function has no float64 results, its float32 results determine the readings.
 """
 
 import importlib
@@ -41,7 +41,7 @@ Record = Mapping[str, Any]
 
 SCHEMA = 2
 MEASURED = ("float64", "float32")
-"""Dtypes of the runs: float64 shows whether the algorithm is right, float32 whether the numerics are."""
+"""The dtypes of the runs: float64 tests the algorithm, and float32 tests the numerics."""
 
 
 def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
 
 
 def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[str, str]]:
-    """Return the results of all cases in each dtype, and the reason why a dtype is unsupported."""
+    """Return the results of all cases in each dtype and, for each unsupported dtype, the reason."""
     results: list[CaseResult] = []
     unsupported: dict[str, str] = {}
     groups = [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
@@ -96,7 +96,7 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
 
 
 def _runs(module: Any, function: str) -> str:
-    """Return the first paragraph of the docstring, which names the code of the peer that runs."""
+    """Return the first paragraph of the adapter function's docstring, which names the peer's code that the function runs."""
     found = module.ROUTERS[function].route if function in ROUTERS else getattr(module, function)
     return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()).removesuffix(".")
 
@@ -108,7 +108,7 @@ def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, C
         name = outcome.stage.split("/")[0]
         stage = case.stage(case.expected_gradients.stage if name == "gradient" else name)
         function = checked_function(module, stage, case)
-        # Only the main stages of a case check the router. The steps of the router are separate functions.
+        # In a case of a router, only the main stages check the router. Stages that compute single steps are ignored.
         if function and (stage.name in case.whole or not router_of(case)):
             checked.setdefault(function, []).append(outcome)
     for function, outcomes in checked.items():
@@ -147,7 +147,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Return the package, version and repository of each peer, and the code that ran for each reading."""
+    """Return each peer's package, version, repository and readings. Each reading comes with the peer's code that takes the reading."""
     failing = _Failing(cases)
     rows = []
     for record in records:
@@ -178,7 +178,7 @@ def _equal(function: Record, dtype: str) -> Iterator[tuple[str, set[str]]]:
 def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
     """Yield the alternative readings that a function of a peer takes.
 
-    If several variants match, prefer variants that replace only this function, since the function cannot show other changes.
+    If several variants match, prefer variants that replace only this function, which is all that its results can show.
     """
     for _, names in _equal(function, dtype):
         alone = {each for each in names if variants()[each].replaced.keys() == {name}}

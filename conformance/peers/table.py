@@ -69,7 +69,7 @@ READ = {
     "microsoft/Tutel": "no package",
     "stanford-crfm/levanter": "package has no mixture of experts",
 }
-"""Repositories that the ledger cites from reading alone, and why the suite does not run on them."""
+"""Repositories whose code the ledger cites although the suite does not run on them, and the reasons why it does not."""
 
 TAIL = """
 ## Read, not run

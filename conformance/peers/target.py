@@ -1,4 +1,4 @@
-"""Turns a peer into a target. The suite runs the cases of the peer's functions, but no error cases."""
+"""Turns a peer into a target. The suite runs the cases of the peer's functions, except error cases."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -86,7 +86,7 @@ class PeerTarget(Target):
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Return a case that compares only the routing and the output of a router."""
+        """Return the case without the losses, metrics and state update of its router."""
         return routing_only(case)
 
     @staticmethod
@@ -96,7 +96,7 @@ class PeerTarget(Target):
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
         """Return a function that runs a job with the peer's code. Raises NotOfferedError if the peer does not offer the function."""
-        router = router_of(job.case)  # if the router does not run, its steps do not run
+        router = router_of(job.case)  # if the peer lacks the router, skip the router's steps too
         own = not router or router in getattr(self.module, "ROUTERS", {})
         if not own or not checked_function(self.module, job.stage, job.case):
             raise NotOfferedError(SHARED)

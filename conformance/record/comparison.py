@@ -25,7 +25,7 @@ from moespec.spec.values import present
 __all__ = ["part"]
 
 MOST = 8
-"""Maximum gates and tokens listed."""
+"""The maximum number of gates, and of tokens per gate, that the text lists."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Parting:
     """The differences between two recordings of one gate.
 
     logits: the largest difference of the logits, if recorded. rounds: whether rounding explains this difference.
-    differs: per token, whether the experts differ. near, coarse: per token, whether that is a near tie, or a near tie in bfloat16.
+    differs: per token, whether the experts differ. near, coarse: per token, whether it is a near tie, or one in bfloat16.
     follows: per token, whether one rule explains the different choices by the different logits. same: whether the weights are equal within
     rounding, or one rule explains the weights. weights: their largest relative difference. decisions: the number of differing choices.
     """
@@ -127,13 +127,13 @@ def _parting(a: Gate, b: Gate) -> Parting:
 
 
 def _follow(weights: Weights, other: Gate, choice: Choice | None, bound: float) -> bool:
-    """Return whether a weight rule explains the weights of another recording from the logits of that recording."""
+    """Return whether a weight rule, applied to the logits of the recording `other`, gives the weights in `other`."""
     forms = [form for form in weights_fit(weights.rule, other, choice) if form.divided == weights.divided]
     return any(bool(form.agrees.all()) and abs(form.scale - weights.scale) <= 2 * bound for form in forms)
 
 
 def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
-    """Add zero columns for experts that do not occur in a recording without logits."""
+    """Pad an array to `experts` columns, because a recording without logits may lack experts that no token chose."""
     return np.pad(array, ((0, 0), (0, max(0, experts - array.shape[1]))))
 
 

@@ -4,8 +4,8 @@ A choice rule computes scores (tokens, experts) and chooses the K largest per to
 that weight the chosen experts. Each rule is applied separately to the recorded logits, to show which rule deviates.
 Option names are fields of the routers' options in `moespec.spec.ROUTERS`.
 
-Near ties separate rounding errors from a different rule. A choice is a near tie if the scores of the chosen and the expected experts
-differ by no more than a few roundings.
+Near ties distinguish rounding errors from a different rule. A choice is a near tie if the scores of the chosen and the
+expected experts differ by no more than a few rounding errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ __all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explain
 
 Array = NDArray[Any]
 SAMPLE = 64
-"""Number of tokens on which the many rules with expert groups are tried first."""
+"""The number of tokens on which rules with expert groups are tried first, because there are many such rules."""
 
 
 AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
@@ -48,7 +48,7 @@ AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that computes scores from the logits of a gate. Two rules with equal texts are equal.
+    """A rule that computes scores from the logits of a gate. Rules are equal if their texts, affinities and `biased` are equal.
 
     options: the equivalent options of moespec's routers. readings: the equivalent readings in the ambiguity ledger.
     scores: computes the scores (tokens, experts) of a gate. by_expert: whether each expert chooses tokens.
@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield rules that choose among the experts of a token's M best groups. M is the largest observed number of groups, or one more."""
+    """Yield rules that choose among the experts of a token's M best groups. M is the largest number of groups of one token, or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
@@ -116,7 +116,7 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
         forms = product(limits, ("softmax", "sigmoid"), GROUP_SCORES, ("excluded", "zero"), (True, False)[: 1 + bias])
         for limit, name, kind, outside, group_bias in forms:
             best = {"top_2": 2, "max": 1}.get(kind, choices // limit if choices % limit == 0 else 0)
-            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # `max` and `top_2` cover 1 and 2
+            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # `max` and `top_2` cover best = 1 and 2
                 continue
             reading, words = GROUP_SCORES[kind]
             text = f"{name} scores{' + bias' if bias else ''} in the best {limit} of {groups} groups, "
@@ -149,7 +149,7 @@ def weight_rules(gate: Gate) -> Iterator[Rule]:
 @dataclass(frozen=True)
 class Choice:
     """The fit of a choice rule. For each token (or expert, if experts choose), `agrees` states whether the rule holds.
-    For a deviation, `near` marks a near tie and `exact` an exact tie."""
+    `near` and `exact` mark the deviations that are near ties and exact ties."""
 
     rule: Rule
     agrees: Array

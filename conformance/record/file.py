@@ -30,11 +30,11 @@ __all__ = ["PARTS", "Gate", "read", "write"]
 FORMAT, VERSION, KEY = "moespec recording", 1, "moespec_recording"
 PARTS = ("logits", "choices", "weights", "bias")
 ROUNDING = {"float64": 2.0**-40, "float16": 2.0**-9, "bfloat16": 2.0**-7}
-"""Relative change of a number through a few roundings; in float32, 2^-19."""
+"""The relative error that a few roundings cause, by dtype; 2^-19 in float32."""
 LONGEST = 300
-"""Maximum characters of a gate's name."""
+"""The maximum number of characters in a gate's name."""
 MOST, LARGEST = 2**16, 2**28
-"""Maximum experts per gate, and maximum entries of a (tokens, experts) table that is not stored in the file."""
+"""The maximum number of experts per gate and, for a gate without logits, the maximum of tokens * experts."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Gate:
         return mask[:, :-1]
 
     def rounding(self, *parts: str) -> float:
-        """Return the relative change caused by a few roundings, in the dtype with the lowest precision among these arrays."""
+        """Return the relative error that a few roundings cause in the least precise dtype among these arrays."""
         return max(ROUNDING.get(self.dtypes.get(part, ""), 2.0**-19) for part in parts)
 
 

@@ -35,10 +35,10 @@ from moespec.spec.own import own_function
 __all__ = ["Recorder", "record", "recording", "rows", "tap"]
 
 BIASES = ("e_score_correction_bias", "expert_bias", "correction_bias")
-"""Names of a gate's parameter or buffer that is added to scores only for the choice."""
+"""Names of the parameter or buffer that a gate adds to the scores for the choice, but not for the weights."""
 Adapter = Callable[[Any, Any, Any], Mapping[str, Any]]
 MOST = 12
-"""Maximum modules listed if a pattern matches none."""
+"""The maximum number of modules that the error lists if a pattern matches no module."""
 
 
 class Recorder:
@@ -178,7 +178,7 @@ def recording(
 
 
 def record(target: str, module: str | None, data: str | None, path: Path, outputs: str | None) -> list[Gate]:
-    """Run the model `package:model` on data and return the recorded gates; see the page on recordings.
+    """Run the model `package:model` on data and return the recorded gates; see docs/recording.md.
 
     Raises ConfigError if a name cannot be imported or no gate matches. Raises RunError if the model raises an exception.
     """
@@ -268,7 +268,7 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
     """Return the arrays of one call in the form of a recording, and the original dtypes of the arrays.
 
     given: logits (..., experts); choices (..., choices) integers, or (..., experts) booleans; weights of the choices or
-    (..., experts); bias (experts,). Without choices, the nonzero weights define the choices. Raises ValueError.
+    (..., experts); bias (experts,). Without choices, the nonzero weights define the choices. Raises ValueError for invalid arrays.
     """
     found = {part: numpy_of(array) for part, array in given.items() if array is not None}
     dtypes = {part: dtype for part, (_, dtype) in found.items()}

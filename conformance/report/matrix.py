@@ -123,7 +123,7 @@ def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
 
 
 MOST, REASONS = 5, 3
-"""Maximum failures per algorithm, and skip reasons per dtype, printed."""
+"""The maximum number of failures per algorithm, and of skip reasons per dtype and mode, that are printed."""
 
 
 def failures(report: Report, *, everything: bool = False) -> str:
@@ -131,7 +131,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
     states the case, the first difference with its size, and the command that runs only this case.
 
     If several cases raise the same exception, one entry states the lines of code that raised it. The list contains a
-    few failures per algorithm, or all with `everything`.
+    few failures per algorithm, or all failures if `everything` is true.
     """
     known = [f"{m.algorithm} [{m.dtype} {m.mode}] {m.text}" for m in report.matches]
     lines = [*known, *(f"FAIL {problem}" for problem in report.problems)]

@@ -26,7 +26,7 @@ __all__ = ["ReportError", "distinct", "read", "write"]
 
 SCHEMA = 3
 INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?", "files": r"[^\x00-\x1f\x7f]+"}
-"""Interfaces, each with the pattern of a target's name: a module, an object in one, or a folder."""
+"""For each interface, the pattern of a target's name: a module, an object in a module, or a folder."""
 
 
 class ReportError(Exception):
@@ -91,9 +91,9 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
 
 
 def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
-    """Read the report at `path`, which must cover the vectors with the digest `suite` and only cases from `cases`.
+    """Read the report at `path`. It must come from the vectors with the digest `suite` and contain only cases from `cases`.
 
-    Raises ReportError, which names the file and the first deviation from the output of `write`.
+    Raises ReportError, which names the file and the first error in it, unless `write` could have written the file.
     """
     try:
         content = parse(read_file(path).decode())

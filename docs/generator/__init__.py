@@ -1,6 +1,6 @@
-"""The site: pages generated from the specification, the suite and the peer records.
+"""The documentation site: pages generated from the specification, the suite and the peer records.
 
 `python -m generator` with docs/ on the path (`nox -s docs`) writes Markdown into `build/pages` and runs Sphinx, which
-converts it to HTML and checks every link. Everything derivable is generated: text comes from docstrings, numbers from
-calls traced during the build, readings from the ambiguity ledger.
+converts it to HTML and checks every link. Text comes from docstrings, numbers come from calls traced during the build,
+and readings come from the ambiguity ledger.
 """

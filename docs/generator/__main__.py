@@ -1,4 +1,4 @@
-"""Build the site: `python -m generator [REPORT.json ...]`, into build/site."""
+"""Build the documentation site in build/site: `python -m generator [REPORT.json ...]`."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""The list of pages: one for each row of the conformance matrix in the specification."""
+"""Lists the pages of the site: one page for each algorithm of the specification."""
 
 import inspect
 import sys
@@ -38,7 +38,7 @@ class Page:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that people use, title first, including the models that use it, for the search."""
+        """The common names by which the search finds the page: the title, other names, and the models that use the router."""
         own = NAMES.get(self.name) or (self.name.replace("_", " ").capitalize(),)
         return tuple(dict.fromkeys((*own, *(self.router.models if self.router else ()))))
 
@@ -55,9 +55,9 @@ class Page:
 
     @cached_property
     def modules(self) -> list[ModuleType]:
-        """The modules that specify the row: the router's file, the module that declares it, and its functions' modules.
+        """The modules that specify the row: the router's file, the module that declares the algorithm, and the modules of the functions.
 
-        For a router that selects by a plan, the module of its output weights comes last.
+        For a router that chooses experts by a plan, the last module computes the combine weights.
         """
         names = [f"moespec.spec.routers.{self.name}"] if self.router else []
         names += [m.__name__ for m in registry.MODULES if self.algorithm in getattr(m, "ALGORITHMS", ())]
@@ -67,12 +67,12 @@ class Page:
 
     @property
     def entries(self) -> list[LedgerEntry]:
-        """The ambiguity ledger's entries in the docstrings of its modules."""
+        """The ambiguity ledger's entries in the docstrings of the page's modules."""
         return [entry for module in self.modules for entry in entries(module.__doc__ or "", module.__name__)]
 
     @property
     def title(self) -> str:
-        """The first line of its module's docstring."""
+        """The first line of the first module's docstring."""
         return (self.modules[0].__doc__ or "").partition("\n")[0]
 
 
@@ -82,7 +82,7 @@ def pages() -> list[Page]:
 
 
 def home() -> dict[str, str]:
-    """The page of each ledger entry: its router's page, or the page of its module's first row."""
+    """The name of the page for each ledger entry: the first page, in the order of `pages`, whose modules contain the entry."""
     found: dict[str, str] = {}
     for page in pages():
         for entry in page.entries:

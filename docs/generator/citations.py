@@ -1,4 +1,4 @@
-"""BibTeX: the entries of `docs/references.bib` that a page needs, and the citation of this specification."""
+"""BibTeX entries: the entries of `docs/references.bib` that a page cites, and the entry of this specification."""
 
 import re
 import tomllib
@@ -32,7 +32,7 @@ def citations(page: Page) -> list[str]:
 
 
 def software(page: Page | None = None) -> str:
-    """The entry of this specification from CITATION.cff, with a page's algorithm and revision in its note."""
+    """The BibTeX entry of this specification, from CITATION.cff. For a page, the note names the algorithm and its revision."""
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     fields = {
         "title": cff["title"],
@@ -47,5 +47,5 @@ def software(page: Page | None = None) -> str:
 
 
 def version() -> str:
-    """The package's version from pyproject.toml. Its first two numbers name the published pages."""
+    """The package's version from pyproject.toml. Its first two numbers name the folder of the published pages."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])

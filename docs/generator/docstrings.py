@@ -47,7 +47,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _listed(body: str) -> str:
-    """A section's entries as a list; a section without entries is unchanged."""
+    """A section's entries as a Markdown list. A section without entries is unchanged."""
     if not ENTRY.match(body):
         return body
     items: list[str] = []

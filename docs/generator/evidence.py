@@ -16,7 +16,7 @@ from moespec.conformance.suite import digest, load
 
 @dataclass(frozen=True)
 class Row:
-    """One target in one dtype and mode: an algorithm's cells by matrix column."""
+    """The results of one target for an algorithm in one dtype and mode, by matrix column."""
 
     target: str
     dtype: str
@@ -41,7 +41,7 @@ class Measured:
 
 
 def reports(paths: Sequence[Path]) -> list[Report]:
-    """The reports at these paths. They must be of the committed vectors."""
+    """The reports at these paths. Every report must come from the committed vectors."""
     if not paths:
         return []
     cases, suite = load(), digest()
@@ -49,7 +49,7 @@ def reports(paths: Sequence[Path]) -> list[Report]:
 
 
 def rows(found: Sequence[Report], algorithm: str) -> list[Row]:
-    """One algorithm's rows, one for each target, mode and dtype."""
+    """The results for one algorithm, with one row for each target, dtype and mode."""
     groups: dict[tuple[str, str, str], list[CaseResult]] = {}
     for report in found:
         for result in report.results:
@@ -71,7 +71,7 @@ def peers() -> tuple[dict[str, Any], ...]:
 
 
 def measured(algorithm: str) -> list[Measured]:
-    """The packages that implement any part of an algorithm."""
+    """The results of each package that implements any part of an algorithm."""
     rows = []
     for record in peers():
         functions = record["functions"].values()

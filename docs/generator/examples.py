@@ -1,7 +1,7 @@
 """Worked examples: calls of the specification, run and traced during the build, with their numbers as tables.
 
-A building block's page shows its docstring examples with each call's inputs and outputs. A router's page shows its
-steps on the specification's worked example, whose tokens are its logits.
+A building block's page shows its docstring examples with each call's inputs and outputs. A router's page shows the
+router's steps on the specification's worked example, in which the tokens equal their logits.
 """
 
 import doctest
@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "soft_moe": {"slots_per_expert": 2},
     "dselect_k": {"choices": 1, "selector_gamma": 4.0},
 }
-"""Options that make a worked example more informative than a router's defaults."""
+"""Router options that make the worked example more informative than the default options."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Routed:
-    """A router on the worked example.
+    """The result of a router on the worked example.
 
     options: non-default options. identity: whether the kernel is the identity, so that tokens are logits; other
     parameters have their initial values. inputs: tables. routing: the result.
@@ -69,7 +69,7 @@ def steps_of_examples(page: Page) -> list[Step]:
     """The calls in the examples of a page's functions. Raises SiteError if an example fails."""
     recorder, results = _recorder({}, followed=False)
     traced = Traced(recorder)
-    modules: dict[str, Any] = sys.modules  # one entry is replaced; other imports persist
+    modules: dict[str, Any] = sys.modules  # replace only this entry, so that other imports persist
     modules["moespec.spec"] = traced
     try:
         for name, function in page.functions.items():
@@ -82,10 +82,10 @@ def steps_of_examples(page: Page) -> list[Step]:
 
 
 def _distinct(recorder: Recorder, results: list[Any]) -> list[Step]:
-    """The calls without repetitions. An array is shown where it first occurs."""
+    """The distinct calls. Each array is shown only where it first occurs."""
     steps: dict[tuple[str, ...], Step] = {}
     first: dict[tuple[str, ...], str] = {}
-    names: dict[str, str] = {}  # stage -> the first equal call
+    names: dict[str, str] = {}  # stage -> the first stage with an equal call
     seen: set[str] = set()
     for stage, result in zip(recorder.stages, results, strict=True):
         given, references = recorder.given[stage.name], {}
@@ -129,7 +129,7 @@ def _hold(documented: Any, name: str, known: dict[str, Any], *, recurse: bool = 
 
 
 def routed(page: Page) -> Routed:
-    """A router on the worked example: six tokens whose values are their logits, three experts, at evaluation."""
+    """Runs a router in evaluation mode on the worked example: six tokens, which equal their logits, and three experts."""
     router = ROUTERS[page.name]
     options = router.options(width=3, experts=3, tokens=6, **OPTIONS.get(page.name, {}))
     initial = router.init(np.random.default_rng(0), options)
@@ -152,7 +152,7 @@ def routed(page: Page) -> Routed:
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> str:
-    """A call's arguments as text: the source (or only the name) of each array, and options with values."""
+    """A call's arguments as text: each array by its source, or else by its name, and each option with its value."""
     words = {name: name if value is not None else f"{name}=None" for name, value in arguments.items()}
     words |= {
         name: f"{name}={value.removeprefix('params/')}" for name, value in arguments.items() if isinstance(value, str)

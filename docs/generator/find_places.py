@@ -1,10 +1,10 @@
-"""Find the code named by the ambiguity ledger and "Source:" lines in copies of its repositories, and write commits and lines.
+"""Find the code that the ambiguity ledger and "Source:" lines name, in copies of the repositories, and write commits and lines.
 
     python -m generator.find_places FOLDER
 
-A copy is a clone, `FOLDER/OWNER/NAME`, or a commit's unpacked archive, `FOLDER/OWNER/NAME-COMMIT`. The commit comes from
-`spec/implementations/places.json` or, for a repository not listed there, is the clone's newest. A "Source:" may specify another commit,
-"OWNER/NAME@COMMIT". If anything is not found, it is printed, nothing is written, and the exit status is 1.
+A copy is a clone, `FOLDER/OWNER/NAME`, or a commit's unpacked archive, `FOLDER/OWNER/NAME-COMMIT`. A "Source:" may name
+the commit, as in "OWNER/NAME@COMMIT". Otherwise, `spec/implementations/places.json` sets the commit, by default the
+clone's newest commit. If a name is missing, the command prints it, writes nothing and exits with status 1.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def _defined(node: ast.AST) -> list[str]:
 
 
 def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
-    """The commits and lines of everything named, and a sentence for each name missing from the copies."""
+    """The commit of each repository, the line of each named function or class, and a sentence for each missing name."""
     found: dict[str, dict[str, object]] = {}
     missing = []
     for repository, paths in named().items():

@@ -19,7 +19,7 @@ HEAD = "| device | backend | suite | dtype | mode | passed | failed | skipped | 
 
 
 def rows(folder: Path = REPORTS) -> Iterator[str]:
-    """Yield a row for each dtype and mode of each report. git supplies the date of a suite other than the current one."""
+    """Yield a row for each dtype and mode of each report. If a suite is not the current suite, its date comes from git."""
     for path in sorted(folder.glob("gpu-*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         backend, suite = report["target"].rpartition(".")[2], report["suite"]
@@ -34,7 +34,7 @@ def rows(folder: Path = REPORTS) -> Iterator[str]:
 
 
 def _date(suite: str) -> str:
-    """The commit date of a suite; "another" if git does not know it."""
+    """The commit date of a suite; "another" if the git history lacks the suite."""
     for line in git(ROOT, "log", "--format=%H %cs", "--", "conformance/suite.json").splitlines():
         commit, date = line.split()
         if hashlib.sha256(git(ROOT, "show", f"{commit}:conformance/suite.json").encode()).hexdigest() == suite:

@@ -22,7 +22,7 @@ def description(document: nodes.document | None) -> str:
 
 
 def labelled(html: str) -> str:
-    """The HTML with each table cell's column heading as `data-label`, and with names breakable at `_`, `.` and `/`."""
+    """Adds each table cell's column heading as `data-label`, and permits line breaks after `_`, `.` and `/` in tables."""
     return re.sub(r"<table\b.*?</table>", lambda match: _labelled(match[0]), html, flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers render without scripts. If scripts run, MathJax renders them again, more evenly.
+"""Formulas as MathML, which browsers render without scripts. If scripts are enabled, MathJax renders the formulas more evenly.
 
 A Sphinx extension that converts LaTeX in `math` directives to MathML during the build. MathJax is one file, which
 docs/conf.py copies into the site, so no page loads external resources.

@@ -58,4 +58,4 @@ NAMES: dict[str, tuple[str, ...]] = {
     "token_choice": ("Token Choice allocation",),
     "z_loss": ("Router z-loss", "z-loss"),
 }
-"""The names of a page, in addition to `Router.models`; the first is its title. Other pages have only their algorithm's name."""
+"""The names of each page, in addition to `Router.models`; the first is the title. Pages that are not listed have the algorithm's name."""

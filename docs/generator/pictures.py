@@ -1,4 +1,4 @@
-"""Figures in one style: dispatch and combine of six tokens and three experts, and the routing of one image."""
+"""Draws figures in one style: dispatch and combine of six tokens and three experts, and the routing of one image."""
 
 import io
 from pathlib import Path

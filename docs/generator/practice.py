@@ -24,7 +24,7 @@ def known_of() -> dict[str, list[str]]:
 
 
 def beyond() -> list[Variant]:
-    """The known variants of public code that the ledger lacks: it has no such reading, or does not list the code."""
+    """The known variants that occur in public code but not in the ledger, which lacks the reading or does not list the code for it."""
     return [variant for variant in variants().values() if variant.who and not _told(variant)]
 
 
@@ -40,7 +40,7 @@ def _told(variant: Variant) -> bool:
 
 
 def variants_of(page: Page) -> list[Variant]:
-    """The known variants that replace a page's subject rather than an operation that every algorithm uses."""
+    """The known variants that replace the page's router or one of the page's functions."""
     names = {page.name, *page.algorithm.functions} - {"ROUTERS"}
     return [variant for variant in variants().values() if variant.replaced.keys() & names]
 

@@ -15,7 +15,7 @@ ENTRY = re.compile(r"^\* `(?P<name>\w+)`, revision (?P<revision>\d+): (?P<text>.
 
 @dataclass(frozen=True)
 class Change:
-    """A revision's change of an algorithm and the version that introduced it."""
+    """The change of an algorithm in one revision, and the version of moespec that introduced the revision."""
 
     name: str
     revision: int
@@ -25,7 +25,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Past:
-    """An earlier revision: the last text of its files, and their diff to the next revision."""
+    """An earlier revision: the last text of its files, and the diff from this text to the next revision."""
 
     revision: int
     commit: str
@@ -34,7 +34,7 @@ class Past:
 
 
 def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
-    """The changelog's entries on revisions. Raises SiteError if it lacks a revision of the specification."""
+    """The changelog's entries on revisions. Raises SiteError if the entries do not match the specification's revisions."""
     log = []
     for section in re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         for entry in ENTRY.finditer(section):
@@ -74,7 +74,7 @@ def _text(root: Path, commit: str, path: str) -> str:
 
 
 def _before(path: str) -> str:
-    """The path of an algorithm's module up to version 0.2."""
+    """The path that an algorithm's module had up to version 0.2."""
     return path.replace("spec/algorithms/", "spec/")
 
 
@@ -98,6 +98,6 @@ def _difference(before: dict[str, str], after: dict[str, str]) -> str:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """git's output; empty if it fails, as outside a clone or for a file missing from a commit."""
+    """The output of a git command; empty if git fails, for example outside a clone or for a file that a commit lacks."""
     result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
     return result.stdout.decode(errors="replace") if result.returncode == 0 else ""

@@ -16,7 +16,7 @@ TABS = {
     "backends/jax": "JAX",
     "backends/torch": "torch",
 }
-"""Folders and their tab names."""
+"""The name of the tab for each source folder."""
 
 
 class Text(NamedTuple):
@@ -38,7 +38,7 @@ class Option(NamedTuple):
 
 @cache
 def _definitions(folder: str) -> dict[str, Text]:
-    """The top-level functions of the modules in a folder and its `algorithms`."""
+    """The public top-level functions, by name, of the modules in a folder and in its subfolder `algorithms`."""
     definitions: dict[str, Text] = {}
     for path in sorted([*(ROOT / folder).glob("*.py"), *(ROOT / folder / "algorithms").glob("*.py")]):
         source = path.read_text(encoding="utf-8")
@@ -70,7 +70,7 @@ def signature(name: str) -> str:
 def sources(page: Page, calls: list[str]) -> dict[str, list[tuple[Path, str]]]:
     """For each tab, the source texts with their files.
 
-    A router's file is shared by all tabs. The backends' tabs add the functions that its steps call.
+    The specification's tab begins with the router's file. The backends' tabs add the functions that the router's steps call.
     """
     by_name: dict[str, list[tuple[Path, str]]] = {}
     for folder, name in TABS.items():
@@ -79,7 +79,7 @@ def sources(page: Page, calls: list[str]) -> dict[str, list[tuple[Path, str]]]:
         by_name[name] = [(known[each].path, known[each].text) for each in wanted if each in known]
         if page.router and folder == "spec":
             path = Path("spec/routers") / f"{page.name}.py"
-            text = (ROOT / path).read_text(encoding="utf-8")  # without the docstring, which is the page
+            text = (ROOT / path).read_text(encoding="utf-8")  # the page shows the docstring elsewhere
             by_name[name].insert(0, (path, "\n".join(text.splitlines()[ast.parse(text).body[1].lineno - 1 :])))
     return {name: texts for name, texts in by_name.items() if texts}
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 LARGEST = 160
-"""Maximum number of values in a table. Larger arrays show only their shape."""
+"""The maximum number of values in a table. For a larger array, the table shows only the shape."""
 
 
 def number(value: Any) -> str:
@@ -16,7 +16,7 @@ def number(value: Any) -> str:
 
 
 def table(name: str, value: Any, axes: tuple[str, ...]) -> str:
-    """An array as an HTML table: rows are its first axis, columns all other axes."""
+    """An array as an HTML table: rows index the first axis, and columns index all other axes."""
     array = np.asarray(value)
     axes = axes if len(axes) == array.ndim else tuple(f"axis {axis}" for axis in range(array.ndim))
     shape = ", ".join(f"{axis} {size}" for axis, size in zip(axes, array.shape, strict=True))

@@ -1,4 +1,4 @@
-"""Write the pages as Markdown: template contexts and output files."""
+"""Write the pages as Markdown: fill the templates, run the examples, and write the files."""
 
 import inspect
 import json
@@ -90,7 +90,7 @@ def write(folder: Path, found: Sequence[Report]) -> None:
 
 
 def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = ()) -> dict[str, Any]:
-    """The context of a page's template. earlier: the revisions with a separate page."""
+    """The variables of a page's template. earlier: the revisions that have a separate page."""
     routed = examples.routed(page) if page.router else None
     calls = [step.call for step in routed.steps] if routed else []
     owners = {name: other.name for other in pages() for name in other.functions}

@@ -8,7 +8,7 @@
 | `bigram` | the pair of the previous patch's code and its own code | V V |
 | `position_code` | the pair of its position and its code | S V |
 
-V codes, S patches. The class token and the registers come first in the sequence, but their ids follow the ids of the patches."""
+V codes, S patches. The class token and the registers come first in the sequence, but their ids are larger than all ids of patches."""
 
 from typing import Any, Literal, Protocol, get_args
 

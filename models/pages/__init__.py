@@ -17,12 +17,12 @@ __all__ = ["render"]
 
 
 def _shown(value: Any) -> Any:
-    """Escapes control and invisible characters in a template value, such as characters of a folder name that is also a class name."""
+    """Escapes control and invisible characters in a template value, such as a class name that comes from the name of a folder."""
     return printable(value) if type(value) is str else value
 
 
 def breakable(text: str) -> Markup:
-    """Returns a text as HTML with marks where a line may break."""
+    """Returns a text as HTML, with `<wbr>` where a line may break."""
     return Markup(re.sub(r"([._/,=])", r"\1<wbr>", str(escape(printable(text)))))
 
 

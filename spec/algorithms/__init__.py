@@ -1,6 +1,6 @@
 """The algorithms. Each module implements one algorithm in the notation of its paper.
 
-Every function checks its arguments. Docstrings do not list the following errors, because `Args` states what is valid:
+Every function checks its arguments. Docstrings do not list the following errors, because `Args` states the valid values:
 
 ConfigError: an option is out of range or has an unknown value.
 ShapeError: an array has the wrong axes or an empty axis, or axes with the same name differ in size.

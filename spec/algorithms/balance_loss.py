@@ -35,7 +35,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, top2gating; laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward;
         lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating; lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: it counts all K choices (`balance_counts="all"`). The smallest losses are near K unless divided by K.
+    Alternative b: the loss counts all K choices (`balance_counts="all"`). The smallest values are near K unless divided by K.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss; huggingface/transformers,
         src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func; databricks/megablocks,
@@ -50,7 +50,7 @@ AL-9: Over which tokens does the balance loss compute the fraction of choices pe
         flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss (of a sequence); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/router.py, TopKRouter._apply_seq_aux_loss (of a sequence).
-    Alternative b: over the tokens of all groups that a device computes together (`balance_scope="batch"`).
+    Alternative b: the fraction is computed over all groups that a device computes together (`balance_scope="batch"`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter._apply_aux_loss;
         databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss.
     Alternative c: the fraction is computed over the tokens of all devices (`balance_scope="global"`).

@@ -19,21 +19,21 @@ BL-1: Which balanced assignment is used?
     Alternative b: an auction algorithm that stops early finds an assignment with a lower total score.
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.
 BL-4: Are the scores computed before or after the norm?
-    Reading: after the norm, from the input of the layer, which a pre-norm block has already normalised.
-    Alternative b: before the norm, from the unnormalised tokens. Each expert then applies the norm.
+    Reading: the scores are computed after the norm, because a pre-norm block has already normalised the layer's input.
+    Alternative b: the scores are computed before the norm, from the unnormalised tokens. Each expert applies the norm.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
 BL-5: In which order do the tokens of an expert fill its slots?
     Reading: the tokens fill the slots in the order of the token indices.
-    Alternative b: the order is that in which the workers send the tokens, which are shuffled in training.
+    Alternative b: the tokens fill the slots in the order in which workers send them. In training, the tokens are shuffled.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-6: Over which tokens is the assignment balanced in training?
     Reading: the assignment is balanced over all tokens of the group together.
-    Alternative b: separately over each of several random subsets of the tokens (`shards`).
+    Alternative b: the assignment is balanced separately over each of several random subsets of the tokens (`shards`).
         By: the paper, section 3.2.1; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-7: What is the architecture of an expert?
     Reading: an expert is a two-layer MLP, as for every router.
-    Alternative b: a stack of two-layer MLPs. Each MLP has a norm before it, a residual connection around it and a
-        second kernel with initial value 0.
+    Alternative b: an expert is a stack of two-layer MLPs. Each MLP has a norm before it, a residual connection around it
+        and a second kernel with initial value 0.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer and BaseSublayer.
 
 Often done differently

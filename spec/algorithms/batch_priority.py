@@ -16,7 +16,7 @@ BP-1: What is the priority of a token that makes several choices?
         (batch_prioritized_routing=True); google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical.
     Alternative b: the priority is the sum of the scores of the token's choices (`by="sum"`).
-        By: the paper, section 4 (the other).
+        By: the paper, section 4 (the other of its two scores).
 BP-2: Does a token have one priority, or does each choice of the token have a separate priority?
     Reading: each token has one priority. All first choices are still assigned before any second choice.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common.
@@ -28,8 +28,8 @@ BP-3: Which of two tokens with equal priority comes first?
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jnp.argsort).
     Alternative b: the token that an unstable sort happens to return first.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
-BP-4: From what is the priority computed if the selection scores are not probabilities (a transport plan, noisy logits)?
-    Reading: from the selection scores. In noisy top-k, the largest noisy logit is the priority even if all gates are 1.
+BP-4: From which values is the priority computed if the selection scores are not probabilities (a transport plan, noisy logits)?
+    Reading: the selection scores. In noisy top-k, the largest noisy logit is the priority even if all gates are 1.
     Alternative b: the priority is computed from the combine weights.
 """
 
@@ -56,7 +56,7 @@ def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> N
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
-        by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of the `choices` best scores of t.
+        by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of the `choices` best scores of token t.
         choices: K, the experts per token, from 1 to experts.
 
     Returns:

@@ -33,11 +33,11 @@ CA-2: What happens if the capacity is below 1?
         deepspeed/moe/sharded_moe.py, TopKGate (min_capacity=8); lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 CA-3: In which order is `choices * tokens * factor / experts` evaluated?
-    Reading: from left to right in double precision. If the product rounds up, an expert can get one slot more than in exact
-        arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
+    Reading: the order is from left to right, in double precision. If the product rounds up, an expert can get one more slot
+        than in exact arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         transformer_moe_layer_v1.
-    Alternative b: the quotient is evaluated first. Rounding can then change the capacity by one slot.
+    Alternative b: the division comes before the multiplication by `factor`. Rounding can then change the capacity by 1.
         By: databricks/megablocks, megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py,
         RoutedMoE.generate_masks; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
@@ -79,7 +79,7 @@ def expert_capacity(
     Args:
         tokens: tokens T of one routing group.
         experts: experts E.
-        factor: capacity factor; before rounding, a factor of 1 gives one slot per item.
+        factor: the capacity factor; with a factor of 1, the number of slots before rounding equals the number of items.
         choices: K for Token Choice, which distributes `K * T` items; 1 for Expert Choice and Soft MoE.
         rounding: "ceil", or "round" (to the nearest integer, half to even).
         multiple_of: the capacity is rounded up to a multiple of this number, at least 1.
@@ -186,5 +186,5 @@ CAPACITY_RULES: dict[str, CapacityRule] = {
 
 Each rule uses the defaults of its implementation and double precision: vmoe (multiple of 4), vmoe_expert_choice (also for
 Soft MoE), megablocks, tutel, deepspeed (at least 8), megatron, mesh_tensorflow (by authors of Switch and GShard; ignores
-`choices`; at least 4, at most T), st_moe (the same rule), maxtext. They raise ConfigError in the same cases as `expert_capacity`.
+`choices`; at least 4, at most T), st_moe (the same rule), maxtext. The rules raise ConfigError in the same cases as `expert_capacity`.
 """

@@ -1,4 +1,4 @@
-"""The capacity predictor of DiffMoE decides at evaluation which tokens an expert takes, or only how many.
+"""The capacity predictor of DiffMoE decides at evaluation which tokens, or only how many tokens, each expert takes.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -150,7 +150,7 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *,
         scores: (tokens, experts).
         predicted: (tokens, experts), the sigmoid of `capacity_logits`. No gradient flows to `predicted`.
         thresholds: (experts,).
-        largest: whether each expert instead takes the same number of tokens, but those with the largest scores (ties by lower index).
+        largest: whether an expert with n tokens above its threshold takes the n tokens with the largest scores (ties by lower index).
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.
@@ -168,6 +168,6 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *,
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
     taken = predicted.real > thresholds.real
-    if largest:  # keep the number of tokens per expert, but take the tokens with the largest scores
+    if largest:  # `predicted` then determines only the number of tokens of each expert
         taken = stable_order(-stable_order(scores, axis=0), axis=0) < taken.sum(axis=0)
     return np.where(taken, scores, 0.0)

@@ -14,9 +14,9 @@
 
 Expert Choice takes the C largest entries in each column of A, not of S. The matrix A only approximates the solution
 of a relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from
-the solution. In an example with 512 tokens, normal logits of standard deviation 1.5, 16 experts, k = 64 and b = 2, 24 % of
-the tokens get more than 2 experts without the cap. With the cap and lambda = 0.001, 29 % of the tokens get more
-than 2 experts after 100 iterations, and 5 % after 1000. With lambda = 0.01, 5 % get more than 2 experts after 100 iterations.
+the solution. An example has 512 tokens, 16 experts, k = 64, b = 2 and normal logits of standard deviation 1.5. Without the
+cap, 24 % of the tokens get more than 2 experts. With the cap and lambda = 0.001, 29 % of the tokens get more than
+2 experts after 100 iterations, and 5 % after 1000. With lambda = 0.01, 5 % get more than 2 experts after 100 iterations.
 
 Ambiguity ledger
 
@@ -25,7 +25,7 @@ CP-1: In which order does Dykstra's algorithm project onto the three sets?
     Alternative b: first onto the row sums, then onto the entries, and last onto the column sums.
 CP-2: When does Dykstra's algorithm stop?
     Reading: the algorithm stops after `iterations` rounds of the three projections.
-    Alternative b: earlier, once a round changes little. The paper's "a maximum of 100 iterations" gives no criterion.
+    Alternative b: earlier, once a round hardly changes A. The paper's "a maximum of 100 iterations" gives no criterion.
 CP-4: What is the default lambda of the router?
     Reading: 0.01 (`cap_regularization`). With this lambda, 100 iterations come close to the solution.
     Alternative b: the default lambda is 0.001.
@@ -75,7 +75,7 @@ def capped_affinity(
         capacity: k, from 1 to tokens.
         cap: b, at least 1; `b T` must be at least `k E`.
         regularization: lambda, greater than 0.
-        iterations: rounds, at least 1.
+        iterations: the number of rounds, at least 1.
 
     Returns:
         (tokens, experts), from 0 to 1. Column sums approach k, and row sums approach values of at most b.

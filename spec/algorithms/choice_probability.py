@@ -6,11 +6,11 @@ from moespec.spec.numerics import Array, normal_cdf, softplus, stable_order, z_s
 
 
 def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
-    """Returns the probabilities P of `noisy_top_k_load_loss`, (tokens, experts), by eq. (9) of Shazeer et al. 2017, or 1 if K = E."""
+    """Returns the probabilities P of `noisy_top_k_load_loss`, (tokens, experts), by eq. (9) of Shazeer et al. 2017. If K = E, P is 1."""
     if choices == logits.shape[1]:
         return np.ones(logits.shape)
     ranked = np.take_along_axis(noisy_logits, stable_order(noisy_logits), axis=1)
-    # The K-th best of the other experts has rank K + 1 among all experts if this expert is chosen, and rank K if it is not.
+    # The K-th best of the other experts has rank K + 1 among all experts for a chosen expert, and rank K for any other expert.
     last, next_best = ranked[:, choices - 1 : choices], ranked[:, choices : choices + 1]
     threshold = np.where(is_chosen(noisy_logits, choices), next_best, last)
     return normal_cdf(z_score(logits - threshold, softplus(noise_logits)))

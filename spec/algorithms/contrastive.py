@@ -1,4 +1,4 @@
-"""Contrastive losses: an image should have features more similar to those of its own text than to those of any other text.
+"""Contrastive losses: the features of an image should be more similar to its own text's features than to any other text's.
 
 | here | SigLIP (arXiv 2303.15343) | CLIP (arXiv 2103.00020), Figure 3 |
 |---|---|---|
@@ -13,7 +13,7 @@ Ambiguity ledger
 CO-1: With which rows is a row compared if several devices share the batch?
     Reading: a row is compared with the rows of all devices. The gradient is the same as on one device.
         By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
-    Alternative b: with the rows of all devices, but the rows of other devices are treated as constants.
+    Alternative b: a row is compared with the rows of all devices. The rows of other devices are treated as constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
     Alternative c: a row is compared only with the rows of the same device.
 CO-2: Is the scale limited by an upper bound?
@@ -63,7 +63,7 @@ ALGORITHMS = (
 )
 
 EPSILON = 1e-8
-"""Added to the norms."""
+"""Added to the norms in the denominators."""
 
 
 def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
@@ -120,7 +120,7 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
 
 
 def logits_of(first: Shared, second: Shared, log_scale: Shared) -> Array:
-    """Returns the scaled cosines between all rows of both arguments, (pairs, pairs)."""
+    """Returns the scaled cosine of each row of `first` with each row of `second`, (pairs, pairs)."""
     first = as_array("first", first, "pairs width")
     second = as_array("second", second, "pairs width")
     check_same_shape("second", second, "first", first)

@@ -5,7 +5,7 @@ Ambiguity ledger
 CV-1: How is an image padded if the stride is 2?
     Reading: the image is padded by (size - 1) / 2 pixels on every side.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: the padding gives height / stride output rows. If the padding is odd, the end gets the extra row.
+    Alternative b: padding makes the output height / stride rows high. If padding is odd, the end gets the extra row.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 
@@ -66,7 +66,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
 
 def check_kernel(kernel: Any, channels: int, bias: Any) -> int:
-    """Returns the padding per side in pixels. Raises `ShapeError` unless the kernel is a square of odd size and fits the images."""
+    """Returns the padding per side. Raises `ShapeError` unless `kernel` is square, has an odd size and fits `channels` and `bias`."""
     size: int = kernel.shape[0]
     if size % 2 == 0:
         raise ShapeError(f"kernel: expected an odd size, got {size}")

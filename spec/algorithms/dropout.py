@@ -1,4 +1,4 @@
-"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes random numbers.
+"""Dropout, and stochastic depth, which drops the residual branches of individual examples. The caller passes the random numbers.
 
 | here | Srivastava et al. 2014 | Huang et al. 2016 (arXiv 1603.09382) |
 |---|---|---|
@@ -17,10 +17,10 @@ DO-1: Are kept units and kept branches divided by the probability of keeping the
     Alternative c: no. At evaluation, units or branches are instead multiplied by the probability of keeping them.
         By: Stochastic depth (arXiv 1603.09382), eq. (5).
 DO-2: How does the stochastic depth rate increase over the blocks?
-    Reading: linearly from 0 for the first block to `rate` for the last block.
+    Reading: the rate increases linearly from 0 for the first block to `rate` for the last block.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer; huggingface/pytorch-image-models,
         timm/layers/drop.py, calculate_drop_path_rates.
-    Alternative b: linearly from `rate / L` for the first block to `rate` for the last block.
+    Alternative b: the rate increases linearly from `rate / L` for the first block to `rate` for the last block.
         By: Stochastic depth (arXiv 1603.09382), eq. (4).
 """
 
@@ -53,7 +53,7 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
     Args:
         x: (...).
-        draws: (...), uniform on [0, 1), with as many axes as `x`. Along an axis of length 1, all entries of `x` share a draw.
+        draws: (...), uniform on [0, 1), with as many axes as `x`. Along axes where `draws` has length 1, entries of `x` share a draw.
         rate: the probability of dropping an entry, from 0 to less than 1.
 
     Returns:
@@ -104,7 +104,7 @@ def check_rate(name: str, value: float) -> float:
 
 
 def threshold(rate: float) -> float:
-    """Returns the smallest draw that keeps an entry, the rate rounded up to a multiple of 2^-24. Raises `ConfigError` for invalid rates."""
+    """Returns the smallest draw that keeps an entry: the rate rounded up to a multiple of 2^-24. Raises `ConfigError` for invalid rates."""
     return math.ceil(check_rate("rate", rate) * 2**BITS) / 2**BITS
 
 

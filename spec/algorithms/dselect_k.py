@@ -1,4 +1,4 @@
-"""DSelect-k: a mixture of K selectors. A selector is a binary expert code, which a smooth step makes trainable.
+"""DSelect-k: a mixture of K selectors. A smooth step makes the binary expert code of each selector trainable.
 
 | here | DSelect-k (arXiv 2106.03760) |
 |---|---|
@@ -111,7 +111,7 @@ def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> 
 
 
 def selectors_of(selectors: ArrayLike) -> Array:
-    """Checks `selectors` and returns the array."""
+    """Returns `selectors` as an array, after checking its axes."""
     return as_array("selectors", selectors, "... choices experts")
 
 

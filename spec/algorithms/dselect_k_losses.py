@@ -5,7 +5,7 @@ See `dselect_k` for the symbols.
 Ambiguity ledger
 
 DK-3: Are the losses of a per-token gate summed or averaged over the tokens?
-    Reading: summed over the tokens of a group, and then averaged over the groups like every other loss.
+    Reading: the losses are summed over the tokens of a group and averaged over the groups, like every other loss.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         EntropyRegularizer and DSelectKGate._add_regularization_loss.
     Alternative b: the losses are averaged over the tokens.
@@ -37,7 +37,7 @@ from moespec.spec.numerics import Array
 __all__ = ["dselect_k_entropy", "dselect_k_reachability"]
 
 EPSILON = 1e-6
-"""Added inside the logarithm of the entropy, and the smallest mass in the reachability."""
+"""The entropy loss adds this number inside the logarithm. The reachability loss replaces smaller masses with it."""
 
 
 def dselect_k_entropy(selectors: ArrayLike) -> Array:
@@ -70,7 +70,7 @@ def dselect_k_reachability(selectors: ArrayLike) -> Array:
         selectors: r, (..., choices, experts).
 
     Returns:
-        A scalar. The loss is smallest if no selector puts weight on codes without an expert, and then equals the number of selectors.
+        A scalar. The minimum, the number of selectors of all tokens, is reached if no selector puts weight on codes without an expert.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._add_regularization_loss.

@@ -26,7 +26,7 @@ def embedding(ids: ArrayLike, table: Shared) -> Array:
     The gradient of a table row is the sum of the gradients of all tokens whose id selects the row.
 
     Args:
-        ids: (tokens,) integers, from 0 to the number of table rows - 1.
+        ids: (tokens,) integers, at least 0 and less than the number of rows of `table`.
         table: (ids, width).
 
     Returns:

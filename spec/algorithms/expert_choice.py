@@ -61,7 +61,7 @@ def expert_choice(
         scores: (tokens, experts), the selection scores.
         capacity: slots C per expert, from 1 to tokens.
         combine_scores: (tokens, experts), the combine weights, by default `scores`.
-        drop_zero: whether to leave a slot empty if the score of the token is not positive.
+        drop_zero: whether to leave a slot empty if the score of its token is not positive.
 
     Returns:
         Routing of (tokens, experts, capacity).

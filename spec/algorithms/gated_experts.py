@@ -1,4 +1,4 @@
-"""Gated experts, experts without biases, and shared experts. All three work with any router.
+"""Gated experts, experts without biases, and shared experts. These experts work with any router.
 
 | here | GLU variants (arXiv 2002.05202) | DeepSeekMoE (arXiv 2401.06066) |
 |---|---|---|
@@ -25,7 +25,7 @@ GE-2: What is the weight of a shared expert's output?
         pytorch/torchtitan, torchtitan/models/common/moe.py, MoE.forward; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_layer.py, MoELayer.postprocess; databricks/megablocks, megablocks/layers/mlp.py,
         SharedMLP.add_experts_sharedexpert.
-    Alternative b: 1 / (K + 1). The combined output of the K chosen experts has weight K / (K + 1).
+    Alternative b: the weight is 1 / (K + 1). The combined output of the K chosen experts has weight K / (K + 1).
         By: databricks/megablocks, megablocks/layers/mlp.py, SharedMLP.add_experts_sharedexpert (shared_expert_weighted_sum).
     Alternative c: the weight is the sigmoid of a separate logit, x w, as in Qwen2.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate).
@@ -52,7 +52,7 @@ AXES = {
 """Axes of the parameters of `expert_mlp`; w1 and w2 are required."""
 
 ACTIVATIONS = ("gelu", "silu", "quick_gelu")
-"""The activations between the linear maps of an expert."""
+"""The names of the activations between the linear maps of an expert."""
 
 
 def silu(x: Array) -> Array:
@@ -73,7 +73,7 @@ def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
 def expert_parameters(
     params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None, plain: bool = False
 ) -> dict[str, Array]:
-    """Checks and returns the parameters of expert MLPs for inputs of size `width`. If `experts` is None, any number is valid.
+    """Checks and returns the parameters of expert MLPs for inputs of size `width`. If `experts` is None, any number of experts is valid.
 
     plain: whether to require exactly two linear maps, both with a bias.
     """

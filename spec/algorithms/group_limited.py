@@ -22,13 +22,13 @@ GL-1: What is the score of a group of experts?
         bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward.
 GL-2: Which score do experts outside the chosen groups receive?
-    Reading: minus infinity, so no expert outside the chosen groups is chosen.
+    Reading: these experts receive minus infinity, so none of them is chosen.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: 0, so these experts rank above an expert of a chosen group with a biased score below 0.
+    Alternative b: these experts receive 0, so they rank above experts of chosen groups whose biased score is below 0.
         By: huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward; huggingface/transformers, src/transformers/models/mistral4/modeling_mistral4.py,
         Mistral4TopkRouter.forward.
@@ -87,7 +87,7 @@ def group_limited_scores(
         group_by: (tokens, experts), the scores that rank the groups, by default `scores`.
         groups: number of groups of equal size, a divisor of the number of experts.
         limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.
-        best: the number of largest scores that make up the score of a group, from 1 to experts / groups.
+        best: the number of scores, starting with the largest, that are added to score a group, from 1 to experts / groups.
         outside: the score of experts outside the best groups: "excluded" for `2 min(0, least) - 1`, a finite number
             below the token's smallest score `least`; "zero" for 0.
 

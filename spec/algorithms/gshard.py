@@ -63,10 +63,10 @@ GS-6: Which expert is the second choice?
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
         (second_expert_policy="all").
 GS-5: With which probability is a second expert with gate g2 kept?
-    Reading: min(1, 2 g2), so the second expert is kept with certainty only if both gates are equal.
+    Reading: the probability is min(1, 2 g2), which is 1 only if both gates are equal.
         By: the paper, Algorithm 1, line 19; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (second_expert_policy="random").
-    Alternative b: min(1, g2 / 0.2).
+    Alternative b: the probability is min(1, g2 / 0.2).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating (moe_second_threshold_train=0.2);
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating (threshold_train=0.2).
 """
@@ -88,8 +88,8 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
     `g2` is the second-largest gate of a token. The token keeps the second choice with probability min(1, 2 g2).
 
     Args:
-        gates: (tokens, experts), with at least 2 experts. The two largest gates of each token sum to 1.
-        noise: (tokens,), uniform draws from [0, 1). The range is not checked.
+        gates: (tokens, experts), with at least 2 experts. The two largest gates of each token must sum to 1.
+        noise: (tokens,), uniform draws from [0, 1). The function does not check this range.
 
     Returns:
         (tokens, 2) booleans.

@@ -1,4 +1,4 @@
-"""Hash layers: a fixed table maps the id of a token to its expert. Routing is neither learned nor balanced.
+"""Hash layers: a fixed table maps the id of a token to its expert. The routing is not learned and has no balance loss.
 
     expert[t] = table[ids[t]]
 
@@ -28,7 +28,7 @@ HL-3: Which activation does MultiHash use, and where?
         By: the paper, the formula of MultiHash.
     Alternative b: GELU, selected by `activation`.
 HL-4: What surrounds the MLP of an expert in a hash layer?
-    Reading: nothing, because the block has the residual connection and the norm, as for every router.
+    Reading: nothing, because the block already has a residual connection and a norm, as for every router.
     Alternative b: a second residual connection and norm, nested inside those of the block and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """

@@ -22,7 +22,7 @@ HT-3: Which centroid is the nearest if two centroids are at equal distance?
     Reading: the centroid with the lower index counts as the nearest.
     Alternative b: the centroid with the higher index counts as the nearest.
 HT-4: Does a dispersed table start each cluster at expert 0?
-    Reading: no, each cluster starts where the last one ended, so the experts' id counts differ by at most 1.
+    Reading: no, each cluster continues where the previous one ended, so the experts' id counts differ by at most 1.
     Alternative b: yes, each cluster starts at expert 0. Experts with a low index then get more ids.
 """
 
@@ -78,9 +78,9 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
-    """Returns a table that balances frequencies. Each id, most frequent first, goes to the expert with the smallest load so far.
+    """Returns a table that balances loads: in descending order of frequency, each id goes to the expert with the smallest load so far.
 
-    No expert's load exceeds the mean load by more than the largest frequency.
+    The load of an expert is the sum of the frequencies of its ids. The load exceeds the mean load by at most the largest frequency.
 
     Args:
         frequencies: (ids,), the frequency of each id, at least 0.
@@ -110,7 +110,7 @@ def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: i
     """Returns a table that assigns ids with similar embeddings to the same expert.
 
     Args:
-        embeddings: (ids, width), one per id.
+        embeddings: (ids, width), one row per id.
         centroids: (experts, width), the initial centroids of `k_means`.
         iterations: see `k_means`.
 

@@ -20,7 +20,7 @@ HM-1: What is the load of experts in a branch that no token chooses, where eq. (
 HM-2: Do the losses balance all experts together, or each level of the hierarchy separately?
     Reading: the losses balance all experts together, by the importance and load of the whole hierarchy.
         By: the paper, eqs. (13) and (14).
-    Alternative b: each level separately (the branches, and the experts within each branch). The losses are added.
+    Alternative b: separate losses balance the branches and the experts within each branch. The losses are added.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 HM-3: Does a branch have a capacity that limits how many tokens reach its experts?
@@ -34,7 +34,7 @@ Often done differently
 HM-4: How many experts does a token choose in its second-best branch?
     Reading: K, as in the best branch. With K = 2, the token chooses four experts in total.
         By: the paper, appendix C.1.
-    Alternative b: one, with the gate of the branch. With K = 2, the token chooses three experts in total.
+    Alternative b: one expert, whose gate is the branch's gate. With K = 2, the token chooses three experts in total.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
 HM-5: Does the load of an expert depend on the gate of its branch, and not only on the tokens that reach the branch?
@@ -74,7 +74,7 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
     P is the softmax over the K branches with the largest noisy logits. S[t, i] is the softmax over the K best experts of branch i.
 
     Args:
-        noisy_logits: (tokens, branches + experts): the columns of the branches, then those of the experts, branch by branch.
+        noisy_logits: (tokens, branches + experts): first the columns of branches, then the columns of experts, branch by branch.
         branches: a, a divisor of the number of experts.
         choices: K, at least 1. A level with fewer than K entries chooses all entries.
 
@@ -145,7 +145,7 @@ def hierarchical_load_loss(
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
-    """Splits the columns into those of branches, (tokens, a), and those of experts, (tokens * a, b)."""
+    """Splits the columns into branch columns, (tokens, a), and expert columns, reshaped to (tokens * a, b)."""
     branches, size = check_branches(branches, array.shape[1])
     return array[:, :branches], array[:, branches:].reshape(-1, size)
 

@@ -29,7 +29,7 @@ IS-4: From which number of tokens is the capacity computed?
     Alternative b: the capacity is computed from the number of all tokens.
 IS-6: Are tokens also removed at evaluation?
     Reading: yes, tokens are removed at evaluation as in training.
-    Alternative b: no, tokens are removed only in training. The paper does not say which.
+    Alternative b: no, tokens are removed only in training. The paper does not answer this question.
 IS-7: From which tokens are the auxiliary losses computed?
     Reading: the losses cover all tokens, so that gradients can make removed tokens important again.
     Alternative b: the losses cover only the remaining tokens.
@@ -78,7 +78,7 @@ def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[n
 
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
-        drop: fraction of the tokens to remove, at least 0 and below 1. The last `floor(drop * tokens)` tokens are removed.
+        drop: fraction of the tokens to remove, at least 0 and below 1. The `floor(drop * tokens)` least important tokens are removed.
 
     Returns:
         (survivors,) integers: the token indices in the order of assignment.
@@ -105,7 +105,7 @@ def importance_score_choice(
     """Routes the remaining tokens by Token Choice, in order of importance.
 
     The rows of removed tokens are 0 in `dispatch` and `combine`. Gradients flow only through the `combine_scores` of kept
-    choices. With `drop=0`, the result equals that of `token_choice` with the order of `batch_priority`.
+    choices. With `drop=0`, the routing equals the routing by `token_choice` in the order of `batch_priority`.
 
     Args:
         scores: (tokens, experts), the scores that rank the tokens and select experts.

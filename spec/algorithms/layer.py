@@ -107,8 +107,8 @@ def expert_mlp(
     Args:
         inputs: (experts, capacity, width).
         params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), where output equals width in the models;
-            for gated experts `w3`, shaped like `w1`; optional biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
-            (experts, output).
+            for gated experts `w3`, shaped like `w1`; optional biases `b1` (experts, hidden), `b3` (experts, hidden) and
+            `b2` (experts, output).
         gelu: the form of GELU, "tanh" or "erf".
         activation: f, "gelu", "silu" or "quick_gelu".
 
@@ -154,8 +154,8 @@ def moe_mlp(
 
         result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
 
-    Empty slots do not affect the result, so a backend can skip them. If experts have a slot for every token (no capacity,
-    or an infinite `capacity_factor`), the computation grows with the number of tokens, not with the number of slots.
+    Empty slots do not affect the result, so a backend can skip them. If every expert has a slot for every token (no capacity,
+    or an infinite `capacity_factor`), the cost in such a backend grows with the number of tokens, not with the number of slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
     expert, which has the sum of their hidden widths and the sum of their biases `b2`.
@@ -164,7 +164,7 @@ def moe_mlp(
         tokens: (tokens, width).
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
         params: as in `expert_mlp`.
-        shared: the parameters of a shared expert, without the experts axis: `w1` (width, hidden), ...
+        shared: the parameters of a shared expert, as in `params` but without the experts axis: `w1` (width, hidden), ...
         gelu: "tanh" or "erf".
         activation: "gelu", "silu" or "quick_gelu", also for the shared expert.
 

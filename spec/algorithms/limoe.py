@@ -67,7 +67,7 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
 
 
 def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) -> Array:
-    """Computes `-H(mean_t A[t])`, which is small if the tokens of a modality use all experts. With a threshold, the loss is
+    """Computes `-H(mean_t A[t])`, which is small if the tokens of a modality use all experts equally. With a threshold, the loss is
 
         max(0, threshold - H(mean_t A[t]))
 

@@ -126,9 +126,9 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
 
     Args:
         bias: b, (experts,).
-        load: (experts,), the load of all tokens of the step, at least 0.
-        rate: at least 0.
-        recentre: whether to subtract the mean of the changes.
+        load: (experts,), the load of each expert from all tokens of the step, at least 0.
+        rate: the change of a bias in one step, at least 0.
+        recentre: whether to subtract the mean of the changes from each change.
 
     Returns:
         (experts,).
@@ -143,6 +143,6 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
     """
     bias, load = as_array("bias", bias, "experts"), as_array("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
-    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 at the mean load, if loads are integers
+    excess = len(load) * load.real - np.sum(load.real)  # E (load - mean load), exact if loads are integers
     change = check_non_negative("rate", rate) * np.where(excess < 0, 1.0, np.where(excess > 0, -1.0, 0.0))
     return bias + (change - np.mean(change) if recentre else change)

@@ -11,14 +11,14 @@
 Ambiguity ledger
 
 MO-1: What does "dim 4096" in the table of Sparse-MLP refer to?
-    Reading: it is the width of the hidden layers of the projector and the predictor. Both outputs have width 256.
+    Reading: the hidden layers of the projector and the predictor have width 4096. Both outputs have width 256.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
-    Alternative b: it is the width of the outputs of the projector and the predictor, which the loss compares.
+    Alternative b: the outputs of the projector and the predictor, which the loss compares, have width 4096.
 MO-2: What does "t 1" in the table of Sparse-MLP mean?
     Reading: the temperature is 1, and "m 0.99" is the decay of the momentum encoder. Both are constant in training.
         By: facebookresearch/moco-v3, main_moco.py (the defaults).
     Alternative b: the temperature is 0.2, and the decay increases from 0.99 to 1 along a half cosine.
-        By: facebookresearch/moco-v3, CONFIG.md, of vision transformers.
+        By: facebookresearch/moco-v3, CONFIG.md, for vision transformers.
 MO-3: Is the cross-entropy multiplied by twice the temperature?
     Reading: yes, the cross-entropy is multiplied by twice the temperature.
         By: the paper, Algorithm 1; facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
@@ -27,7 +27,7 @@ MO-3: Is the cross-entropy multiplied by twice the temperature?
 MO-4: When is the momentum encoder updated?
     Reading: the encoder is updated before the keys are computed, from the parameters that compute the queries.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
-    Alternative b: after the optimiser step, from the new parameters. As both encoders start equal, the keys are equal.
+    Alternative b: after the optimiser step, from the new parameters. The keys are the same, as both encoders start equal.
         By: the paper, Algorithm 1.
     Alternative c: the encoder is updated after the keys are computed, but before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?
@@ -35,8 +35,8 @@ MO-5: Over which images does batch normalisation compute the mean and variance?
         By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).
     Alternative b: the statistics cover the images on one device.
 MO-6: How do routers in the momentum encoder route?
-    Reading: as at evaluation, with the evaluation capacity, no noise and no auxiliary losses. No source specifies this.
-    Alternative b: as in training, with the training capacity but without noise.
+    Reading: routers behave as at evaluation, with the evaluation capacity, no noise and no auxiliary losses. No source specifies this.
+    Alternative b: routers behave as in training, with the training capacity, but without noise.
 MO-7: How does the l2 normalisation use epsilon?
     Reading: epsilon is the smallest denominator: `x / max(norm, 1e-12)`, as in torch's `normalize`.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
@@ -65,7 +65,7 @@ ALGORITHMS = (
 )
 
 EPSILON = 1e-12
-"""Lower bound of the norm."""
+"""Lower bound on the norms in the denominators."""
 
 
 def moco_loss(

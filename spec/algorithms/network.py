@@ -1,4 +1,4 @@
-"""Operations that a vision transformer needs around its routers, for one image.
+"""Operations of a vision transformer other than routing, for one image.
 
 Ambiguity ledger
 
@@ -9,8 +9,8 @@ NW-1: Which epsilon does the layer norm add to the variance, and which variance 
     Alternative b: the layer norm uses an epsilon of 1e-5, the default of torch.
         By: lucidrains/vit-pytorch, vit_pytorch/vit.py, Transformer (torch.nn.LayerNorm).
     Alternative c: the layer norm uses an epsilon of 1e-6 and the unbiased variance.
-        By: harvardnlp/annotated-transformer, the_annotated_transformer.py, LayerNorm, which adds it to the standard
-        deviation.
+        By: harvardnlp/annotated-transformer, the_annotated_transformer.py, LayerNorm, which adds epsilon to the
+        standard deviation.
 NW-2: Is the sigmoid cross-entropy summed or averaged over classes?
     Reading: the sigmoid cross-entropy is summed over classes.
         By: google-research/big_vision, big_vision/utils.py, sigmoid_xent; google-research/vmoe, vmoe/train/trainer.py,

@@ -20,18 +20,18 @@ NK-2: Does the noise scale have a lower bound above 0?
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating;
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
 NK-3: What is the capacity of an expert?
-    Reading: unlimited, so every token has a slot, unless a capacity factor is set.
+    Reading: without a capacity factor, the capacity is unlimited, so every token has a slot.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, SparseDispatcher.
-    Alternative b: the capacity follows from a capacity factor, and choices beyond it are dropped, as in later work.
+    Alternative b: a capacity factor determines the capacity, as in later work. Choices beyond the capacity are dropped.
 NK-5: What is the load of an expert if there is no noise?
     Reading: the load is undefined, so there is no load loss at evaluation.
     Alternative b: the load is the number of tokens with a gate above 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (noisy_gating=False);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
 NK-6: What is the load of an expert if the noise scale vanishes?
-    Reading: a token adds the limit: 1 above, 1/2 at and 0 below the threshold. Scales below 2^-63 give no gradient.
+    Reading: a token adds the limit: 1, 1/2 or 0 for a clean logit above, at or below the threshold. Scales below 2^-63 give no gradient.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
-    Alternative b: the quotient is computed as written. In float32, its gradient is NaN for noise logits below -44.
+    Alternative b: the quotient of eq. (9) is computed as written. In float32, its gradient is NaN for noise logits below -44.
 NK-7: What is the load of an expert if K = E, so that fewer than K other experts exist?
     Reading: the load is the number of tokens with a gate above 0. Every expert has load T, so the load loss is 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (k == num_experts);

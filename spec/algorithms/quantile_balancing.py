@@ -7,9 +7,9 @@
 | `bias` (E,) | -beta |
 | `choices` | k |
 
-Consider the assignment that maximises `sum_te x[t, e] s[t, e]` with K experts per token and K T / E tokens per expert.
-The dual prices are alpha for tokens and beta for experts. Coordinate descent sets each price to a quantile of
-the scores minus the prices of the other side. BASE solves this problem for each group with K = 1.
+Consider the 0-1 matrix x that maximises `sum_te x[t, e] s[t, e]` with K experts per token and K T / E tokens per expert.
+The dual prices are alpha for tokens and beta for experts. Coordinate descent sets alpha[t] to a quantile of `s[t, e] - beta[e]` over
+experts, and beta[e] to a quantile of `s[t, e] - alpha[t]` over tokens. BASE solves this assignment problem with K = 1 for each group.
 
 Ambiguity ledger
 
@@ -19,10 +19,10 @@ QB-1: Over which tokens is the quantile taken?
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-2: Which required bias of an expert is used as the quantile?
-    Reading: the required bias of rank K T / E, interpolated within its bin.
-    Alternative b: the required bias of rank K T / E + 1, without bins.
+    Reading: the quantile is the required bias of rank K T / E, interpolated within its histogram bin.
+    Alternative b: the quantile is the required bias of rank K T / E + 1, computed without bins.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.
-    Alternative c: the required bias of rank K T / E, without bins.
+    Alternative c: the quantile is the required bias of rank K T / E, computed without bins.
         By: marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-3: To which scores is the bias added?
     Reading: the bias is added to the sigmoid of the logits, or to other scores from 0 to 1.
@@ -66,7 +66,7 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
         bins: number of bins, at least 1.
 
     Returns:
-        (experts, bins), whole numbers as floats, summed if there are several groups.
+        (experts, bins) counts, stored as floats and summed over groups.
 
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
@@ -95,13 +95,13 @@ def _ends(bias: Array) -> tuple[Array, Array]:
 def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
     """Returns the bias after a step of T tokens. With this bias, K T / E of these tokens would have chosen each expert:
 
-        q[e] = the required bias of e of rank K T / E, interpolated within its bin;    b'[e] = q[e] - mean of q
+        q[e] = the required bias of expert e with rank K T / E, interpolated within its bin;    b'[e] = q[e] - mean of q
 
     If all counts are 0, the bias is 0.
 
     Args:
         bias: b, (experts,), the bias during the step.
-        counts: (experts, bins), at least 0: `required_biases` summed over all tokens of the step.
+        counts: (experts, bins), at least 0, the sum of `required_biases` over all groups of the step.
         choices: K, from 1 to experts - 1.
 
     Returns:
@@ -118,7 +118,7 @@ def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
     bias, counts = as_array("bias", bias, "experts"), as_array("counts", counts, "experts bins")
     check_size("counts", counts, 0, len(bias), "the experts of bias")
     experts, bins = counts.shape
-    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # the rank times E, which is an integer
+    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # the rank times E, to avoid fractions
     below = experts * np.cumsum(counts, axis=1).real < rank.real[:, None]
     at = below.sum(axis=1)
     here = np.sum(np.where(np.arange(bins) == at[:, None], counts, 0.0), axis=1)

@@ -102,7 +102,7 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
         choices: K, from 1 to experts.
 
     Returns:
-        A scalar, a whole number as a float, summed if there are several groups.
+        A scalar integer, stored as a float and summed over groups.
 
     Source: ReMoE, eqs. (7) and (8).
 

@@ -21,7 +21,7 @@ ALGORITHMS = (
 
 
 def collapse_metrics(routing: Routing) -> dict[str, Array]:
-    """Measures how close the softmaxes of Soft MoE are to one-hot vectors, to which the softmaxes can collapse as the width grows.
+    """Measures how close the softmaxes of Soft MoE are to one-hot vectors. Such a collapse can happen as the width grows.
 
         dispatch_max = mean over slots of max_t dispatch[t, e, c]
         combine_max  = mean over tokens of max_e,c combine[t, e, c]
@@ -86,7 +86,7 @@ def cumulative_dispatch(routing: Routing) -> Array:
 
 
 def experts_per_token(routing: Routing) -> dict[str, Array]:
-    """Computes statistics of n[t], the number of experts that process token t. Expert Choice does not fix this number:
+    """Computes statistics of n[t], the number of experts that process token t (with Expert Choice, n[t] varies):
 
         experts_min, experts_max     min_t n[t], max_t n[t]
         at_least_1, _2, _4           1 / T #{t : n[t] >= 1}, and so on
@@ -116,7 +116,7 @@ def slot_similarity(slots: Shared) -> Array:
         slots: Phi, (width, experts, capacity).
 
     Returns:
-        (slots, slots), symmetric, with experts * capacity slots. The diagonal is 1 up to the epsilon of the norm.
+        A symmetric matrix (slots, slots), with slots = experts * capacity. The diagonal is 1 up to the epsilon of `normalize_l2`.
 
     Source: Soft MoE, appendix I, Figures 28 to 30.
 

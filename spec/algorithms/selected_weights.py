@@ -12,9 +12,9 @@ TC-5: If the weights of a token are normalised, by what are they divided?
         By: the paper, Algorithm 1; databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward
         (moe_normalize_expert_weights=1); huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py,
         MixtralTopKRouter.
-    Alternative b: the weights are divided by the root of the sum of their squares (`normalize_norm="euclidean"`).
+    Alternative b: the weights are divided by their Euclidean norm (`normalize_norm="euclidean"`).
         By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
-    Alternative c: the weights are divided by their sum, or by 2^-23 if the sum is smaller.
+    Alternative c: the weights are divided by the larger of their sum and 2^-23.
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.
@@ -46,18 +46,18 @@ def normalize_selected(
     norm: str = "sum",
     epsilon: float = 0.0,
 ) -> Array:
-    """Divides combine scores by the sum or another norm of the scores of the K experts that a token chooses:
+    """Divides the combine scores of each token by their sum (or another norm) over the K experts that the token chooses:
 
         B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
-    The sum includes choices that the capacity drops later. `token_choice(normalize=...)` excludes dropped choices from the sum.
+    The sum includes choices that are dropped later at full experts. `token_choice(normalize=...)` excludes dropped choices from the sum.
 
     Args:
         scores: A, (tokens, experts), the selection scores.
         combine_scores: B, (tokens, experts), positive for the chosen experts, by default `scores`.
         choices: K, from 1 to experts.
         norm: "sum", or "euclidean" for the square root of the sum of squares.
-        epsilon: at least 0. If epsilon is 0, a sum of 0 is an error.
+        epsilon: the number that is added to the norm, at least 0. If epsilon is 0, a norm of 0 is an error.
 
     Returns:
         (tokens, experts), for `token_choice(scores, combine_scores=...)`.
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Divides each row of `weights` by the norm of its entries with `kept` 1, if any. Both arrays are (tokens, experts)."""
+    """Divides each row of `weights` by its norm over the entries where `kept` is 1, if any. Both arrays are (tokens, experts)."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

@@ -8,7 +8,7 @@
 
 Ambiguity ledger
 
-SI-1: Which of several equal values are non-zero if only some of them may be?
+SI-1: If only some of several equal values may be non-zero, which of them are non-zero?
     Reading: the values with the lowest indices are non-zero.
         By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
     Alternative b: the values that an unstable sort happens to keep.
@@ -26,7 +26,7 @@ __all__ = ["project_simplex", "project_sparse_simplex"]
 
 
 def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
-    """Returns the closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)`, where `u` is v in descending order and
+    """Returns the p closest to v with `p >= 0` and `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)`. If u is v in descending order,
 
         rho = max {j : u[j] - (u[1] + ... + u[j] - mass) / j > 0},    tau = (u[1] + ... + u[rho] - mass) / rho
 
@@ -47,7 +47,7 @@ def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
 
 
 def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """Returns the closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` non-zero entries.
+    """Returns the vector p closest to `values` with `p >= 0`, `sum(p) = mass` and at most `nonzeros` non-zero entries.
 
     The `nonzeros` largest values (ties go to the lower index) are projected onto the simplex. All other values become 0.
 

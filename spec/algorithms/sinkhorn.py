@@ -16,7 +16,7 @@ SK-1: Which marginal is updated first?
     Reading: the column marginal comes first, starting from f = 0. Rows sum to 1 (up to rounding) after every iteration.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (by the solver of ott-jax).
-    Alternative b: the row marginal comes first. After a finite number of iterations, the plan is different.
+    Alternative b: the row marginal comes first. After a finite number of iterations, the two orders give different plans.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-2: How many iterations are run?
     Reading: 20 iterations, without early stopping.
@@ -38,9 +38,9 @@ SK-4: How is the plan differentiated if it carries a gradient?
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (use_implicit_differentiation).
 
-V-MoE's code iterates on `exp(L)` (`lse_mode=False`) instead of in the log domain. Unless a number overflows, the plan
-is the same. If all tokens are equal, the plan is uniform, regardless of their logits. Rounding then decides which entries
-are largest, so a router that selects by the plan may not spread the tokens.
+V-MoE's code iterates on `exp(L)` (`lse_mode=False`) instead of in the log domain. Unless a number overflows, both give the
+same plan. If all tokens are equal, the plan is uniform, regardless of their logits. Rounding errors then determine the largest
+entry of each row, so a router that selects by the plan may send all tokens to the same expert.
 """
 
 import numpy as np

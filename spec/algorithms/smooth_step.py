@@ -14,15 +14,15 @@ def smooth_step(z: Leading, *, gamma: float = 1.0) -> Array:
 
         S(z) = -2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2    for |z| < gamma / 2
 
-    S is 0 for smaller z and 1 for larger z. The step satisfies `1 - S(z) = S(-z)`. The code uses `S = t^2 (3 - 2 t)` with
-    `t = z / gamma + 1/2`. This form is never negative and avoids cancellation if S is small.
+    S(z) is 0 for `z <= -gamma / 2` and 1 for `z >= gamma / 2`. The step satisfies `1 - S(z) = S(-z)`. The code uses
+    `S = t^2 (3 - 2 t)` with `t = z / gamma + 1/2`. This form is never negative and avoids cancellation if S is small.
 
     Args:
-        z: any shape.
+        z: an array of any shape.
         gamma: the width of the step, greater than 0.
 
     Returns:
-        The shape of `z`.
+        An array with the shape of `z`.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py, SmoothStep.
 

@@ -42,12 +42,12 @@ SM-4: What does `scale` multiply?
 SM-5: Over which slots or experts is the combine softmax taken?
     Reading: the softmax is taken over all slots of all experts together.
         By: the paper, eq. (2); google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
-    Alternative b: separately for each expert, over the slots of the expert.
-    Alternative c: separately for each slot index, over the experts.
+    Alternative b: the softmax is taken separately for each expert, over the slots of the expert.
+    Alternative c: the softmax is taken separately for each slot index, over the experts.
 SM-7: Which expert processes token t in the identity ablation, if experts have several slots?
-    Reading: expert `t % E`, in its slot `t // E`, so the tokens are dealt to the experts in turn.
+    Reading: expert `t % E` processes token t in slot `t // E`, so the experts get the tokens in turn.
         By: the paper, section 3.6 and appendix A ("in a round robin fashion").
-    Alternative b: expert `t // C`, so the tokens fill one expert after another.
+    Alternative b: expert `t // C` processes token t, so the tokens fill one expert after another.
 """
 
 import numpy as np
@@ -87,16 +87,16 @@ def soft_routing(
         dispatch[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])              over tokens
         combine[t, e, c]  = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])          over experts and slots
 
-    The routing is differentiable in all arguments. At a zero vector, the derivative of the norm is defined as 0.
+    The routing is differentiable in `tokens`, `slots` and `scale`. At a zero vector, the derivative of the norm is defined as 0.
 
     Args:
         tokens: X, (tokens, width), the tokens of one image.
         slots: Phi, (width, experts, capacity).
         scale: a trainable scalar.
         normalize: whether to normalise and scale; if False, the logits are `X Phi`.
-        norm_form: "paper" or "rsqrt", the two forms of `normalize_l2`.
-        dispatch: "soft"; "uniform", 1 / T everywhere; "identity", token t in slot `t // E` of expert `t % E`.
-        combine: "soft"; "uniform", 1 / (E C) everywhere; "identity", the same tensor as dispatch.
+        norm_form: the form of `normalize_l2`, "paper" or "rsqrt".
+        dispatch: "soft" for the softmax, "uniform" for 1 / T everywhere, or "identity" for token t in slot `t // E` of expert `t % E`.
+        combine: "soft" for the softmax, "uniform" for 1 / (E C) everywhere, or "identity" for the same tensor as dispatch.
 
     "identity" must be set for both tensors or for neither. "identity" requires equal numbers of slots and tokens.
 
@@ -137,7 +137,7 @@ def soft_routing(
 
 
 def ablated(weights: Array, kind: str, size: int) -> Array:
-    """Returns the softmax weights, or the weights of an ablation in the paper's Table 2. size: the number of entries of a softmax."""
+    """Returns the softmax weights, or the weights of an ablation in the paper's Table 2. size: the number of entries in a softmax."""
     if kind == "identity":
         return identity(*weights.shape)
     return weights if kind == "soft" else np.full(weights.shape, 1 / size)
@@ -161,6 +161,6 @@ def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
 
 
 def identity(tokens: int, experts: int, capacity: int) -> Array:
-    """Returns the tensor `[t = c * experts + e]`, which assigns the tokens to the experts in turn."""
+    """Assigns the tokens to the experts in turn: returns the tensor that is 1 where `t = c * experts + e` and 0 elsewhere."""
     check_one_slot_each(tokens, experts, capacity)
     return np.eye(tokens).reshape(tokens, capacity, experts).swapaxes(1, 2)

@@ -1,7 +1,7 @@
-"""Sparse-MLP: the rescale sub-layer, and a ledger of ambiguities in the paper's network around the routers.
+"""Sparse-MLP: the rescale sub-layer, and an ambiguity ledger for the parts of the paper's network outside the routers.
 
 A sparse block maps its input to new numbers of tokens and channels. One MoE layer routes channels and mixes tokens. A second MoE layer
-routes tokens and mixes channels. Both have residual connections. A final map restores the sizes. See `moespec.models.sparse_mlp`.
+routes tokens and mixes channels. Both layers have residual connections. A final map restores the sizes. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -9,15 +9,15 @@ routes tokens and mixes channels. Both have residual connections. A final map re
 | `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
-With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Without the head, the sizes
-S, B and L have 21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). For Table 5, two sparse blocks at the start
-give 70.0 million parameters (paper: 69), and four at the end give 80.8 million (paper: 79, see SL-9). No public implementation is known.
+With one expert and a slot for every token, the gate is 1 and a sparse block equals a dense block. Without the head, models S, B and L have
+21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). Of the models in Table 5, the one with two sparse blocks at the
+start has 70.0 million (paper: 69), and the one with four at the end has 80.8 (paper: 79, see SL-9). No public implementation is known.
 
 Ambiguity ledger
 
 SL-1: Which axis does the rescale sub-layer map first?
     Reading: the sub-layer maps the token axis, then the channel axis.
-    Alternative b: the channel axis, then the token axis. The result differs by the first bias times the second kernel.
+    Alternative b: the channel axis, then the token axis. The result differs because the second kernel multiplies the first bias.
 SL-2: Do the linear maps of the rescale sub-layer have biases?
     Reading: yes, both linear maps have biases.
     Alternative b: no, neither linear map has a bias.
@@ -28,12 +28,12 @@ SL-4: Is there a residual connection around the two rescale sub-layers?
     Reading: no, the residual connections lie between the two rescale sub-layers, at the new sizes.
     Alternative b: yes, a residual connection surrounds both sub-layers.
 SL-5: Which channels or tokens form a routing group?
-    Reading: all channels or all tokens of the batch. The model options `group_size` and `group_images` split the group.
+    Reading: all channels or all tokens of the batch form a group, unless the model option `group_size` or `group_images` splits it.
     Alternative b: the channels or the tokens of one image form a group.
 SL-6: What is the capacity factor?
     Reading: 1.05 in the models (capacity rounded up), and 1 by default in `importance_score`. The paper states none.
     Alternative b: the capacity factor is 1.
-    Alternative c: the capacity factor equals that of V-MoE at evaluation.
+    Alternative c: the capacity factor equals V-MoE's capacity factor at evaluation.
 SL-7: Which of the two MoE layers uses importance-score routing?
     Reading: only the layer that routes channels (token mixing) uses importance-score routing.
         By: the paper, section 2.2.
@@ -43,10 +43,10 @@ SL-8: Does stochastic depth drop an image before routing, or only the experts' o
     Alternative b: the image is dropped before routing, which leaves more slots for the other images of the group.
     Alternative c: neither, because the branch is dropped either for all images of the batch or for none.
 SL-9: How many parameters does Sparse-B have if its last four blocks are sparse instead of its last two?
-    Reading: 80.8 million. The same count gives 59.1 million for Mixer-B, 70.0 million for Sparse-B and 130.4 million
+    Reading: 80.8 million. The same counting gives 59.1 million for Mixer-B, 70.0 million for Sparse-B and 130.4 million
         for Sparse-L, where the paper's tables give 59, 69 and 130 million.
-    Alternative b: 79 million, or 69 + (69 - 59). For any rescale sizes, this contradicts the 130 of Sparse-L (16
-        experts in six of 14 blocks): two more blocks must add 10.7 to 11.1 million to reach 130, at most 10.4 for 79.
+    Alternative b: 79 million, that is, 69 + (69 - 59). For any rescale sizes, this contradicts the 130 million of Sparse-L (16 experts
+        in six of 14 blocks): to reach 130, two more blocks must add 10.7 to 11.1 million, but to reach 79, at most 10.4 million.
         By: the paper, caption of Table 5.
 """
 

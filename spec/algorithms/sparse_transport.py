@@ -24,7 +24,7 @@ ST-5: Which dual problem is maximised?
         _get_sparsity_constrained_ot_algorithm.
     Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows both duals.
 ST-6: What is the plan if k < T / E, so that no plan has row sums of 1?
-    Reading: the plan after the same updates. Its columns sum to T / E, and at least T - k E of its rows are 0.
+    Reading: the plan that the same updates produce. Its columns sum to T / E, and at least T - k E of its rows are 0.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: no plan exists, and an error is raised.
@@ -97,7 +97,7 @@ def sparse_transport_affinity(
     Args:
         utility: U, (tokens, experts), the softmax of the logits.
         capacity: k, the maximum number of non-zeros per column or, with `sparsity="token"`, per row.
-        objective: the maximised function, "semi_dual" (`transport_semi_dual`) or "dual" (`transport_dual`).
+        objective: the function that the solver maximises, "semi_dual" (`transport_semi_dual`) or "dual" (`transport_dual`).
         solver: "adam" (the reference) or "lbfgs" (more accurate, see `solve_lbfgs`).
         sparsity: "expert": columns are sparse; "token": rows are sparse, and tokens and experts swap roles; "none":
             only the quadratic regularisation remains, and `capacity` is ignored.

@@ -12,9 +12,9 @@ A routing group here corresponds to a batch in the paper.
 
 Ambiguity ledger
 
-BG-1: What are the gates of a token that no expert takes, so that its kept gates sum to 0?
-    Reading: 0, so the layer adds nothing to the token.
-    Alternative b: NaN, because the quotient is computed as written.
+BG-1: What are the gates of a token that no expert takes, for which the division would be 0 / 0?
+    Reading: the gates are 0, so the layer adds nothing to the token.
+    Alternative b: the gates are NaN, because the quotient is computed as written.
 BG-2: Does the threshold loss also train the gates?
     Reading: yes, because eq. (20) treats no factor as constant.
     Alternative b: no, the threshold loss trains only the thresholds.
@@ -24,7 +24,7 @@ BG-3: What are the initial thresholds?
 
 Often done differently
 
-BG-4: Are the gates kept by the mask divided by their sum?
+BG-4: Are the gates that the mask keeps divided by their sum?
     Reading: yes, the kept gates are divided by their sum.
         By: the paper, eq. (16).
     Alternative b: no, the kept gates are not divided.
@@ -58,7 +58,7 @@ ALGORITHMS = (
 
 
 def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
-    """Returns the mask of the tokens that each expert takes in training, the m tokens with the largest gates for the expert.
+    """Returns the mask of the tokens that each expert takes in training: the m tokens with the largest gates for the expert.
 
     Args:
         gates: (tokens, experts). Ties go to the lower token index.
@@ -79,7 +79,7 @@ def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
 
 
 def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
-    """Returns the mask of the tokens that each expert takes at evaluation, all tokens with a gate above the expert's threshold.
+    """Returns the mask of the tokens that each expert takes at evaluation: all tokens with a gate above the expert's threshold.
 
     Args:
         gates: (tokens, experts).

@@ -25,9 +25,9 @@ RN-1: How are 32 random bits converted to a uniform number?
         By: DEShawResearch/random123, include/Random123/uniform.hpp, u01.
 RN-2: How are two random words converted to normal numbers?
     Reading: the Box-Muller transform is used, with the first word for the radius.
-    Alternative b: by the Box-Muller transform, with the first word for the angle and the sine before the cosine.
+    Alternative b: the Box-Muller transform is used, with the first word for the angle and the sine before the cosine.
         By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
-    Alternative c: by the inverse normal CDF of each word, which float32 does not compute accurately everywhere.
+    Alternative c: the inverse normal CDF of each word is used, which is inaccurate in parts of its range in float32.
 """
 
 import numpy as np
@@ -54,13 +54,13 @@ ALGORITHMS = (
 Words = NDArray[np.int32]
 
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
-"""Bits by which the second word is rotated in four rounds, and in the next four."""
+"""Rotations of the second word, in bits: the first tuple for four rounds, the second for the next four, and so on in turn."""
 PARITY = 0x1BD11BDA
 """Constant that is xored into the third word of the key schedule."""
 INJECTIONS = 5
 """Number of key injections, one after every four rounds."""
 BITS = 24
-"""Bits of a uniform number."""
+"""Number of random bits in a uniform number."""
 LOW = 2**32 - 1
 
 
@@ -69,7 +69,7 @@ def threefry(key: Shared, counter: Leading) -> Words:
 
         x = counter + key,    key'' = key[0] ^ key[1] ^ 0x1BD11BDA
         x[0] <- x[0] + x[1];    x[1] <- rotate(x[1]) ^ x[0]                      20 rounds
-        x <- x + the next two of (key[0], key[1], key''), x[1] <- x[1] + i       after each four rounds, for the i-th time
+        x <- x + the next two of (key[0], key[1], key''), x[1] <- x[1] + i       after every four rounds, for the i-th time
 
     Args:
         key: (2,) integers. Only the lowest 32 bits of each integer are used.
@@ -103,8 +103,8 @@ def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Wor
     Args:
         origin: (4,) integers: the low word and high word of the seed, the step and the first row. Only the lowest 32 bits are used.
         stream: the index of the stream, at least 0.
-        rows: R, at least 1.
-        columns: C, at least 1. The words of a column do not depend on C.
+        rows: the number of rows R, at least 1.
+        columns: the number of columns C, at least 1. The words of a column do not depend on C.
 
     Returns:
         (rows, columns) int32.

@@ -22,8 +22,8 @@ TC-2: In which order are choices assigned to slots?
         top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: all choices of a token before the choices of the next token (`slot_order="token"`), which is a
-        possible reading of "sequentially going through the rows" in Routers, section 2.1.
+    Alternative b: slots go to all choices of a token before any choice of the next token (`slot_order="token"`). This is
+        a possible reading of "sequentially going through the rows" in Routers, section 2.1.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks.
 TC-3: What happens to a choice of an expert that is already full?
     Reading: the choice is dropped, unless `tries` is greater than `choices`.
@@ -108,7 +108,7 @@ def token_choice(
         capacity: C, the number of slots per expert, at least 1.
         combine_scores: (tokens, experts), the combine weights, by default `scores`.
         order: (tokens,) integers, the order in which tokens are assigned, by default 0, 1, 2, ...
-        keep: (tokens, tries) booleans, whether each choice is made. By default, all choices are made.
+        keep: (tokens, tries) booleans, True where a token makes the choice. By default, tokens make all choices.
         hold: whether a choice that is not made still takes up a slot, which stays empty. If False, such a choice requests no slot.
         tries: the maximum number of experts that a token tries, from `choices` to experts, by default `choices`.
         slot_order: With "choice", all first choices get slots before any second choice. With "token", all choices of a token

@@ -46,7 +46,7 @@ ALGORITHMS = (
 
 Ids = NDArray[np.int64]
 EPSILON = 1e-6
-"""Added to the variance of a patch, so that a single-colour patch becomes 0."""
+"""Constant added to the variance of a patch, so that a single-colour patch becomes 0."""
 
 
 def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
@@ -62,7 +62,7 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
     Returns:
         (tokens,) integers below the number of codes.
 
-    Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation. Hash uses words, which need no codebook.
+    Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation. In Hash, tokens are words, which need no codebook.
 
     >>> patch_codes([[1.0, 3.0], [9.0, 2.0], [4.0, 4.0]], [[0.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]).tolist()
     [1, 2, 0]
@@ -80,7 +80,7 @@ def normalized_patches(patches: Array) -> Array:
 
 
 def position_ids(tokens: ArrayLike) -> Ids:
-    """Uses the position of each token as the id of the token: 0, 1, 2, ...
+    """Returns the position of each token as the id of the token: 0, 1, 2, ...
 
     Args:
         tokens: (tokens, width).

@@ -14,7 +14,7 @@
 Ambiguity ledger
 
 TD-1: Which constant does the conjugate contain?
-    Reading: none: `conj(x) = max <x, p> - gamma / 2 |p|^2`.
+    Reading: no constant: `conj(x) = max <x, p> - gamma / 2 |p|^2`.
     Alternative b: a constant per column, which changes neither the gradients nor the plans.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
 """
@@ -63,7 +63,7 @@ def transport_semi_dual(
         P[:, e]         = the maximiser, the sparse projection of (alpha + U[:, e]) / gamma
         gradient[t]     = 1 - sum_e P[t, e]
 
-    For every alpha, the columns of P sum to T / E and have at most k non-zeros. A row sums to 1 only if its gradient is 0.
+    For every alpha, the columns of P sum to T / E and have at most k non-zeros. Row t sums to 1 only if `gradient[t]` is 0.
     For k < T, the problem is not convex. There may be no alpha at which the gradient is 0.
 
     Args:
@@ -180,7 +180,7 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """Returns `found`, the result of a dual function. Raises `ContractError` if an array in `found` is not finite."""
+    """Returns `found`, a SemiDual or Dual, unchanged. Raises `ContractError` if an array in `found` is not finite."""
     for part in found:
         check_overflow(part)
     return found

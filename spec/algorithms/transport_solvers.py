@@ -1,4 +1,4 @@
-"""Solvers for the duals of sparsity-constrained transport: Adam, the reference, and L-BFGS."""
+"""Solvers for the duals of sparsity-constrained transport: Adam (the reference) and L-BFGS."""
 
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ def solve_lbfgs(problem: Problem) -> Array:
     Stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
     iterations. If all entries may be non-zero, the problem is convex. The entries of the final gradient are then at most
     about 1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps
-    and is nowhere 0. The row and column sums of the plan then differ from the required sums by the gradient.
+    across 0. The row and column sums of the plan then differ from the required sums by the gradient.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS

@@ -27,7 +27,7 @@ def spelled(name: str) -> str:
 
 
 def algorithm_of(name: str) -> str:
-    """Returns the row of the conformance matrix or the public function that `name` refers to. Raises ConfigError for an unknown name."""
+    """Returns the name of the conformance matrix row or public function that `name` refers to. Raises ConfigError for an unknown name."""
     functions = [public for public in spec.__all__ if inspect.isfunction(getattr(spec, public))]
     known: str
     for known in (*ALGORITHMS, *functions):
@@ -41,7 +41,7 @@ def algorithm_of(name: str) -> str:
 
 
 def entries_of(name: str) -> list[LedgerEntry]:
-    """Returns the entries of a row of the conformance matrix or a public function. The entries of the module `name` come first."""
+    """Returns the ledger entries of a conformance matrix row or a public function. The entries of the module `name` come first."""
     modules = list(_reached(_begin(name)))
     modules.sort(key=lambda module: module.rpartition(".")[2] != name)
     return [entry for module in modules for entry in LEDGER.values() if entry.module == module]

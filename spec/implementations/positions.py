@@ -45,7 +45,7 @@ class Seen:
     """Evidence that an implementation gives the answer of a reading.
 
     reading: the id of the reading. where: the location in the code or the paper, or the package and the code that ran.
-    measured: True if the suite measured the reading, False if the ledger states the reading. addresses: web addresses.
+    measured: True if the suite measured the reading, False if the ledger states the reading. addresses: the web addresses of the evidence.
     """
 
     reading: str
@@ -94,8 +94,8 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """Returns the implementation that a name refers to. `vmoe` means google-research/vmoe, `lucidrains` means all repositories of an owner,
-    and `mixtral` means all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
+    """Returns the implementation that a name refers to. `vmoe` means google-research/vmoe, `lucidrains` means all repositories of this
+    owner, and `mixtral` means all files with this word in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]

@@ -78,7 +78,7 @@ MYPY = False  # mypy, which does not support `LiteralString`, treats `MYPY` as T
 
 
 class NoSuchRouter:
-    """The type that type checkers infer for an unknown literal name."""
+    """The type that type checkers infer for `ROUTERS[name]` if the literal `name` is unknown."""
 
 
 class Routers(Names[Router[Any]]):
@@ -167,7 +167,7 @@ class Routers(Names[Router[Any]]):
 
 
 ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)}, lambda _, router: router)
-"""The routers by name. The `ROUTERS` of a backend has the routers that the backend implements."""
+"""The routers by name. The `ROUTERS` of a backend contains the routers that the backend implements."""
 
 
 def router_name(router: object) -> str:

@@ -55,7 +55,7 @@ def route(
     """Assigns each token to one expert: by an optimal balanced assignment in training, greedily at evaluation.
 
     params: `kernel` (width, experts). noise: (tokens,), uniform, or None. Tokens are sorted into shards by descending noise or, without
-    noise, by index. A group should be the entire batch. The metrics in training include `gap`. The router has no auxiliary losses.
+    noise, by index. A group should be the entire batch. In training, the metrics include the optimality `gap`. The router has no losses.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

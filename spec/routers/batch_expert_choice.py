@@ -17,7 +17,7 @@ BE-1: Among which tokens does an expert choose in training?
     Alternative b: an expert chooses among the tokens of one image, also at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: the n tokens with the largest scores, if n tokens have a predicted probability above the threshold.
+    Reading: if n tokens have a predicted probability above the expert's threshold, the n tokens with the largest scores.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
     Alternative b: every token with a predicted probability above the expert's threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
@@ -105,7 +105,7 @@ def route(
 ) -> RouterOutput:
     """Expert Choice based on the softmax, which also provides the combine weights. This router uses no noise.
 
-    At evaluation, the threshold of an expert determines the tokens of the expert (see `scores_above`).
+    At evaluation, the threshold of an expert determines which tokens the expert takes (see `scores_above`).
 
     state: `thresholds` (experts,). `statistics["reached"]`: the result of `capacity_thresholds`.
 

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def init_kernel(generator: np.random.Generator, options: Any) -> Params:
-    """Returns `kernel` (width, experts), and the parameters of `init_bias`."""
+    """Returns `kernel` (width, experts), and the parameters that `init_bias` returns."""
     return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width), **init_bias(options)}
 
 
@@ -38,12 +38,12 @@ def init_bias(options: Any) -> Params:
 
 
 def jitter_noise(options: Any) -> Noise | None:
-    """Returns the jitter noise, uniform on [-1, 1], with one number per entry of each token, or None without jitter."""
+    """Describes the jitter noise, uniform on [-1, 1], with one number per entry of each token. Returns None without jitter."""
     return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
 
 
 def gating_noise(options: Any) -> Noise | None:
-    """Returns the standard normal noise for the logits or, if `noise_multiplier` is 0, the noise for the jitter."""
+    """Describes the standard normal noise for the logits or, if `noise_multiplier` is 0, the noise for the jitter."""
     return Noise((options.tokens, options.experts)) if options.noise_multiplier else jitter_noise(options)
 
 

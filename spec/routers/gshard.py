@@ -68,7 +68,7 @@ class Options(RouterOptions):
 
 
 def noise(options: Options) -> Noise | None:
-    """Returns the noise for keeping or sampling the second expert. With `second_expert="all"`, returns the noise for the jitter."""
+    """Describes the noise that keeps or samples the second expert. With `second_expert="all"`, describes the noise for the jitter."""
     if options.second_expert == "sampled":
         return Noise((options.tokens, options.experts), (2.0**-24, 1.0))
     return Noise((options.tokens,), (0.0, 1.0)) if options.second_expert == "random" else jitter_noise(options)
@@ -106,7 +106,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     scores = softmax_affinity(logits)
 
-    # In training, noise decides whether to keep the second expert, or samples it. The combine weights are still the scores.
+    # In training, the noise keeps or drops a token's second expert, or samples it. The scores remain the combine weights.
     selection = scores
     keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":

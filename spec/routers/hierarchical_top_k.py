@@ -79,7 +79,7 @@ def route(
 ) -> RouterOutput:
     """Token Choice based on the gates, which are also the combine weights. A gate is the product of the gates of both levels.
 
-    If gates underflow to 0, a token may choose an expert with a gate of 0, and the combine weight is 0.
+    If gates underflow to 0, a token may choose an expert with a gate of 0. The combine weight is then 0.
 
     params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), standard
     normal, or None (evaluation) for no noise and no load loss. train: whether to use the training capacity.

@@ -6,7 +6,7 @@
 | scores (images, E) | softmax(W x), of an image x |
 | `choices` | k |
 
-A layer needs the parameters of only `choices` experts for an image. The losses balance the choices of all images in a
+For one image, a layer needs the parameters of only `choices` experts. The losses balance the choices of all images in a
 group. In a group with one image, the losses push the image toward choosing all experts equally.
 
 Ambiguity ledger
@@ -16,8 +16,8 @@ IM-2: Where is the router that chooses the experts of an image?
     Alternative b: a single router before the MoE layers chooses experts once for all layers.
         By: the paper, section 2.2 (Figure 2c).
 IM-3: Which losses train the router?
-    Reading: the task loss trains the router through the combine weights, as do balance losses with non-zero weights.
-    Alternative b: a cross-entropy for the super-class of the image, with one expert per super-class, also trains it.
+    Reading: the task loss (through the combine weights) and all balance losses with non-zero weights train the router.
+    Alternative b: a cross-entropy loss for the image's super-class, with one expert per super-class, also trains the router.
         By: the paper, section 2.2.
 """
 

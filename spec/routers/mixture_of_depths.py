@@ -38,7 +38,7 @@ Often done differently
 MD-4: What happens to the input of a chosen token?
     Reading: the input is kept, and the weighted output of the block is added to it.
         By: the paper, eq. (1); kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
-    Alternative b: the input is replaced by the weighted output, which includes the block's own residual connection.
+    Alternative b: the input is replaced by the weighted output, which includes the residual connection inside the block.
         By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
         MoDTransformerBlock.forward.
 """

@@ -50,7 +50,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """Returns `kernel` and `noise_kernel` (width, experts), all 0. All experts are then equally likely, with noise scale log 2."""
+    """Returns `kernel` and `noise_kernel` (width, experts), all 0. All experts are then equally likely, and the noise scale is log 2."""
     return {name: np.zeros((options.width, options.experts), np.float32) for name in ("kernel", "noise_kernel")}
 
 

@@ -50,7 +50,7 @@ __all__ = ["combine_scores"]
 
 
 def combine_scores(plan: Array, logits: Array, noisy: Array, *, combine_with: str, from_clean: bool) -> Array:
-    """Returns the softmax of the noisy or (`from_clean`) clean logits, or the plan if `combine_with` is "plan"."""
+    """Returns the plan if `combine_with` is "plan", else the softmax of the noisy logits or, with `from_clean`, of the clean logits."""
     if combine_with == "plan":
         return plan
     return softmax_affinity(logits if from_clean else noisy)

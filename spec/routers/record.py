@@ -20,16 +20,16 @@ OptionsOf = TypeVar("OptionsOf", bound=RouterOptions)
 
 
 def _no_noise(options: Any) -> None:
-    """The router uses no noise."""
+    """Returns None: the router uses no noise."""
 
 
 def _stateless(options: Any) -> dict[str, StateSpec]:
-    """The router has no state."""
+    """Returns an empty dict: the router has no state."""
     return {}
 
 
 def _no_update(options: Any, state: State, statistics: State) -> State:
-    """The router has no state to update."""
+    """Returns an empty dict: the router has no state to update."""
     return {}
 
 
@@ -40,7 +40,7 @@ def _fields(options: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Router(Generic[OptionsOf]):
-    """One router.
+    """A router: its options, functions and description.
 
     name: the name of the router, the last component of the module name. source: the publications that define the router.
     Options: the class of the options. init: `init(generator, options)` returns the initial parameters as float32 NumPy arrays.
@@ -86,7 +86,7 @@ class Router(Generic[OptionsOf]):
     functions: tuple[str, ...] = field(kw_only=True, default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "__module__", self.name)  # `own_name` finds user routers by module
+        object.__setattr__(self, "__module__", self.name)  # `own_name` searches this module for the router first
         object.__setattr__(self, "name", self.name.rpartition(".")[2])
         self._check_functions()
         object.__setattr__(self, "route", self._checked_route(self.route))

@@ -59,7 +59,7 @@ class Options(RouterOptions):
     """factor of the penalty after a step with too many gates above 0, and its divisor after a step with too few"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the number of slots C of an expert, at most the number of tokens."""
+        """Returns the number of slots C of an expert, which is at most the number of tokens."""
         return min(super().capacity(train=train), self.tokens)
 
 

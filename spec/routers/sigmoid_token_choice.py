@@ -11,7 +11,7 @@
 
 Ambiguity ledger
 
-SG-1: What is added to the sum by which the gates of the chosen experts are divided?
+SG-1: What is added to the sum of the chosen experts' gates before each gate is divided by this sum?
     Reading: the constant 1e-20 is added (`epsilon`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function;
         AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights; pytorch/torchtitan,
@@ -118,7 +118,7 @@ class Options(RouterOptions):
 
     @property
     def best_of_group(self) -> int:
-        """The number of experts whose scores add up to the score of a group."""
+        """The number of best experts of a group whose scores add up to the score of the group."""
         return {"top_2": 2, "top_k_over_m": self.choices // self.chosen_groups, "max": 1}[self.group_score]
 
 

@@ -1,4 +1,4 @@
-"""Token Choice by the Sinkhorn plan: the plan selects, and the softmax combines.
+"""Token Choice by the Sinkhorn plan: the plan selects the experts, and the softmax provides the combine weights.
 
 | here | Routers (arXiv 2401.15969), section 2.2 |
 |---|---|
@@ -86,7 +86,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Plan. A plan that only selects is computed from constant logits and carries no gradient.
+    # Plan. If the plan only selects, stop_gradient makes the logits constant, so the plan carries no gradient.
     planned = noisy if options.combine_with == "plan" else stop_gradient(noisy)
     plan = sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
     combine_with, from_clean = options.combine_with, options.combine_from_clean_logits

@@ -57,10 +57,10 @@ class Options(RouterOptions):
     cap: Count | None = None
     """largest number of experts per token, enforced approximately by a linear program; None for no limit"""
     cap_regularization: Positive = 0.01
-    """weight lambda of the entropy in that program"""
+    """weight lambda of the entropy in the linear program"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the number of slots C of an expert. Also raises ConfigError if the cap leaves too few tokens to fill the slots."""
+        """Returns the number of slots C of an expert. Raises ConfigError if the cap leaves too few tokens to fill the slots."""
         slots = super().capacity(train=train)
         if self.cap is not None:
             check_cap(slots, self.cap, self.tokens, self.experts)

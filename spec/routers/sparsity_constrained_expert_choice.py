@@ -1,4 +1,4 @@
-"""Expert Choice by the sparsity-constrained plan: a sparse plan of the softmax selects, and the softmax combines.
+"""Expert Choice by the sparsity-constrained plan: the plan selects the tokens, and the softmax weights the outputs.
 
 | here | Routers (arXiv 2401.15969), section 2.5 |
 |---|---|

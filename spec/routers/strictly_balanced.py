@@ -54,7 +54,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """Returns `kernel` (width, experts), and `thresholds` (experts,), 1 / experts each."""
+    """Returns `kernel` (width, experts), and `thresholds` (experts,) with the value 1 / experts."""
     thresholds = np.full(options.experts, 1 / options.experts, np.float32)
     return {**init_kernel(generator, options), "thresholds": thresholds}
 
@@ -63,7 +63,7 @@ def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice based on the softmax in training. At evaluation, an expert takes all tokens whose gates exceed the expert's threshold.
-    The chosen gates of a token are divided by their sum. With `eval_capacity_factor`, an expert keeps the tokens with the largest weights.
+    A token's chosen gates are divided by their sum. With `eval_capacity_factor`, a full expert keeps the tokens with the largest weights.
 
     params: `kernel` (width, experts) and `thresholds` (experts,). train: whether each expert chooses C tokens, without
     thresholds. This router uses no noise.

@@ -7,7 +7,7 @@
     moespec.conformance   golden vectors, and the suite that checks any implementation against them
 
 `moespec --help` and `python -m moespec --help` list the commands. Each of the five packages is imported on first use.
-In the repository, this folder contains links to these packages, which are folders at its root.
+In the repository, the packages are folders at the root, and this folder contains links to them.
 """
 
 from importlib import import_module

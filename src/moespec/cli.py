@@ -1,8 +1,8 @@
 """The command `moespec`: its commands and exit statuses.
 
 The module of a command is imported only when the command runs. A user error (`SpecError`, an unreadable file, too little memory) prints one
-line to standard error and exits with status 2. A run that a signal stops exits with 128 plus the number of the signal,
-130 for Ctrl-C. A command whose output is no longer read (`moespec ledger | head`) exits with 141.
+line to standard error and exits with status 2. A run that a signal stops exits with status 128 plus the signal's
+number, which is 130 for Ctrl-C. If the reader of its output closes the pipe (`moespec ledger | head`), a command exits with status 141.
 """
 
 import os
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(name, rest)
         print(end="", flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the remaining output, also at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the output that is flushed at exit
         status = 128 + signal.SIGPIPE
     except (SpecError, OSError) as error:
         status = _failed(printable(str(error)))
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = 130
     if output is not None and output.failed is not None:
         print(f"moespec: standard output: {output.failed.strerror}; the rest of the output is lost", file=sys.stderr)
-        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run writes a folder
+        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run also writes files
     if watchdog := sys.modules.get("moespec.training.loop.watchdog"):
         return int(watchdog.ended(status or 0))
     return status or 0

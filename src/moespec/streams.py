@@ -1,4 +1,4 @@
-"""Output streams that escape characters that they cannot show and drop text that they cannot write."""
+"""Output streams that escape characters outside their encoding, and drop text that cannot be written, as on a full disk."""
 
 import io
 import os
@@ -10,7 +10,7 @@ __all__ = ["Output", "open_streams"]
 
 
 class Output(io.FileIO):
-    """A descriptor that stores its first write error, such as a full disk, in `failed`. Standard output raises when its reader is gone."""
+    """A raw output file that stores its first write error, such as a full disk, in `failed`. A closed pipe on standard output raises."""
 
     failed: OSError | None = None
 
@@ -26,7 +26,7 @@ class Output(io.FileIO):
 
 
 def open_streams() -> Output:
-    """Replaces the output streams of this process, even if they are closed, as in a service. Returns standard output.
+    """Replaces standard output and standard error, even if they are closed, as in a service. Returns the new standard output.
 
     Warnings become one line that begins with `moespec:`.
     """

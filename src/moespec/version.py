@@ -1,4 +1,4 @@
-"""The version of moespec that is running. Files record this version, but no reader rejects a file because of it."""
+"""The version of moespec that is running. Files record this version, but no reader rejects a file because of its version."""
 
 from importlib import metadata
 

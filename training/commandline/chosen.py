@@ -62,8 +62,8 @@ class OfRun(Stored):
 def chosen(arguments: Sequence[str], default: Config) -> Config:
     """Returns the configuration to which the options of the command line apply: from a file, the run to resume, or `default`.
 
-    The configuration already has the models, routers and optimiser of the command line. If the command line sets the length of the run,
-    the configuration's length is unset. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
+    The configuration already uses the models, routers and optimiser of the command line. If the command line sets the length of the run,
+    the configuration has no length. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
@@ -87,8 +87,8 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 def check_written(arguments: Sequence[str], *configs: Config) -> None:
     """Raises ConfigError for an option of the command line or its configuration file that affects none of the resulting configurations.
 
-    An option in the file is also accepted if the option affects the configuration of the file alone. `init_skip` in the file is always
-    accepted, since a later use of the file may need this option. A file that a run wrote contains every field and is not checked.
+    An option in the file is also accepted if it has an effect when the command line only changes model and router. `init_skip` in the
+    file is always accepted, since a later use of the file may need it. A file that a run wrote contains every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)
@@ -102,8 +102,8 @@ def check_written(arguments: Sequence[str], *configs: Config) -> None:
 
 
 def check_effect(written: Iterable[str], *configs: Config) -> None:
-    """Raises ConfigError for the first option of `written` (dotted names) that affects none of the configurations, unless
-    its value is the default, None, False or 0."""
+    """Raises ConfigError for the first option of `written` (dotted names) that affects none of the configurations.
+    Options with the default value, None, False or 0 are accepted."""
     for name in written:
         value, default = _value(configs[-1], name), _value(Config(), name)
         if value in (None, False, 0.0, default):

@@ -1,7 +1,7 @@
 """Parses a command line into a dataclass. The options are the fields of the dataclass and of its configuration sections.
 
 argparse finds the options and prints the help. Values are converted to the fields' types as in a TOML file (`configfile.update`),
-so a mistake gives the same message in a file and on the command line.
+so an invalid value gives the same message in a file and on the command line.
 """
 
 import argparse
@@ -36,7 +36,7 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One option of a command. name: the dotted name, as in a TOML file and in messages. place: the nested fields that hold the option.
+    """One option of a command. name: the dotted name, as in a TOML file and in messages. place: the path of field names to the value.
 
     hidden: whether the help omits the option, because the option has no effect or is rarely set.
     """
@@ -92,7 +92,7 @@ class Option:
 
 
 def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:
-    """Yields the options of a dataclass with these `values`. The name of an option in the field "settings" starts with the section.
+    """Yields the options of the dataclass `kind`, with defaults from the fields of `values`. Names omit the prefix `settings`.
 
     config: the configuration that contains the dataclass and determines which options have an effect.
     """
@@ -154,7 +154,7 @@ def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections:
 def _texts(
     command: str, options: Sequence[Option], words: Sequence[str], sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the value of each option on a command line: True or False for a switch, otherwise one string or several strings."""
+    """Returns the value of each option on a command line: True or False for a switch, otherwise a string or a list of strings."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     named = [option for option in options if not option.positional]
     for option in named:

@@ -71,7 +71,7 @@ def main(words: list[str]) -> None:
 
 def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
     """Prints the accuracy, loss, routing metrics and cost of a checkpoint, and the results of the requested extra evaluations.
-    Writes the requested table and page, with the misclassified images. Returns the results.
+    Writes the requested table, and the requested page with the misclassified images. Returns the results.
 
     Raises Interrupted on a signal.
     """

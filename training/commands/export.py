@@ -39,8 +39,8 @@ class ExportArguments(Stored):
     """Export a model as a program that runs without moespec.
 
     moespec export runs/x --format onnx. The input of the program is a batch of float32 images with axes (images, height, width, channels),
-    normalised as in training. Any batch size is possible unless the router groups images; then it must be a multiple
-    of the group size. The output of the program is the logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load.
+    normalised as in training. Any batch size is possible unless the router groups images; then the batch size must be a multiple of the
+    group size. The output of the program is the logits. onnx: opset 18, for onnxruntime and others. pt2: for torch.export.load.
     stablehlo: for jax.export.deserialize on CPU, CUDA and TPU. safetensors: only the parameters, in the format of `moespec convert`.
     """
 
@@ -67,7 +67,7 @@ class Format(NamedTuple):
 
 
 def export_command(source: Path, *, format: str, out: Path | None, step: int | str | None) -> None:
-    """Writes the model of a run, or of weights in a self-describing format, as a program.
+    """Exports the model of a run, or of a weight file that describes its model, as a program.
 
     Before the source is read, raises ConfigError for a missing package and RunError for a file that cannot be written.
     """
@@ -96,7 +96,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, to fail before any write
+    for suffix in sorted(files, key=len, reverse=True):  # a name that is too long fails before any write
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
@@ -153,4 +153,4 @@ FORMATS: dict[str, Format | None] = {
     "pt2": Format(partial(_of_torch, "export_pt2"), "torch"),
     "safetensors": None,  # `moespec convert` writes this format
 }
-"""Name, which is also the file's extension -> how to create it."""
+"""Export formats by name, which is also the file extension."""

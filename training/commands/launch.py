@@ -29,9 +29,9 @@ __all__ = ["follow", "main"]
 LOOK = 0.1
 """Seconds between checks of the processes."""
 GRACE = 5.0
-"""Seconds that the other processes have to exit after one has failed."""
+"""Seconds that the other processes have to exit after one process has failed."""
 USAGE, LOST = 2, 75
-"""Exit status for wrong usage, which a restart would not fix; exit status of a process that has lost another process."""
+"""Exit status after a user error, which a restart would not fix; exit status of a process that has lost contact with another process."""
 PROGRAM = """\
 import sys
 from moespec.cli import main
@@ -128,7 +128,7 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """Returns the index and status of a failed process. If every failure has the status `LOST`, returns a running process and `LOST`."""
+    """Returns the index and status of a failed process. If all failures have status `LOST`, returns a running process and `LOST`."""
     ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
     own = {index: status for index, status in ended.items() if status != LOST}
     still = [index for index, process in enumerate(started) if process.poll() is None]

@@ -40,7 +40,7 @@ class LedgerArguments:
 
 
 def main(words: list[str]) -> None:
-    """Prints all ledger entries or the selected entries: in full, or with the answers of the implementations after --by.
+    """Prints the selected ledger entries, by default all entries. With --by, prints only the answers of the named implementations.
 
     Raises ConfigError for an unknown name.
     """

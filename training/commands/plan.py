@@ -25,7 +25,7 @@ from moespec.training.reports.cost import aligned, described, of_run
 __all__ = ["main"]
 
 NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
-"""Options of train that do not affect a plan."""
+"""Options of train that `moespec plan` rejects, because they do not affect a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class PlanArguments(Configured):
     """Estimate memory and time of a training step on other hardware, and find the best mesh.
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Prints the memory,
-    operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh that
-    --mesh sets. All options of train are accepted; only options of the model, optimiser, batch and computation affect the estimate.
+    operations, traffic and minimum time of a step for each mesh that divides devices, batch and experts, or for the mesh that --mesh sets.
+    Accepts the options of train for the model, optimiser, batch and computation, but not for data, schedule, logging and checkpoints.
     """
 
     devices: Number

@@ -61,7 +61,7 @@ class PredictArguments(OfRun):
 
 @dataclass
 class Reader:
-    """Reads images as training does. An unreadable image becomes black and is listed in `wrong`. small: JPEGs of readable images."""
+    """Reads images as training does. An unreadable image becomes black and is listed in `wrong`. small: JPEGs of the readable images."""
 
     pictures: Pictures
     small: dict[int, bytes] | None

@@ -3,7 +3,7 @@
     OUT/runs/NAME-seed0/      the run, as written by `moespec train`      OUT/outcomes/NAME-seed0.json   the results of the run
     OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    rewritten after each seed
 
-After an interruption, repeat the command: the study keeps finished runs and resumes an unfinished run from the last checkpoint of this run.
+After an interruption, repeat the command: the study keeps finished runs and resumes an unfinished run from its last checkpoint.
 An entry with a failed run, for example a run that diverges, is listed but not compared.
 """
 
@@ -44,7 +44,7 @@ __all__ = ["combinations", "entries", "main"]
 
 DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
-"""Fields that affect no result of a study."""
+"""Fields that may change before a study is resumed, because they do not affect its results."""
 MOST = 100  # maximum number of entries of a grid, since a study compares all pairs
 
 
@@ -185,7 +185,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none' for an entry named {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:  # or a third-party router has this name
+                if name in ROUTERS and (router := config.model.router) != name:  # a user's router may have this name
                     raise ConfigError(f"model.router={router!r}: expected {name!r} for an entry named {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study sets its own seeds; use --seeds N")

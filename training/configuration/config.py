@@ -2,7 +2,7 @@
 
 Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The
 defaults match no recipe: AdamW with its usual coefficients, without weight decay, gradient clipping or augmentation. At the start
-of a run, fields that are None get values from the named model or the data (`moespec.training.loop.resolve`). The run saves the result.
+of a run, fields that are None get values from the named model or the data (`moespec.training.loop.resolve`). The run saves these values.
 """
 
 import os
@@ -53,7 +53,7 @@ class ScheduleConfig:
     peak: float = 1e-3
     """peak learning rate"""
     warmup: int = 0
-    """warm-up steps, during which the learning rate rises linearly from 0; half of the run if the run is not longer than that"""
+    """warm-up steps, during which the learning rate rises linearly from 0; half of the run if the run has no more steps than this"""
     cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
@@ -272,7 +272,7 @@ class Config:
 
     @property
     def functions(self) -> dict[str, str]:
-        """The third-party objects that training imports, by the name of the option."""
+        """The third-party transform and loggers that training imports, by the name of the option."""
         log = self.log if set(self.logs).difference(TRACKERS) else ""
         own = {"data.transform": self.data.transform, "log": log}
         return {option: value for option, value in own.items() if value}

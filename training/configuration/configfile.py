@@ -48,11 +48,11 @@ FORMAT = 2
 DEPTH = 4
 """Maximum depth of nested tables that are read; a configuration has four levels."""
 FORMER = {"data": "cache", "hash": "path"}
-"""Fields of old runs that no configuration has any more, by section."""
+"""Fields of old configurations that no longer exist, by section."""
 FORMER_LOGS = ("mlflow", "trackio")
 """Former values of `log`."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
-"""Options of different routers that the first files of version 0.1 all have."""
+"""Options of different routers. Only files that early versions of 0.1 wrote contain all of them."""
 Section = TypeVar("Section")
 flat = partial(flatten, separator=".")
 """The values of nested tables by dotted key."""
@@ -74,15 +74,15 @@ def find_recipe(name: str) -> Path:
 
 
 def digits() -> Config:
-    """Returns the default recipe of the commands."""
+    """Returns the configuration of the recipe `digits`, the default of the commands."""
     return read(find_recipe("digits"))
 
 
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
-    """Returns `base` (by default, `Config()`) with the fields that a TOML file sets. The arguments `model` and `router` override the file.
+    """Returns `base` (by default, `Config()`) with the fields that a TOML file sets. `model` and `router` override the file.
 
     The sections data, optimizer, schedule and training come only from the file; fields that the file does not set get their defaults. The
-    router options in the file apply to the router that the file names. Another `router` keeps the options that differ from their defaults.
+    router options in the file apply to the router that the file names. If `router` replaces it, options with default values are dropped.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (suggesting similar keys) or an
     invalid value.
@@ -130,7 +130,7 @@ def values(path: Path) -> dict[str, Any]:
 
 
 def written(path: Path) -> list[str]:
-    """Returns the dotted keys in a file. Adds `format` if a run of an early version 0.1 wrote the file; later versions write this key."""
+    """Returns the dotted keys in a file. Adds `format` for a run of an early version of 0.1; later versions write this key."""
     table = _loaded(path)
     return [*flat(table), *(["format"] if _of_version_0_1(table) else [])]
 
@@ -211,7 +211,7 @@ def _of_version_0_1(table: Mapping[str, Any]) -> bool:
 
 def dump(config: Config) -> str:
     """Returns the configuration as TOML, without fields that keep the default None and without sections of other objectives."""
-    import tomli_w  # imported here, since `moespec ledger` must work without the extra
+    import tomli_w  # imported here, since `moespec ledger` must work without the extra `train`
 
     objectives = [name for name in vars(config) if {LIT, MOCO}.intersection(marks(Config, name).get("only", ()))]
     tables = {name: of for name, of in asdict(config).items() if name not in objectives or not no_effect(config, name)}

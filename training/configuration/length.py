@@ -11,7 +11,7 @@ __all__ = ["before_cooldown", "images_seen", "in_steps", "notes", "settled", "sh
 
 
 def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
-    """Returns the section with the number of steps, computed from epochs, examples or the default length.
+    """Returns the section `training` with the number of steps, computed from epochs, examples or the default length.
 
         steps = ceil(epochs * images / batch) = ceil(examples / batch)
 

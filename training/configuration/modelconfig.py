@@ -1,7 +1,7 @@
 """The section `model` of a run's configuration: one class for each family of models.
 
-The class of a family takes the fields of the family's configuration with their types and docstrings. For example, `VitSection` takes the
-fields of `moespec.models.vit.VitConfig`. A section holds only the differences from the named model.
+The class of a family has the same fields as the family's configuration, with the same types and docstrings. For example, `VitSection` has
+the fields of `moespec.models.vit.VitConfig`. A section holds only the differences from the named model.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ __all__ = [
 ]
 
 VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}
-"""What a training run sets in a ViT where fields are None; the ViT itself is dense."""
+"""The values that a training run uses for fields of a ViT that are None. By itself, a ViT is dense."""
 SHORT = {
     "model": "model.name",
     "data": "data.name",
     **{name: f"model.{name}" for name in ("router", "experts", "codes")},
 }
-"""Short names of options, and their fields."""
+"""Short option names, and the fields that these options set."""
 
 
 class ModelConfig:
@@ -40,9 +40,9 @@ class ModelConfig:
     kind: ClassVar[Any]
     """The class of the family's configurations."""
     described_in: ClassVar[Any]
-    """The class whose fields have the texts for help."""
+    """The class whose field docstrings are the help texts."""
     helps: ClassVar[Mapping[str, str]]
-    """What the fields do that the family's configuration does not have."""
+    """Help texts of the fields that the family's configuration lacks."""
 
     def __new__(cls, name: str = "vit_tiny", **given: Any) -> "ModelConfig":
         if cls is ModelConfig:
@@ -58,7 +58,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in {"router", "block"}.intersection(vars(self)):
             object.__setattr__(self, field, named_routers(getattr(self, field)))
-        # The options may be any mapping. After a change of router, options with the previous router's defaults are dropped.
+        # `router_options` may be any mapping. After a change of router, options with the old defaults are dropped.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):
@@ -101,7 +101,7 @@ class ModelConfig:
 
 
 def model_config(config: ModelConfig, section: str = "model") -> families.Config:
-    """Returns the model or text tower of a section: the named model with the fields of the section. Unset fields of a ViT come from `VIT`.
+    """Returns the configuration of a model or text tower: the named model with the section's fields. A ViT gets the defaults in `VIT`.
 
     Raises ConfigError, naming the field of the section, for an invalid value.
     """
@@ -127,7 +127,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> type[ModelConfig]:
     """Creates the section class of a model family. name: the default model. about: the help text for model names.
 
-    extra: integer fields that the family's configuration lacks, with their docstrings.
+    extra: integer fields that the family's configuration lacks, with their help texts.
     """
     hints = _fields(kind)
     members: list[Any] = [("name", str, name)]

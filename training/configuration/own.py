@@ -1,7 +1,7 @@
 """Third-party objects in a configuration, `package.module:object`, and the rules for importing them.
 
-An object is imported if its name is on the command line or in the file after `--config`, which is trusted like a script. An object named in
-a run's config.toml is imported only if the command line repeats the name, with the option of the object or with `--trust`.
+An object is imported if its name is on the command line or in the file after `--config`. This file is trusted like a script. An object
+named in a run's config.toml is imported only if the command line repeats the name, with the option of the object or with `--trust`.
 """
 
 import re

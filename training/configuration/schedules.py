@@ -44,7 +44,7 @@ def rsqrt(peak: float, *, total: int, warmup: int = 0, cooldown: int = 0, timesc
         rate(n) = peak / sqrt(1 + (n - warmup) / timescale)                        for n < total - cooldown
         rate(n) = rate(total - cooldown) * (1 - (n - (total - cooldown)) / cooldown)    afterwards
 
-    Raises ConfigError unless peak >= 0, warmup, cooldown >= 0, warmup + cooldown <= total and timescale > 0.
+    Raises ConfigError unless peak, cooldown >= 0, 0 <= warmup < total, warmup + cooldown <= total and timescale > 0.
 
     >>> rate = rsqrt(1.0, total=40, warmup=4, cooldown=10, timescale=26 / 3)
     >>> [round(rate(n), 12) for n in (0, 2, 4, 30, 35)]

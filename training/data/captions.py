@@ -45,5 +45,5 @@ def listed(value: object, name: str) -> list[str]:
 
 
 def captions_of(texts: Iterable[str]) -> Captions:
-    """Converts texts to an array."""
+    """Converts texts to an array of dtype `StringDType`."""
     return np.array(list(texts), np.dtypes.StringDType())

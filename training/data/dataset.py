@@ -24,7 +24,7 @@ from moespec.training.data.pictures import Pictures
 __all__ = ["Dataset", "Split", "array_split", "as_picture", "held_out", "numbered_classes", "read_names"]
 
 LOOKED_AT, HEAD = 4096, 2**14
-"""Maximum number of images of a split whose content enters its stamp, and of bytes per file."""
+"""Maximum number of images of a split that the digest of the contents covers, and of bytes per image file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_
 
 
 def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any]) -> tuple[str, ...]:
-    """Returns the names of the classes from 0 to the largest label in the training and validation splits.
+    """Returns the numbers from 0 to the largest label of the training and validation splits as class names.
 
     Raises DataError if a class has no training image.
     """

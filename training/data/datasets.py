@@ -44,7 +44,7 @@ SIZES = {
     "idx": {"image_size": 28, "channels": 1, "classes": 10},
     **{name: {"image_size": 32, "channels": 3, "classes": kind.labels[-1]} for name, kind in KINDS.items()},
 }
-"""Image size and channels that a data set's name implies; the smallest models are designed for digits."""
+"""Image size, channels and classes of data sets whose name fixes them."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and the functions that find their classes and files."""
 DIGITS = Path(__file__).parent / "digits.npz"
@@ -156,7 +156,7 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
 
 
 def check_share(config: DataConfig, dataset: Dataset) -> None:
-    """Raises ConfigError if the configuration sets a held-out fraction but the data have a validation split."""
+    """Raises ConfigError if the configuration sets `validation_share` but the data have a validation split."""
     share = config.validation_share
     if share != DataConfig().validation_share and not dataset.held_out:
         raise ConfigError(

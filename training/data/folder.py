@@ -4,8 +4,8 @@ photos/cat/1.jpg                    photos/train/cat/1.jpg                  phot
 photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
 All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. The table is
-`labels.csv` in the folder, or a .csv file beside the folder with the same name. The table has a header and one row per image. The first
-column named in `IMAGE` contains the image's path in the folder, with or without extension. The first named in `LABEL` contains the class.
+`labels.csv` in the folder, or a .csv file beside the folder with the same name. The table has a header and one row per image. `IMAGE`
+lists names of the column with the image's path in the folder, with or without extension. `LABEL` lists names of the class column.
 """
 
 import csv
@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """Returns the label table in a folder (if it has at most one subfolder) or beside it (if it has none). Raises DataError for both."""
+    """Returns `labels.csv` in a folder (with at most one subfolder) or the table beside it (with none). Raises DataError if both exist."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:

@@ -10,7 +10,7 @@ from moespec.models.errors import DataError
 __all__ = ["HELD", "LeftOut", "below", "beside", "directories", "find_files", "hidden", "identity", "validation_name"]
 
 HELD = ("val", "validation", "valid")
-"""Possible names of the validation split, of which a data set has at most one."""
+"""Possible names of the validation split. A data set may contain only one of these names."""
 
 
 class LeftOut:
@@ -50,7 +50,7 @@ def directories(folder: Path) -> list[str]:
 
 
 def beside(folder: Path, known: Container[str | None], left: LeftOut, kind: str) -> None:
-    """Adds the entries of a folder whose names are not in `known` to `left`."""
+    """Counts the files and subfolders of a folder in `left`, except the names in `known`."""
     for name, is_folder in entries(folder):
         if name not in known:
             left.add("hidden" if hidden(name) else kind, f"{name}{'/' * is_folder}")

@@ -1,7 +1,7 @@
 """Reads a data set of the Hugging Face library `datasets` from local files: parquet, an image folder, or `save_to_disk`.
 
-Nothing is downloaded. Only parquet files, images and their metadata are read; READMEs, scripts and archives are ignored. The column of type
-Image holds the images. The labels are in the column of type ClassLabel, or in an integer column called "label". Other columns are ignored.
+Nothing is downloaded. READMEs, scripts and archives beside parquet files or images are ignored. The column of type Image holds the images.
+The labels are in the column of type ClassLabel, or in an integer column called "label" or "labels". Other columns are ignored.
 """
 
 import io
@@ -97,7 +97,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Keeps the Hugging Face libraries off the network, even if already imported; by default, they report each load online."""
+    """Keeps the Hugging Face libraries off the network, even if they are already imported; by default, they report each load online."""
     from huggingface_hub import constants
 
     config = datasets.config
@@ -110,7 +110,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _saved(datasets: Any, folder: Path) -> Any:
-    """Returns the data that `save_to_disk` wrote, or None. Raises DataError if the data name a file outside the folder."""
+    """Returns the data that `save_to_disk` wrote, or None. Raises DataError if the data refer to a file outside the folder."""
     parts, whole = [folder], folder / "dataset_dict.json"
     if whole.is_file():
         parts = [folder / name for name in json.loads(read_file(whole, RECORD))["splits"]]
@@ -161,7 +161,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
 
 
 def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
-    """Returns the images as the bytes of their files. Raises DataError if the image column is missing or `others` is empty."""
+    """Returns the images as the bytes of their files. Raises DataError if there is no image column or `others` is empty."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "images (type Image)"

@@ -23,7 +23,7 @@ __all__ = ["load_idx", "read_idx"]
 
 UNSIGNED_BYTE = 8
 DEFLATE = 1032
-"""Maximum bytes that a byte of a gzip file can expand to: it bounds the size in a header."""
+"""Maximum number of bytes to which one byte of a gzip file expands. It limits how much is read if a header is wrong."""
 
 
 def load_idx(folder: Path) -> Dataset:

@@ -34,7 +34,7 @@ VIEW = 2**48
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
-    """Returns the indices of the images of step `step` (from 0), `(batch,)`. The permutations of images depend on `part`."""
+    """Returns the indices of the images of step `step` (from 0), `(batch,)`. Each `part` has its own permutations of the images."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
         _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]
@@ -65,9 +65,9 @@ def training_batch(
     """Returns the augmented images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)` of step `step`.
 
     Order of augmentations: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. For mixup,
-    this function mixes the targets; `prepared` mixes the images on the device, with weight "mixup". Without classes, targets are absent.
+    this function mixes the targets; `prepared` mixes the images on the device, with weight "mixup". Without classes, there are no targets.
 
-    rows: the rows of the batch to return. For mixup, "neighbours" are the images that precede these rows. view: the number of the view.
+    rows: the rows of the batch to return. For mixup, "neighbours" are the images before each of these rows. view: the number of the view.
     """
     mixes = bool(config.mixup or config.cutmix)
     # The neighbour of the first row is placed before this row and dropped after mixing.
@@ -135,9 +135,9 @@ def _epoch_order(examples: int, seed: int, epoch: int, part: int) -> NDArray[np.
 
 @lru_cache(maxsize=2)
 def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Returns the images of an epoch, class by class. The number of draws from a class of n images, at least one, is
+    """Returns the images of an epoch, class by class. From a class of n >= 1 images, the number of images drawn is
 
-    n^(1 - balance), scaled to the sum of all n and rounded by largest remainders
+    n^(1 - balance), scaled to the sum of all n and rounded by the largest-remainder method
     """
     counts = np.bincount(split.labels)
     weights = np.where(counts > 0, np.maximum(counts, 1) ** (1.0 - balance), 0.0)

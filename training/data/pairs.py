@@ -7,8 +7,8 @@
 | a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
-Image paths in a table are relative to the table's folder and must stay below this folder. An image may have several captions, as a list
-(JSON and `datasets`) or as several rows of a table. Each caption forms a pair, whose label is the image's number. Column names are from
+Image paths in a table are relative to the table's folder and must stay below this folder. An image may have several captions: a list
+(JSON and `datasets`) or several rows of a table. Each caption forms a pair, and the image's number is its label. Column names are from
 Hugging Face's image folders (`file_name`, `text`) and mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`, `title`).
 """
 
@@ -124,7 +124,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """Yields the lines that are not blank. A line that is cut at the limit is not a valid JSON object."""
+    """Yields the lines that are not blank. A line above the limit is cut, and the JSON parser then rejects this line."""
     while line := file.readline(16 * LONGEST):
         if line.strip():
             yield line

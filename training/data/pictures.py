@@ -1,4 +1,4 @@
-"""Reads picture files in eight bits, as a viewer shows pictures: upright and on a white background.
+"""Reads picture files with 8 bits per channel, as an image viewer shows them: upright and on a white background.
 
 | in the file | result |
 |---|---|
@@ -40,10 +40,10 @@ FORMATS = {
 ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
 Seen = TypeVar("Seen")
 MOST = 2**28
-"""Number of bytes of a file that are searched for damage."""
+"""Maximum number of bytes that are read from a damaged file to remove the damaged parts."""
 BITS, PHOTOMETRIC = 258, 262
 """TIFF tags."""
-# Warnings of Pillow do not name the file. The second filter ignores warnings about large images; Pillow rejects even larger images.
+# Pillow's warnings do not name the file, so they are ignored. Pillow itself rejects images that are much too large.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
@@ -63,7 +63,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class Folder:
-    """Files below a folder, each with a name relative to it."""
+    """Files below the folder `root`, with names relative to this folder."""
 
     root: Path
     names: Sequence[str]
@@ -105,11 +105,11 @@ class Pictures:
         return self.files.name(int(self.chosen[index]))
 
     def picture(self, index: int) -> Image.Image:
-        """Returns an uncropped picture, of mode RGB, or L if there is one channel. Raises DataError naming a damaged file."""
+        """Returns an uncropped picture, of mode RGB, or L if there is one channel. For a damaged file, raises DataError naming the file."""
         return self._look(index, lambda file: _shown(file, self.channels, self.background))
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns the middle squares of pictures. Raises DataError naming a damaged file."""
+        """Returns the middle squares of pictures. For a damaged file, raises DataError naming the file."""
 
         def square(file: Image.Image) -> NDArray[np.uint8]:
             return middle(_shown(file, self.channels, self.background), self.size, self.resize)
@@ -167,7 +167,7 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
     except DataError as error:
         raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # decoders raise many exception types for damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # the error text contains a memory address
+        unknown = isinstance(error, UnidentifiedImageError)  # this error's text contains a memory address
         text = f"expected {', '.join(FORMATS)}; grey TIFF needs 8, 12 or 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
@@ -196,7 +196,7 @@ def _bare(content: bytes) -> bytes | None:
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
-    """Decodes a picture as a viewer shows the picture. The result has mode RGB, or mode L if there is one channel."""
+    """Decodes a picture as an image viewer shows it. The result has mode RGB, or mode L if there is one channel."""
     file.load()
     with suppress(Exception):  # if the EXIF block is damaged, the orientation is ignored
         ImageOps.exif_transpose(file, in_place=True)

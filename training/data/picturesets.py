@@ -1,6 +1,6 @@
 """Builds data sets from pictures of any size and source.
 
-Every picture's header is read at the start. A picture is decoded when a batch needs the picture. Either the shorter side is resized
+Every picture's header is read at the start. Each picture is decoded when a batch needs it. Either the shorter side is resized
 and the middle square cropped, or a random crop is resized. All images have three channels.
 """
 

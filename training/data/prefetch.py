@@ -19,7 +19,7 @@ from moespec.models.memory import cores
 __all__ = ["Prefetcher"]
 
 SHARED = 2**16
-"""Size in bytes from which workers pass arrays to the training process through shared memory."""
+"""Workers pass arrays of at least this many bytes to the training process through shared memory."""
 
 
 class Prefetcher:
@@ -29,8 +29,8 @@ class Prefetcher:
         cloudpickle pickles `make` for each worker.
     receive: a function to call with each step and its result on a thread of this process, for example to move results to a device.
 
-    A Prefetcher is a context manager and an iterable of `(step, result)` in order. If `make` fails for a step, iteration fails there.
-    Raises RunError if a worker was killed. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with the parent.
+    A Prefetcher is a context manager and an iterable of `(step, result)` in order. If `make` raises for a step, iteration raises there.
+    Raises RunError if a worker dies. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with their parent.
     """
 
     def __init__(

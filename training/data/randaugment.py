@@ -19,8 +19,8 @@ Areas outside the moved picture are grey (128). For images smaller than 224 pixe
 
 Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. The code of big_vision imitates the operations
 of Pillow, which this module calls. Contrast differs: big_vision blends the picture with a grey value of (number of pixels / 256), which is
-196 at 224 x 224 pixels. This module blends the picture with its mean, as in Pillow and the comment of big_vision. From magnitude 10 on, the
-threshold of Solarize is above white, so nothing is inverted. TensorFlow's behaviour for a threshold above 255 was not examined.
+196 at 224 x 224 pixels. This module blends the picture with its mean, as Pillow does and big_vision's comment says. From magnitude 10 on,
+the threshold of Solarize is above white, so nothing is inverted. TensorFlow's behaviour for a threshold above 255 was not examined.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ __all__ = ["OPERATIONS", "randaugment"]
 
 GREY = 128
 FULL = 224
-"""Image side in pixels from which distances equal the recipes'."""
+"""Image side in pixels from which distances are the same as in the recipes."""
 
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
@@ -115,4 +115,4 @@ OPERATIONS: dict[str, Operation] = {
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
 }
-"""The operations, each a function of a picture, a magnitude (1: full) and the random numbers."""
+"""The operations, each a function of a picture, a magnitude (1: full strength) and a random generator."""

@@ -38,7 +38,7 @@ __all__ = ["Shards", "find_shards"]
 
 INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moespec index of shards 2"
 HELD_WORD = re.compile(f"{'|'.join(sorted(HELD, reverse=True))}|test")
-"""Words that mark a validation shard, in its name or its folder's, if other shards have the word train."""
+"""Words that mark the path of a validation shard, if the paths of other shards contain the word train."""
 LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
 """Maximum size in bytes of a label, of JSON with a label, and of a caption."""
 
@@ -142,7 +142,7 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
 
 
 def _lines(table: dict[str, NDArray[Any]]) -> list[str]:
-    """Returns the captions of an index, which line breaks separate."""
+    """Splits the text of an index into captions, one per line."""
     return table["text"].tobytes().decode().split("\n")
 
 

@@ -7,7 +7,7 @@
 
     ids, end, end, ...        to the length S, at least one end
 
-Since texts are padded with end tokens, the last token is always an end token, as pooling may require. This is the "sticky" end of
+Since texts are padded with end tokens, the last token is always an end token, as pooling may require. This equals `eos="sticky"` in
 google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end token as `pad_value`. Unless truncation is enabled, a text
 without room for an end token is an error, as in openai/CLIP, `clip/clip.py`, tokenize. Nothing is downloaded.
 """
@@ -53,7 +53,7 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
 
     try:
         library = tokenizers.Tokenizer.from_buffer(read_file(Path(path)))
-    except Exception as error:  # the library raises plain exceptions
+    except Exception as error:  # the library raises `Exception` itself
         raise DataError(f"lit.tokenizer={path!r}: not a tokenizer file ({error})") from error
     library.no_truncation()
     library.no_padding()
@@ -83,7 +83,7 @@ def encode(
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
 ) -> NDArray[np.int32]:
-    """Returns the ids of texts, `(N, length)`, padded with end tokens. long: whether to cut a text without room for an end token.
+    """Returns the ids of texts, `(N, length)`, padded with end tokens. long: "cut" truncates texts to leave room for an end token.
 
     name: a function from the number of a text to its name in errors. Raises ConfigError for a length below 2, and DataError for a text that
     has no tokens or is too long.

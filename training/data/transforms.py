@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 CROP, JITTER, GREY, BLUR, SOLARISE, RANDAUGMENT, TRANSFORM, ERASE = range(8)
-"""Parts of the stream PICTURE."""
+"""The part of the random stream PICTURE that each operation uses."""
 COLOURS = ("jitter", "grey", "blur", "solarise", "randaugment")
 """Fields of operations that need 8-bit images, grey or RGB."""
 SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
@@ -33,7 +33,7 @@ SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
 ATTEMPTS = 1000
 RATIO_LIMIT = 1e-7
 BLUR_RADIUS = (0.1, 2.0)
-"""Smallest and largest radius of the blur: its standard deviation in pixels."""
+"""Smallest and largest standard deviation of the blur, in pixels."""
 
 Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
 Numbers = NDArray[np.int64]
@@ -44,7 +44,7 @@ Box = tuple[int, int, int, int]
 def cut_out(
     dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """Returns the training images `indices` at these positions, each cropped as `config.crop` requires."""
+    """Returns the training images `indices`, cropped as `config.crop` requires. positions: the images' positions in the run."""
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
@@ -62,10 +62,10 @@ def cut_out(
 def with_changes(
     images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: Numbers, indices: Numbers
 ) -> NDArray[np.uint8]:
-    """Applies colour changes, RandAugment, the user's transform and random erasing to images `(N, H, W, Ch)` at these positions.
+    """Applies colour changes, RandAugment, the user's transform and random erasing to images `(N, H, W, Ch)`.
 
-    indices: the numbers of the images, for error messages. Raises ConfigError if the user's transform raises, or does not return an image
-    of the same shape and dtype.
+    positions: the positions of the images in the run, which select the random numbers. indices: the numbers of the images, for errors.
+    Raises ConfigError if the user's transform raises, or does not return an image of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)

@@ -13,7 +13,7 @@ __all__ = ["always", "beside", "by_class", "class_tables", "confused", "confusio
 
 Numbers = NDArray[np.integer[Any]]
 CLASSES = 20
-"""Largest number of classes for a full table; beyond it, tables list the classes with the lowest recall and the most confused pairs."""
+"""Largest number of classes for a full table; above it, tables list the classes with the lowest recall and the most confused pairs."""
 
 
 def always(dataset: Dataset) -> tuple[str, float]:
@@ -54,7 +54,7 @@ def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
 
 
 def class_tables(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns tables of the matrix `counts` from `confusion`: all classes or, for many classes, the worst classes and pairs.
+    """Returns tables of the matrix `counts` from `confusion`: the most frequent mistakes, and all classes or those with the lowest recall.
 
     recall[c]     counts[c, c] / images of class c
     precision[c]  counts[c, c] / images predicted as class c

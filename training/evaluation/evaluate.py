@@ -35,8 +35,8 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
 
         size >= images / ceil(images / batch)
 
-    A batch of this size can be split over the devices and has router groups of the same size as `batch`. If each batch is one group and all
-    images fit into one batch, the group contains all images.
+    A batch of this size can be split over the devices and has router groups of the same size as a batch of `batch` images. If each
+    batch is one group and all images fit into one batch, the group contains all images.
     """
     layers_of, parts = family(model).moe_layers, -(-images // batch)
 
@@ -51,7 +51,7 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
 
 
 def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
-    """Returns the function `loss(logits, targets)`, with arrays `(N, classes)`, which returns the loss `(N,)` of each image.
+    """Returns the function `loss(logits, targets)`, which computes the loss `(N,)` of each image from arrays `(N, classes)`.
 
     kind: "softmax" (exclusive classes), "sigmoid" (a sum over independent classes), or the user's function of `(B, logits, targets)`.
     """

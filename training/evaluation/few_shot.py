@@ -87,7 +87,7 @@ def ridge(
 
 
 def best_l2(accuracies: Array) -> int:
-    """Returns the column of `accuracies` (seeds, L2 values) with the best mean rank, or the first such column.
+    """Returns the column of `accuracies` (seeds, L2 values) with the best mean rank, the first one if several are equal.
 
     The rule follows vmoe, which averages ranks over data sets instead of seeds. The choice of the column depends on the test images.
     """

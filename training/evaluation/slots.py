@@ -18,7 +18,7 @@ from moespec.training.compilation import compile_if, pays
 __all__ = ["FRACTION", "SlotStatistics", "largest_first", "needed", "numbers", "relative", "slot_statistics"]
 
 FRACTION = 0.9
-"""Fraction of a slot's or token's total weight, for the counts of `needed`."""
+"""`needed` counts the largest weights that make up this fraction of the total weight of a slot or token."""
 BATCH = 16
 QUANTILES = {"smallest": 0, "5%": 5, "median": 50, "95%": 95, "largest": 100}
 

@@ -1,4 +1,4 @@
-"""Zero-shot classification assigns to an image the class with the nearest prompts in the space that images and texts share.
+"""Zero-shot classification assigns an image to the class whose prompts have the most similar features.
 
     w_c     mean over the prompts of class c of z / |z|, normalised to length 1
     label   arg max over c of the cosine of w_c and the image's features
@@ -75,9 +75,9 @@ def class_embeddings(features: NDArray[Any], classes: int) -> NDArray[np.float64
 
 
 def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
-    """Returns `{"accuracy"}` on the features `(N, D)` and labels `(N,)` of images, with the class embeddings `(classes, D)`.
+    """Returns `{"accuracy"}` for images with features `(N, D)` and labels `(N,)`. embeddings: the class embeddings `(classes, D)`.
 
-    Raises ConfigError for features of another width, or a label that is not a class.
+    Raises ConfigError if features and embeddings have different widths, or if a label is not a class.
     """
     features, labels = images
     if features.shape[1] != embeddings.shape[1]:
@@ -89,7 +89,7 @@ def zero_shot(images: Labelled, embeddings: NDArray[Any]) -> dict[str, float]:
 
 
 def retrieval(images: Labelled, texts: Labelled) -> dict[str, dict[str, float]]:
-    """Returns the fractions `{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`.
+    """Returns the recalls as fractions, `{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`.
 
     images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. If several images have
     the same label, only the first image counts. Raises ConfigError for a label without an image or without a text.

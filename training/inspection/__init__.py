@@ -1,1 +1,1 @@
-"""Pictures of how the routers of a trained model handle an image."""
+"""Draws pictures of how the routers of a trained model route an image."""

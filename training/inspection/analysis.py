@@ -1,4 +1,4 @@
-"""`moespec inspect --analysis`: the pictures that the Soft MoE paper uses to examine slots, and their numbers as JSON."""
+"""`moespec inspect --analysis`: draws the figures that the Soft MoE paper uses to examine slots, and writes the numbers as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def _said(block: dict[str, Any]) -> str:
 
 
 def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
-    """Draws a row for each layer, with the panels of `COLUMNS`; a column has the same axes in all rows, for comparison."""
+    """Draws a row for each layer, with the panels of `COLUMNS`. All histograms in a column have the same horizontal axis."""
     rows = len(statistics)
     figure = Figure(figsize=(3.0 * len(COLUMNS), 2.3 * rows + 1.0), layout="constrained")
     axes = figure.subplots(rows, len(COLUMNS), squeeze=False)

@@ -46,14 +46,14 @@ MOST_PANELS = 64
 FAINTEST = 2.0
 """Soft MoE's colour scale reaches at least this multiple of the uniform weight."""
 LETTERS = 17
-"""Characters of the explanation per inch of line."""
+"""Number of characters of the explanation per inch of the figure's width."""
 UNASSIGNED, NOTHING = (0.15, 0.15, 0.15), (0.6, 0.6, 0.6)
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
-"""Colours of experts and of chart lines; they repeat after the last."""
+"""Colours of experts and of chart lines. If there are more experts than colours, the colours repeat."""
 SOFT = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
-"""From a slot's smallest weight to its largest; both ends are equally far from uniform."""
+"""Colour scale of a layer's slot weights, from small to large. The uniform weight is in the middle."""
 HARD = ("#000004", "#51127c", "#b73779", "#fc8961", "#fcfdbf")
-"""From no weight to the largest."""
+"""Colour scale of a layer's expert weights, from 0 to the largest weight."""
 TINT = 0.5
 """Opacity of an expert's colour over a patch of the image."""
 
@@ -76,7 +76,7 @@ class BlockRouting(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One panel of a row: its name, "expert 3" or "slot 3.0", the expert, and `(rows, columns)` weights."""
+    """One panel of a row: its name, such as "expert 3" or "slot 3.0", the number of the expert, and the weights `(rows, columns)`."""
 
     name: str
     expert: int
@@ -115,7 +115,7 @@ def make_route(
 
 
 def _joined(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Joins the weights `(G, T, E, C)` of groups into weights `(G T, E, G C)` of one group. Slots keep only their tokens."""
+    """Joins weights `(G, T, E, C)` of groups into weights `(G T, E, G C)` of one group. A slot has weight 0 for tokens of other groups."""
     groups, tokens, experts, capacity = parts.shape
     joined = np.zeros((groups, tokens, experts, groups, capacity))
     for group, part in enumerate(parts):

@@ -43,13 +43,13 @@ def flax(
 
 
 def mlp_names(ours: str, theirs: str) -> Table:
-    """Returns the parameter names of an MLP."""
+    """Returns a table from our parameter names of an MLP to their names."""
     layers = (("w1", "Dense_0/kernel"), ("b1", "Dense_0/bias"), ("w2", "Dense_1/kernel"), ("b2", "Dense_1/bias"))
     return {f"{ours}/{own}": f"{theirs}/{other}" for own, other in layers}
 
 
 def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Unstacks the blocks of parameters: `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x`, ..."""
+    """Splits the stacked parameters of all blocks: `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x`, ..."""
     apart: dict[str, Any] = {}
     for name, value in flat.items():
         if name.startswith("Transformer/encoderblock/") and np.ndim(value):
@@ -105,7 +105,7 @@ BIG_VISION = Project(
     prepared=unstacked,
     token_has_position=False,
 )
-"""Its ViT, with or without scanned blocks."""
+"""The ViT of big_vision, with or without scanned blocks."""
 
 VISION_TRANSFORMER = Project(
     "google-research/vision_transformer",
@@ -119,7 +119,7 @@ VISION_TRANSFORMER = Project(
     extra=lambda config: _MIXER if isinstance(config, MixerConfig) else {},
     prepared=renumbered,
 )
-"""Its ViT, with the parameter names of the released files, and its MLP-Mixer."""
+"""The ViT of vision_transformer, with the parameter names of the released files, and the MLP-Mixer of vision_transformer."""
 
 _MIXER: Table = {
     r"embedding/(\w+)": r"stem/\1",

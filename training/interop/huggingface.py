@@ -59,7 +59,7 @@ HUGGINGFACE = Project(
     extra=_names,
     check_extra=_check,
 )
-"""Its state dict. Source: huggingface/transformers, `src/transformers/models/vit/modeling_vit.py`."""
+"""The state dict of a ViT of transformers. Source: huggingface/transformers, `src/transformers/models/vit/modeling_vit.py`."""
 
 
 def config_from_huggingface(config: Mapping[str, Any], *, classes: int, representation: int = 0) -> VitConfig:
@@ -92,7 +92,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "layer_norm_eps": ("norm_epsilon", 1e-12),
     "qkv_bias": ("qkv_bias", True),
 }
-"""Name in `config.json` -> field here, and the default of transformers."""
+"""Name in `config.json` -> the field of `VitConfig`, and the default of transformers."""
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 

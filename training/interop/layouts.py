@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 class Layout:
-    """Describes how one of their parameters stores ours. In this base class, a parameter stores one of our parameters unchanged."""
+    """Describes how one of their parameters stores one or more of ours. This base class stores one of our parameters unchanged."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return shapes[0]
@@ -85,11 +85,11 @@ class Linear(Layout):
 SAME = Layout()
 
 Table = Mapping[str, str | tuple[str, Layout]]
-"""Our name, a pattern -> their name, and the layout if the parameter is not stored unchanged."""
+"""A pattern of our names -> their name, with a layout unless the parameter is stored unchanged."""
 
 
 def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
-    """Returns the table for torch's linear layers and, with 0 inputs, normalisation layers. rows: our layer -> their layer, input axes."""
+    """Returns the table for layers of torch. rows: our layer -> their layer, number of input axes (0 for a normalisation layer)."""
     table: dict[str, tuple[str, Layout]] = {}
     for ours, (theirs, inputs) in rows.items():
         table[f"{ours}/{'kernel' if inputs else 'scale'}"] = (f"{theirs}.weight", Linear(inputs))
@@ -115,7 +115,7 @@ _SELDOM: Has = {
     **{"expert_hidden": [0], "expert_activation": ["gelu"], "expert_bias": [True]},
     **{"shared_experts": [0], "block": [{}]},
 }
-"""The values that a project supports unless it states others."""
+"""The supported values of these fields, for projects whose `has` lacks the field."""
 
 
 @dataclass(frozen=True)

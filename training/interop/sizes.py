@@ -17,7 +17,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `VitConfig` that a project's parameters determine. Raises ConfigError naming a missing or wrong parameter."""
 
     def of(ours: str) -> str:
-        """Returns the project's name for our parameter, or an empty string."""
+        """Returns the project's name for our parameter, or an empty string if the project has no such parameter."""
         try:
             return project.counterpart(ours)[0]
         except ConfigError:

@@ -1,4 +1,4 @@
-"""Converts parameters and arguments of timm's `VisionTransformer`, and back."""
+"""Converts parameters of timm's `VisionTransformer` to ours and back, and timm's arguments to a `VitConfig`."""
 
 import json
 import re
@@ -61,7 +61,7 @@ TIMM = Project(
     extra=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
     check_extra=_check,
 )
-"""Its `VisionTransformer`: the state dict is a mapping of arrays or tensors; `load_state_dict` accepts ours through `torch.from_numpy`.
+"""timm's `VisionTransformer`. A state dict maps names to arrays or tensors; `load_state_dict` needs tensors (`torch.from_numpy`).
 
 timm takes images as (N, channels, height, width), moespec as (N, height, width, channels). Both compute the same function if their
 settings correspond, see `config_from_timm`.
@@ -134,7 +134,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
 
 
 def _epsilon(of_timm: Arguments) -> float:
-    """Returns the epsilon of the normalisations. The default of timm is 1e-6. "LayerNorm" has torch's default, 1e-5."""
+    """Returns the epsilon of the normalisations: by default 1e-6, as in timm; for "LayerNorm" without `eps` 1e-5, as in torch."""
     layer = of_timm.take("norm_layer", None) or "LayerNorm{'eps': 1e-06}"
     match = re.fullmatch(r"(?:layernorm|LayerNorm)(?:\{'eps': ([-+.e\d]+)\})?", str(layer))
     try:
@@ -146,7 +146,7 @@ def _epsilon(of_timm: Arguments) -> float:
 
 
 _EITHER = {True: True, False: False}
-"""Accepts both values of a boolean argument."""
+"""Options of `Arguments.choose` for a boolean argument of which both values are supported."""
 
 
 _REQUIRED: dict[str, Any] = {
@@ -154,7 +154,7 @@ _REQUIRED: dict[str, Any] = {
     **{"pos_embed": "learn", "final_norm": True, "pool_include_prefix": False, "dynamic_img_pad": False},
     "embed_norm_layer": None,
 }
-"""timm's arguments that have a counterpart here for only one value, their default."""
+"""Arguments of timm for which only timm's default has a counterpart in this project."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Converts parameters and configurations of the `VisionTransformerMoe` of google-research/vmoe, and back.
+"""Converts parameters of google-research/vmoe's `VisionTransformerMoe` to ours and back, and its configurations to `VitConfig`.
 
 Letters in shape comments: D width, E experts.
 """
@@ -38,9 +38,9 @@ VMOE = Project(
         **{"qk_norm_bias": [False], "group_tokens": None, "round_experts": None},
     },
 )
-"""Its `VisionTransformerMoe`. The layouts differ only in names: in both, kernels have their inputs first, attention kernels are
-`(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts are stacked on a leading axis E. vmoe's `Router/mu` are the slots
-here. Both compute the same function if their settings correspond, see `config_from_vmoe`.
+"""The `VisionTransformerMoe` of vmoe. Parameters differ only in names: both projects have kernels with inputs first,
+attention kernels `(D, heads, D/heads)` and `(heads, D/heads, D)`, and experts stacked on a leading axis E. vmoe's
+`Router/mu` is our `router/slots`. Both compute the same function if their settings correspond, see `config_from_vmoe`.
 
 Source: google-research/vmoe, `vmoe/nn/vit_moe.py`, `vmoe/nn/routing.py`, `vmoe/projects/soft_moe/router.py`.
 """
@@ -117,7 +117,7 @@ def _moe_fields(moe: Arguments, layers: tuple[int, ...], dense: VitConfig) -> di
     ours, read = _ROUTERS[name]
     options = read(router, group_size, experts)
     router.finish()
-    rounds = options.pop("round_experts", True)  # vmoe's soft router always rounds; it has no option
+    rounds = options.pop("round_experts", True)  # vmoe's soft router has no such option and always rounds
     return {
         "moe": _placement(layers, dense.depth),
         "router": ours,
@@ -182,7 +182,7 @@ def _sinkhorn_token_choice(router: Arguments, tokens: int, experts: int) -> dict
     router.require("use_lbfgs", False)
     router.skip("use_implicit_differentiation")
     options = _token_choice(router, tokens, experts, weight=0.0)
-    del options["balance_weight"]  # vmoe's router accepts this weight but has no GShard loss
+    del options["balance_weight"]  # vmoe's router ignores this weight, since it has no GShard loss
     return {**options, "combine_from_clean_logits": True, **_plan(router, "sinkhorn_iterations")}
 
 
@@ -221,7 +221,7 @@ _ROUTERS: dict[str, tuple[str, Callable[[Arguments, int, int], dict[str, Any]]]]
     "KSparseProjectionTransportTopItemsPerExpertRouter": ("sparsity_constrained_expert_choice", _sparse_expert_choice),
     "KSparseProjectionTransportTopExpertsPerItemRouter": ("sparsity_constrained_token_choice", _sparse_token_choice),
 }
-"""vmoe's router -> ours, and the function that reads its options from its arguments, tokens per group and experts."""
+"""vmoe's router -> our router, and a function that maps (arguments, tokens per group, experts) to our router options."""
 
 
 def _capacity_options(dispatcher: Arguments, items: int, experts: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Best(NamedTuple):
 
 
 def check_measure(config: Config, others: Sequence[str]) -> None:
-    """Raises ConfigError unless `training.keep_best` is empty, a result of the run's own evaluation, or in `others` ([evaluation.NAME])."""
+    """Raises ConfigError unless `training.keep_best` is empty, a result of the run's evaluation, or in `others` ([evaluation.NAME])."""
     own = ["accuracy", "balanced_accuracy", "loss", "top5"] if objective_of(config).head else ["accuracy"]
     if (measure := config.training.keep_best) and measure not in (*own, *others):
         raise ConfigError(f"training.keep_best={measure!r}: expected one of {', '.join([*own, *others])}")
@@ -34,7 +34,7 @@ def check_measure(config: Config, others: Sequence[str]) -> None:
 def updated(B: Backend, config: Config, best: Best | None, step: int, results: Mapping[str, Any]) -> Best | None:
     """The best evaluation up to `step`. results: the results of this step, by kind of log line. All processes use the value of process 0.
 
-    The best loss is the smallest; the best value of any other measure is the largest. The earliest of equal values wins; NaN never wins.
+    The best loss is the smallest; the best value of any other measure is the largest. The first of equal values wins. Numbers beat NaN.
     """
     measure = config.training.keep_best
     name, _, path = measure.partition("/")

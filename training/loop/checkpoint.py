@@ -50,21 +50,21 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
 }
 """Required entries of state.json, in addition to its format, its checksum and the arrays' checksums."""
 PATIENCE, LOOK = 600.0, 0.05
-"""Seconds that process 0 waits for the other processes' parts, and between checks."""
+"""Seconds that process 0 waits for the files of the other processes, and seconds between two checks."""
 MORE: dict[str, Any] = {"overrides": list, "owed": list, "logged": int, "stamp": dict, "best": dict | None}
-"""Optional entries, which older versions did not write."""
+"""Optional entries of state.json, which older versions did not write."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`state` is the result of a backend's `export_state` ("params", "step" and slots); `record` is the content of state.json."""
+    """`state` is the result of a backend's `export_state` ("params", "step" and optimiser slots); `record` is the content of state.json."""
 
     state: dict[str, Any]
     record: dict[str, Any]
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and returns its path. Keeps only the newest `keep` checkpoints, step `spare`, and their best steps."""
+    """Writes a checkpoint and returns its path. Keeps the newest `keep` checkpoints, step `spare`, and the best steps that these record."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}

@@ -20,30 +20,30 @@ FREE = frozenset(
         *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"),
     }
 )
-"""Fields that may change freely when a run resumes; `training.steps` only if no completed step's rate changes."""
+"""Fields that may change when a run resumes. `training.steps` may also change if all completed steps keep their learning rates."""
 
 BESIDES = ("evaluation.", "log")
-"""Fields, or their prefixes, that affect no checkpoint: additional evaluations and loggers."""
+"""Prefixes of fields that do not affect checkpoints: additional evaluations and loggers."""
 
 EVALUATED = (
     *("model.", "data.name", "data.validation_share", "training.loss"),
     *("data.mean", "data.std", "data.resize", "data.background"),
 )
-"""Fields, or their prefixes, that affect the result of an evaluation."""
+"""Names, or prefixes of names, of fields that affect the result of an evaluation."""
 
 NUMBER = "number of the training images"
 """The entry of a data stamp that determines the order of the images."""
 
 Changes = dict[str, tuple[Any, Any]]
-"""Dotted field -> its previous value, its current value."""
+"""Dotted name of a field -> the previous value, the current value."""
 
 
 def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
     """The fields in which `config` differs from the configuration that a checkpoint recorded.
 
-    A field that the record lacks has its default or, in the section `model`, the default of the named model. `with_decay` derives from
-    the record which parameters had weight decay. Fields that exist only in the record are ignored, since records of early 0.1 versions
-    contain options of other routers.
+    If the record lacks a field, the field's previous value is its default or, in the section `model`, the default of
+    the named model. `with_decay` derives from the record which parameters had weight decay. Fields that exist only in
+    the record are ignored, since records of early 0.1 versions contain options of other routers.
     """
     plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))
     before, now, defaults = (

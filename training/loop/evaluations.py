@@ -44,7 +44,7 @@ class EvaluationSet(NamedTuple):
     labels: Sequence[Sequence[int]] | None
     model: Model
     numbers: Sequence[str] = ()
-    """names of the results of a third-party metric"""
+    """names of the results of a user-defined metric"""
 
 
 def load_sets(
@@ -69,7 +69,7 @@ def load_sets(
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
         numbers: list[str] = []
-        if is_own(settings.kind):  # a wrong metric fails before training
+        if is_own(settings.kind):  # an invalid metric should fail before training
             width = model.classes or getattr(model, "representation", 0) or model.width
             rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
             numbers = list(_measured(f"{where}.kind", settings.kind, rows, own.validation.labels))

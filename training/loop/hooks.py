@@ -13,8 +13,8 @@
 - An error in a hook ends the run, unless the hook is a `--log` hook.
 - On several devices, each process calls all hooks, but only process 0 calls `--log` hooks.
 
-A hook must not change anything that a step depends on. `signal.raise_signal(signal.SIGTERM)` in a hook ends the run after the next
-step (with several processes, the next logged step), which is saved.
+A hook must not change anything that a step depends on. `signal.raise_signal(signal.SIGTERM)` in a hook ends the run
+after the next step (with several processes, the next logged step). The run saves this step.
 """
 
 import math
@@ -110,7 +110,7 @@ Hook = Callable[[AfterStep], None]
 
 
 class Stop:
-    """Stops the run on a signal. This hook is the first, so that all processes agree on the signal. `end` is called last."""
+    """Stops the run on a signal. This hook runs first, so that all processes agree on the signal. `end` is called last."""
 
     def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
         self._interruption, self._saver, self._run = interruption, saver, run
@@ -141,7 +141,7 @@ class Finite:
     """
 
     explain: Callable[[int], RunError]
-    """returns the error of a run that diverged within this many steps"""
+    """maps the number of finished steps to the error of a run that diverged within these steps"""
 
     def __call__(self, after: AfterStep) -> None:
         if not (after.logs or after.saves or after.pending):

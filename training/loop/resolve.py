@@ -29,7 +29,7 @@ from moespec.training.objectives.table import objective_of, shapes_of
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
 
 OF_DIGITS = 8
-"""Default image side of the smallest models, in pixels."""
+"""Default image side, in pixels, of models that are designed for the digits."""
 DRAWS = 8
 """Number of 32-bit values needed per table entry while building a table."""
 

@@ -22,7 +22,7 @@ from moespec.version import version
 __all__ = ["Start", "begin", "record_of", "settle", "trained_params"]
 
 GENERATOR = "threefry2x32-20"
-"""The generator of noise and dropout. Checkpoints without this entry come from an early 0.1, which used another."""
+"""The generator of noise and dropout. Checkpoints without this entry come from an early version 0.1, which used another generator."""
 
 
 class Start(NamedTuple):

@@ -128,11 +128,11 @@ class RunDirectory:
 
         Raises RunError for a folder that is neither empty nor a run, for an unfinished run without `resume`, and for a run whose newest
         checkpoint has a different configuration (except for the fields in `config_compatibility.FREE`), different data or different
-        classes. With `override`, the run resumes with `config`, and its checkpoints record the step of the change. If the run has no
-        checkpoint, `config` replaces its configuration, but `resume` raises RunError if config.toml is incomplete.
+        classes. With `override`, the run resumes with `config`, and its checkpoints record the step of the change. If the run has
+        no checkpoint, `config` replaces its configuration. With `resume`, RunError is raised if config.toml is incomplete.
 
-        With another number of steps, the run resumes from the newest checkpoint up to which all learning rates stay the same. Later
-        checkpoints, from the cooldown, are moved aside. Returns the new paths of the moved checkpoints.
+        With another number of steps, the run resumes from the newest checkpoint up to which all learning rates stay the same.
+        Later checkpoints, which belong to the cooldown, are moved aside. Returns the new paths of the moved checkpoints.
         """
         self._make()
         classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
@@ -185,7 +185,7 @@ class RunDirectory:
     ) -> tuple[config_compatibility.Changes, list[int]]:
         """Compares `config` and the classes with the run in this folder; returns differences and steps of checkpoints to move aside.
 
-        Raises RunError as `claim` does; writes nothing.
+        Raises RunError in the same cases as `claim`. Writes nothing.
         """
         if classes and not override:
             self.check_classes(classes, f". {ADVICE}")
@@ -248,7 +248,7 @@ class RunDirectory:
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the newest checkpoint, if any, or of `step` (or "best"). Raises CheckpointError if the checkpoint is missing."""
+        """The folder of the checkpoint at `step` (or "best"; default: the newest, if any). Raises CheckpointError if it is missing."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step

@@ -59,14 +59,14 @@ def train(
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint in `run`. Without a checkpoint, starts from the parameters `initial` (NumPy), by default
-    those of `initial_params` and the objective. With several processes (`connected`), each process calls this function.
+    Starts from the newest checkpoint in `run`. Without a checkpoint, starts from the parameters `initial` (NumPy), by default the initial
+    parameters of the model (`initial_params`) and of the objective. With several processes (`connected`), each process calls this function.
 
     sets: additional evaluations, loaded by `load_sets`.
     hooks: functions that each process calls with an `AfterStep` after each step; `trackers.loggers` adds the hooks of `config.log`.
 
     Raises CheckpointError for a checkpoint that is damaged or belongs to another run, DataError for unreadable files,
-    RunError if the run diverges, and Interrupted if a signal stops the run, after saving the step.
+    RunError if the run diverges, and, after saving the step, Interrupted if a signal stops the run.
     """
     settings, directory, stamp = config.training, RunDirectory(run), dataset.stamp
 

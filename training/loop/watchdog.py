@@ -1,9 +1,9 @@
 """Exchanges heartbeats between processes, independently of the framework.
 
 Process 0 listens on port MASTER_PORT + 1. All other processes connect to this port before they connect through the framework. A thread in
-each process sends the number of finished steps at least every two seconds. When a process ends, fails or sends no heartbeat for `timeout`
-seconds, all other processes print a line that names the process, and exit. Without the watchdog, the framework might wait for half an hour.
-Before the first step, the timeout is `START` times as long, since compilation may block the thread.
+each process sends the number of finished steps at least every two seconds. When a process ends early, fails or sends no heartbeat
+for `timeout` seconds, all other processes print a line that names the process, and exit. Without the watchdog, the framework
+might wait for half an hour. Before the first step, the timeout is `START` times as long, since compilation may block the thread.
 
 There is no authentication: anyone who reaches the port can end a run. Messages are lines of JSON.
 """
@@ -29,17 +29,17 @@ from moespec.training.loop.hooks import AfterStep
 __all__ = ["Watchdog", "ended", "tell"]
 
 START = 5
-"""Number of timeouts within which processes must appear, and finish their first step."""
+"""Number of timeouts within which a process must connect. Before its first step, its heartbeats may pause for as long."""
 WORD, AGAIN = 5.0, 60.0
-"""Seconds before the first message about missing processes, and between later ones."""
+"""Seconds before the first message about missing processes, and seconds between later messages."""
 GRACE = 5.0
-"""Seconds in which a process can report its own error after another has failed, since all may have the same error."""
+"""Seconds in which a process can report its own error after another process has failed, since all may have the same error."""
 MOST = 4096
 """Maximum size of a message in bytes."""
 
 
 class _Contact:
-    """The connection to another process, and its last heartbeat."""
+    """The connection to another process, and the time and the step of the last heartbeat that arrived over it."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         self.connection, self.index, self.host = connection, 0, ""
@@ -70,7 +70,7 @@ class _Contact:
 
 
 class Watchdog:
-    """Connects this process to the others. address: where other processes reach this process. step: the number of finished steps."""
+    """Connects this process to the others. address: the address of this process for the others. step: the number of finished steps."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
@@ -105,7 +105,7 @@ class Watchdog:
                 if server in ready:
                     strangers.append(_Contact(server.accept()[0], self._timeout))
                 for gone in [each for each in self._contacts if each.connection in ready]:
-                    self._contacts.remove(gone)  # processes send nothing yet, so this connection is lost
+                    self._contacts.remove(gone)  # no process sends data yet, so this connection is lost
                     missing.add(gone.index)
                 for new in [each for each in strangers if each.connection in ready]:
                     strangers.remove(new)
@@ -239,7 +239,7 @@ class Watchdog:
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the other processes that this process ends, with its error, if any. After an error, the others end within seconds.
+        """Tells the other processes that this process ends, and the error, if any. After an error, the others end within seconds.
 
         well: whether the framework has disconnected this process. If not, `ended` ends the process.
         """
@@ -258,7 +258,7 @@ def tell(after: AfterStep) -> None:
 
 
 def ended(status: int) -> int:
-    """Returns `status`. After a failed run with several processes, exits with `status` at once instead, since JAX and torch would wait."""
+    """Returns `status` or, after a failed run with several processes, exits at once with `status`, since JAX and torch would wait."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -49,16 +49,16 @@ __all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
 Array = Any
 FEATURES = "features.safetensors"
 COMPARED = 8
-"""Number of images whose features a resumed run recomputes."""
+"""Number of images whose features a resumed run recomputes to check the cached features."""
 
 
 def tower_of(config: Config) -> text.TextConfig:
-    """The text tower of a configuration. Raises ConfigError, naming the field of the section, for an invalid value."""
+    """The text tower of a configuration. Raises ConfigError, naming the field, for an invalid value in the section `text`."""
     return cast(text.TextConfig, model_config(config.text, "text"))
 
 
 def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> NDArray[np.int32]:
-    """Converts texts to token ids, padded to the length of the tower. name: a function that returns the name of a text for errors."""
+    """Converts texts to token ids, padded to the length of the tower. name: maps the index of a text to its name in errors."""
     tokenizer = tokenizer_of(config.lit.tokenizer, end=config.lit.end)
     return encode(tokenizer, texts, tower_of(config).length, long=config.lit.long, name=name)
 
@@ -76,7 +76,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
         batch = evaluation_size(B.sizes, tower, config.training.evaluation_batch, len(ids))
         rows, parts = B.rows(batch), []
         for start in range(0, len(ids), batch):
-            part = np.arange(start, start + batch) % len(ids)  # pads the last batch with texts from the start
+            part = np.arange(start, start + batch) % len(ids)  # pads the last batch with the first texts
             put = B.put(ids[part[rows.start : rows.stop]])
             parts.append(np.asarray(B.to_numpy(function(params, put))))
         return np.concatenate(parts)[: len(ids)]
@@ -85,7 +85,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """Returns the layout of the parameters: the text tower, and the scale and the bias of the cosine similarities."""
+    """Returns the layout of the parameters: the text tower, and the scale and (sigmoid loss) the bias of the cosine similarities."""
     section = config.lit
     bias = {"bias": Parameter((), constant(section.bias))} if section.loss == "sigmoid" else {}
     scale = {"scale": Parameter((), constant(math.log(section.scale))), **bias}
@@ -131,7 +131,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """Sets the vocabulary and the output width of the text tower. For a locked image tower, sets the learning rate to 0."""
+    """Sets the vocabulary and the output width of the text tower. If the image tower is locked, sets its learning rate to 0."""
     config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
         need = "objective='lit' needs images with captions, as in --data pairs"
@@ -155,7 +155,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _locked(config: Config, model: Model) -> Config:
-    """Sets the learning rate of the image tower to 0. Raises ConfigError if an option would train the tower or `init` is not set."""
+    """Sets the image tower's learning rate to 0. Raises ConfigError without `init`, or if dropout or `optimizer.rates` affect the tower."""
     if config.init is None:
         raise ConfigError("lit.locked=True requires init, since a locked image tower is not trained")
     for name in ("dropout", "stochastic_depth"):
@@ -181,7 +181,7 @@ def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: P
 
 
 def _cached(config: Config) -> bool:
-    """Whether the image features can be cached: the tower is locked and sees the same images in each step."""
+    """Whether the image features can be cached: the image tower is locked, and images are not augmented."""
     return config.lit.locked and is_plain(config.data)
 
 
@@ -199,7 +199,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
 def _features(
     B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
 ) -> dict[str, NDArray[np.float32]]:
-    """Returns the image features of both splits, from the file if it exists. Raises CheckpointError if the tower or the images changed."""
+    """Returns the image features of both splits, cached in `path`. Raises CheckpointError if the tower or the images changed."""
     extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
 
     def computed(split: Split) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""MoCo v3: the features of one view of an image must identify, within the batch, the momentum encoder's features of another view.
+"""MoCo v3: the features of one view of an image must identify, within the batch, the momentum encoder's features of the other view.
 
     q = predictor(projector(features of the model))          for both views
     k = the same with the averaged parameters, without the predictor
@@ -42,13 +42,13 @@ __all__ = ["MOCO"]
 
 Array = Any
 MOMENTUM = 0.99
-"""Default momentum of the averages (main_moco.py, moco-m)."""
+"""Default momentum of the parameter average (main_moco.py, moco-m)."""
 NEIGHBOURS, TEMPERATURE, REFERENCES = 20, 0.07, 10_000
 """Evaluation by nearest neighbours: number of neighbours, temperature, and maximum number of training images."""
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """Returns the layout of a projector of three layers and a predictor of two. All layers except the last have a scale and a bias."""
+    """Returns the layout of a projector (three layers) and a predictor (two). In both, all layers but the last have a scale and a bias."""
     width, section = getattr(model, "representation", 0) or model.width, config.moco
     return {
         "projector": _perceptron(width, section.hidden, section.hidden, section.output),
@@ -108,7 +108,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """Returns a function that computes "accuracy" by nearest neighbours among evenly spaced training images, and "spread" of features."""
+    """Returns a function that computes the nearest-neighbour "accuracy" with evenly spaced training images, and the features' "spread"."""
     most = config.training.evaluation_batch
     extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
@@ -138,7 +138,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Counts the values that the projector and the predictor produce for both views, and their operations for one view."""
+    """Counts, per image, the values that projector and predictor produce for both views, and the operations of both for one view."""
     own = _layout(config, model)
     outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
     return 2 * outputs, 2 * parameters.count(own)

@@ -21,8 +21,8 @@ __all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", 
 AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 
 Loss = Callable[..., tuple[Any, ...]]
-"""`loss(params, batch) -> (loss, metrics)` for `make_step`, or `loss(params, batch, average)` if the objective is `averaged`. For
-routers with state, the third result holds their statistics by path."""
+"""`loss(params, batch) -> (loss, metrics)` for `make_step`, or `loss(params, batch, average)` if the objective is
+`averaged`. If routers have state, a third result holds the routers' statistics by path."""
 
 
 class Passes(NamedTuple):
@@ -34,14 +34,14 @@ class Passes(NamedTuple):
 
 
 def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The configuration unchanged. Raises ConfigError for data without classes."""
+    """Returns the configuration unchanged. Raises ConfigError for data without classes."""
     if dataset is not None and not dataset.classes:
         raise ConfigError(f"data.name={config.data.name!r}: expected images with classes, but these have only captions")
     return config
 
 
 def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, *, recompute: bool) -> Output:
-    """Runs the forward pass of a tower in training. random: the integers for router noise and dropout, or None."""
+    """Runs the forward pass of a tower in training. random: integer keys `(N, 4)` for router noise and dropout, or None."""
     module, like = family(tower), params["positions"] if tower.inputs == "ids" else inputs
     noise = None if random is None else gating_noise(B, module.moe_noise(tower, inputs.shape[0]), random, like)
     how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
@@ -50,13 +50,13 @@ def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, 
 
 
 def is_plain(data: DataConfig) -> bool:
-    """Whether training images have no augmentation and are therefore the same in each step."""
+    """Whether training uses images without augmentation, so that an image is the same in each epoch."""
     return all(getattr(data, name) == getattr(DataConfig(), name) for name in AUGMENTATION.split())
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """Returns the configuration for a contrastive objective, with all options that mix or balance labels turned off. Raises ConfigError for
-    a batch without negatives, and for a loss on labels."""
+    """Returns the configuration of a contrastive objective, without mixup, cutmix, label smoothing and class balancing. Raises
+    ConfigError if `training.loss` is set, or if a batch has one image, several micro-batches, or more images than the training set."""
     training = config.training
     if training.loss != "softmax":
         raise ConfigError(f"training.loss={training.loss!r} has no effect with objective={config.objective!r}")
@@ -81,8 +81,8 @@ class Objective(NamedTuple):
     evaluation: maps `(B, config, model, dataset, compiled)` to a function that evaluates parameters on the run's own images.
     layout: parameters of the objective, stored beside the model's parameters and dropped when the model is used.
     head: whether the model has an output for each class of the data.
-    settled: maps `(config, model, dataset)` to the configuration with the settings that the objective requires. The data set may be
-        None. Raises ConfigError.
+    settled: maps `(config, model, dataset)` to the configuration with the settings that the objective requires, or
+        raises ConfigError. `dataset` may be None.
     read: maps `(config, dataset)` to the data set with additional data, which the objective reads once before a run.
     prepared: maps `(B, config, model, dataset, run, params)` to the data set with values that the objective computes once.
     averaged: whether the loss also depends on the average of the parameters. views: the number of views of an image in a step.

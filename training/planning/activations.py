@@ -9,11 +9,11 @@ float32), the rows of a TPU tile:
     H                    the hidden units of an MLP before the activation (the activation is recomputed)
 
 An MoE block keeps H + 2 D values for each row that the experts compute: the hidden units, the input and the output. If experts are sharded,
-the input and the output count twice, because slots are exchanged. A router keeps one float32 value per token and expert. Soft MoE keeps two
-per token and slot, and copies of both in the compute dtype.
+the input and the output count twice, because slots are exchanged. A router keeps one float32 value per token and
+expert. Soft MoE keeps two float32 values per token and slot, and copies of both in the compute dtype.
 
-Two costs occur once per step: the working set of one block's backward pass, `4 heads S'` and `H` per token, and the images with three
-float32 copies of the tokens. With recomputation (activation checkpointing), only one block at a time keeps more than its input.
+Two costs occur once per step: the working set of one block's backward pass (`4 heads S'` bytes and `H` values per token), and the images
+with three float32 copies of the tokens. With recomputation (activation checkpointing), only one block at a time keeps more than its input.
 
 The estimate is close to the memory that compilers use, and usually above it; `benchmarks/plan_check.py` measures the difference. Attention
 kernels that do not store the attention weights need less memory.
@@ -86,7 +86,7 @@ def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
     """Returns the bytes that an MoE layer keeps instead of the hidden units of an MLP."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    experts, kernels = layer.experts, 1 + layer.experts.gated  # one stored result per input kernel
+    experts, kernels = layer.experts, 1 + layer.experts.gated  # each input kernel has one stored result
     numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * settings.width)
     numbers += size * settings.tokens * kernels * experts.shared
     columns = filled if layer.router == "soft_moe" else settings.experts

@@ -17,8 +17,8 @@ has the same die: operations from glennklockwood.com/garden/processors/h100, mem
 (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json), memory bandwidth from
 aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 GPUs; links to more GPUs are slower.
 
-All rates are for dense operations. GPUs compute float32 as TF32, by default only in JAX; TPUs compute float32 as bfloat16 by default. A
-GB of memory counts as 10**9 bytes, slightly less than the cards have.
+All rates are for dense operations. The float32 rates of GPUs are rates of TF32, which only JAX uses by default. TPUs
+compute float32 as bfloat16 by default. A GB of memory counts as 10**9 bytes, slightly less than the cards have.
 """
 
 import math
@@ -32,7 +32,7 @@ __all__ = ["CHIPS", "Chip", "chip_of"]
 
 
 class Chip(NamedTuple):
-    """flops: dense bfloat16 operations per second. memory: bytes. bandwidth: bytes per second of the memory.
+    """flops: dense bfloat16 operations per second. memory: capacity in bytes. bandwidth: bytes per second between memory and cores.
     link: maximum bytes per second received from other chips, over all links. torus: the number of torus dimensions; 0 for a switch.
     float32: operations per second of a float32 model, by default `flops`."""
 
@@ -50,8 +50,8 @@ class Chip(NamedTuple):
     def hops(self, devices: int) -> float:
         """The mean number of links between two of `devices` devices that are placed as compactly as the torus allows.
 
-        On a ring of k devices, with k even, the mean distance is k/4, including the distance of a device to itself. Sizes that are not
-        powers of 2 are treated as if such rings existed.
+        On a ring of k devices, with k even, the mean distance is k/4, including the distance of a device to itself. For
+        other numbers of devices, which do not form such rings, the formula is an estimate.
 
         >>> CHIPS["v5p"].hops(2), round(CHIPS["v5p"].hops(64), 2), CHIPS["h100"].hops(64)
         (1.0, 3.05, 1.0)

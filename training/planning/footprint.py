@@ -2,7 +2,7 @@
 
 Over the links, a device receives the following, and sends the same amount:
 
-    slots        the slots of the device's groups that leave the device. Slots travel to the experts and back in the forward
+    slots        slots of the device's groups whose experts are on other devices. Slots travel to the experts and back in the forward
                  and the backward pass, and again in the forward pass of recomputed blocks.
     gathers      the parameter shards that other devices along `fsdp` hold, in float32, for each micro-batch and again for recomputed blocks
     reductions   the gradients. If n devices hold the same shard, each device receives 2 (n - 1)/n of the shard once per step.

@@ -1,16 +1,16 @@
-"""Computes the cost of a training step for each possible mesh of a number of chips, and chooses the best mesh.
+"""Computes the cost of a training step for each possible mesh of a given number of chips, and chooses the best mesh.
 
 A step takes at least as long as the longest of three parts. If the parts do not overlap, the step takes about the sum of the parts:
 
     compute      the operations of each tower at the chip's peak in the model's dtype: three forward passes (four with recomputation)
-                 for each image or text that trains the tower, and one for any other input. The operations of the loss, such as
-                 projector and predictor, are added for the images of all devices.
+                 for each image or text that trains the tower, and one for any other input. Each device also computes
+                 the loss (with projector and predictor, if any) for the images of all devices.
     memory       parameters, gradients and optimiser state, at the bandwidth of the memory
     links        the bytes that a device receives, over all its links. Slots travel over several links and
                  count once for each link.
 
-The best mesh fits into memory and minimises the longest part. Ties (to four digits) go to the smallest sum. Ties of the sum (to
-two digits) go to the smallest `fsdp`, then to the smallest `expert`.
+The best mesh fits into memory and minimises the longest part. If the longest parts agree to four digits, the smallest
+sum wins. If the sums agree to two digits, the smallest `fsdp` wins, then the smallest `expert`.
 """
 
 import math
@@ -66,12 +66,12 @@ class Plan:
 
     @property
     def longest(self) -> float:
-        """The longest part: the minimum time if the parts overlap."""
+        """The longest part: the minimum time of a step if the parts overlap."""
         return max(self.seconds.values())
 
     @property
     def sum(self) -> float:
-        """The sum of the parts: the time if they do not overlap."""
+        """The sum of the parts: the time of a step if the parts do not overlap."""
         return math.fsum(self.seconds.values())
 
 
@@ -127,7 +127,7 @@ def _padded(shape: tuple[int, ...]) -> int:
 
 
 def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
-    """Returns the bytes of block parameters that are gathered, and of their copies in the compute dtype for the backward pass. With
+    """Returns the bytes of gathered block parameters plus the bytes of bfloat16 copies of block parameters for the backward pass. With
     recomputation, only one block at a time needs these bytes; otherwise, all blocks do."""
     found = []
     for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):

@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of lines with a common scale, which starts at `low`. limit: the label and the value of a dotted horizontal line."""
+    """A chart of lines. The vertical scale starts at `low`. limit: the label and the value of a dotted horizontal line."""
 
     title: str
     lines: list[Line]
@@ -66,7 +66,7 @@ def curves(
     """Returns charts of the loss (training and, with a head, validation) and of the results on the validation images by step.
 
     measure: the name of the loss in the records, and its title. called: the title of the accuracy.
-    mixes: whether mixup or cutmix makes single steps noisy. The chart then shows the running mean, and single steps as a pale line.
+    mixes: whether mixup or cutmix makes the loss noisy. If so, the chart also shows the running mean, and the loss as a pale line.
     """
     logged, steps = ([record["step"] for record in records] for records in (training, evaluations))
     losses = [record[measure[0]] for record in training]
@@ -97,7 +97,7 @@ def constant(training: Records) -> dict[str, str]:
 def loads(training: Records) -> list[Chart]:
     """Returns charts of the expert load, the fraction of dropped tokens and the routing entropy of each MoE layer, if the values vary.
 
-    With many experts, the chart of loads shows only the largest, median and smallest.
+    With many experts, the chart of loads shows only the largest, the median and the smallest load.
     """
     steps, charts = [record["step"] for record in training], []
     for block in _blocks(training):
@@ -167,7 +167,7 @@ def in_order(block: str) -> tuple[int, str]:
 
 
 def _blocks(training: Records) -> list[str]:
-    return sorted(training[-1].get("moe", ()), key=in_order)  # empty if a locked tower has cached features
+    return sorted(training[-1].get("moe", ()), key=in_order)  # lacks "moe" if a locked tower has cached features
 
 
 def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
@@ -176,7 +176,7 @@ def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
 
 
 def _unchanged(training: Records, block: str, name: str) -> list[NDArray[np.float64]]:
-    """Returns the values of the experts, if they are equal at every step up to float32 rounding; otherwise an empty list."""
+    """Returns a list with the values of the experts if every step has the same values up to float32 rounding, else an empty list."""
     values = _series(training, block, name)
     return [values[-1]] if np.allclose(values, values[-1], rtol=1e-5, atol=1e-6) else []
 

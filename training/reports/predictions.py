@@ -48,12 +48,12 @@ GALLERY, SIDE = 2000, 192
 BUSIEST = 3
 """Number of experts listed per layer."""
 LEAST = 1e-30
-"""Added to a sum of weights, which may be 0."""
+"""Added to a sum of weights to avoid a division by 0."""
 
 
 class Prediction(NamedTuple):
     """The prediction for an image: the number and the name of the image, the most probable classes, the shares of the experts by layer, and
-    the predicted class (`read`). label, true_class: the true class; -1 and "" if unknown. picture: a JPEG. link: the address of the file.
+    the predicted class (`read`). label, true_class: the true class; -1 and "" if unknown. picture: a JPEG. link: the image's address.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Prediction(NamedTuple):
         return f"<{self.name}: {', '.join(f'{name} {likely:.3f}' for name, likely in self.classes)}>"
 
     def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
-        """Returns the prediction for a validation image with the picture and the link for a page."""
+        """Returns a copy of this prediction with the picture of its validation image and the link for `page`."""
         picture = thumbnail(dataset.validation.picture(self.number), maximum=dataset.maximum)
         return self._replace(picture=picture, link=link(dataset.validation.name(self.number), page))
 
@@ -146,13 +146,13 @@ def link(name: str, page: Path) -> str:
 
 
 def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Returns the predictions to show: the least certain first or, with labels, only the mistakes, the most confident first."""
+    """Returns the mistakes, the most confident first, or, if the labels are unknown, all predictions, the least certain first."""
     those = [one for one in predictions if one.label != one.read]
     return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
-    """Formats the mistakes for a terminal. Without labels, formats all predictions or, if more than `ROWS`, the least certain ones."""
+    """Formats the mistakes for a terminal. Without labels, formats the `ROWS` least certain predictions, or all if there are fewer."""
     labelled, those = predictions[0].label >= 0, shown(predictions)
     title = [f"the {ROWS} least certain images:"] if len(those) > ROWS else []
     if labelled:
@@ -208,7 +208,7 @@ def _csv(predictions: Sequence[Prediction]) -> bytes:
 
 
 def _cell(text: str) -> str:
-    """Returns a text that no spreadsheet interprets as a formula.
+    """Returns the text in a form that no spreadsheet interprets as a formula.
 
     >>> _cell("=1+1.png"), _cell("a=1.png")
     ("'=1+1.png", 'a=1.png')

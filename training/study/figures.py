@@ -27,7 +27,7 @@ COSTS = {
     "training_milliseconds": "training time per image, ms",
     "milliseconds": "time of a forward pass per image, ms",
 }
-"""The costs of an entry, the exact count first, and their axis labels."""
+"""The costs of an entry, with their axis labels: first the exact counts of operations, then the measured times."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, minimum height, line height of the names. In points: font size."""
 STYLE: Any = {  # the files contain text instead of outlines
@@ -61,7 +61,7 @@ def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str,
 
 
 def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure":
-    """Plots the measure against a cost, with bars for spread and quartiles, and the Pareto front, which is dashed for times."""
+    """Plots the measure against a cost, with error bars (spread, quartiles), and the Pareto front, dashed if the cost is a time."""
     entries = results["entries"]
     points = {name: (entry[cost], 100 * entry["accuracy"]) for name, entry in entries.items()}
     figure, axis = _axes(points, COSTS[cost], label)
@@ -117,6 +117,6 @@ def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, floa
     ordered = sorted(points, key=lambda name: points[name][1])
     wanted = axis.transAxes.inverted().transform(axis.transData.transform([points[name] for name in ordered]))[:, 1]
     steps = line * np.arange(len(ordered))
-    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # each name is above the last
+    heights = np.maximum.accumulate(np.maximum(wanted, line / 2) - steps) + steps  # each name is above the previous
     for name, height in zip(ordered, np.minimum(heights, 1 - line / 2 - steps[::-1]), strict=True):
         texts[name].xyann = (1.06, height)

@@ -11,7 +11,7 @@ All intervals hold simultaneously with 95 % confidence. Drawing S - 1 of the see
 unbiased; drawing seeds and images independently is mildly conservative (Owen and Eckles 2012, arXiv 1106.2125). A single seed has no
 intervals: intervals from the images alone would not include the variation between seeds.
 
-A measure may have one number per seed, m_es. Then d_ij is the mean over seeds of m_is - m_js, s_ij is its standard error (divisor S - 1),
+If a measure is one number m_es per seed, d_ij is the mean over seeds of m_is - m_js, s_ij is the standard error of d_ij (divisor S - 1),
 and q is the quantile of Student's t with S - 1 degrees of freedom at 1 - 0.05 / (2 pairs), which is Bonferroni's conservative correction.
 """
 
@@ -75,7 +75,7 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])
         difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
-        # If coarse numbers give the same difference for all seeds, random variation is invisible; the interval then includes 0.
+        # Coarse numbers can give all seeds the same difference and hide the random variation. The interval then includes 0.
         half = quantile * error if error > 1e-12 else difference
         found.append(Difference(first, second, difference, difference - half, difference + half))
     return found
@@ -101,7 +101,7 @@ def spread(values: list[float]) -> float | None:
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The names of the points (cost, accuracy) on the Pareto front, cheapest first. No other point is both as cheap and as accurate."""
+    """The names of the points (cost, accuracy) on the Pareto front, cheapest first. Each is more accurate than all cheaper points."""
     front: list[str] = []
     best = -np.inf
     for name, (_, accuracy) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):

@@ -46,8 +46,8 @@ class Transferred(NamedTuple):
 def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
     """Returns the parameters of a model with `config`: those from `source` by the rules above, and new ones from `initial`.
 
-    skip: a regular expression that is searched for in parameter names. Raises ConfigError for an invalid `skip`, a source of another
-    model family, and a parameter that the rules do not cover.
+    skip: a regular expression. Parameters whose names contain a match are not copied. Raises ConfigError for an invalid
+    `skip`, a source of another model family, and a parameter that the rules do not cover.
     """
     if type(source.config) is not type(config):
         raise ConfigError(f"init: expected a {type(config).__name__}, got a {type(source.config).__name__}")
@@ -134,8 +134,8 @@ def _prefix(config: Config) -> int:
 def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     """Resizes position embeddings `(1, S, D)` to another square grid, `(1, tokens, D)`.
 
-    prefix: the number of positions of a class token and registers, which come first and are copied. The corners of the grid keep their
-    values; values between corners are interpolated linearly. Raises ConfigError unless both grids are square.
+    prefix: the number of positions of a class token and registers, which come first and are copied. The corners of the grid
+    keep their values; all other values are interpolated bilinearly. Raises ConfigError unless both grids are square.
 
     >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, prefix=0).reshape(3, 3).tolist()
     [[1.0, 1.5, 2.0], [2.0, 2.5, 3.0], [3.0, 3.5, 4.0]]

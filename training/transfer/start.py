@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """Returns the name of a model with these sizes or, if none exists, of any model of the family. All fields are set, so either works."""
+    """Returns the name of a model with these sizes or, if none exists, of any model of the family. Both work, since all fields are set."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:
@@ -97,7 +97,7 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
 
 
 def taken(config: Config, *, given: bool) -> str:
-    """Describes what fine-tuning takes from a run besides its model.
+    """Describes the data and the evaluations that fine-tuning takes from a run.
 
     given: whether the user has set data. Raises ConfigError if the user has not set data and the source is not a run.
     """

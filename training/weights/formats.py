@@ -1,4 +1,4 @@
-"""Detects, reads and writes the formats of weights.
+"""Detects the format of weights, and reads and writes weights in each format.
 
 Files of other projects contain no moespec configuration. Sizes are inferred from the shapes of the parameters. All other fields
 come from `Given`: the project's description of the model, and fields that the user sets.
@@ -258,7 +258,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters by name. Files with other content hold the parameters in `params` or, if old, in `opt/target`."""
+    """Returns the parameters by name. If a file has other content too, its parameters are in `params` or, in old files, in `opt/target`."""
     tree: Any = nested(arrays)
     if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
         tree = tree["opt"]["target"]

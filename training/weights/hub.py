@@ -1,7 +1,7 @@
 """Reads and writes a folder with the layout of a Hugging Face hub repository: config.json, model.safetensors, README.md.
 
-`model.safetensors` has the format of `own`; config.json repeats the model's configuration for the pages of the hub. To upload the folder,
-use `huggingface-cli upload NAME FOLDER`.
+`model.safetensors` has the format of the module `own`; config.json repeats the model's configuration for the pages of
+the hub. To upload the folder, use `huggingface-cli upload NAME FOLDER`.
 """
 
 import json

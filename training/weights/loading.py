@@ -27,7 +27,7 @@ class Loaded(NamedTuple):
     def module(self) -> Any:
         """Returns a `moespec.training.pretrained.PretrainedModel`: the model as a torch module, which can be uploaded to the hub.
 
-        Raises ConfigError if the weights were loaded for another framework than torch.
+        Raises ConfigError if the weights were loaded for a framework other than torch.
         """
         B = self.model.backend
         if B.name != "torch":

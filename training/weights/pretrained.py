@@ -44,7 +44,7 @@ class PretrainedModel(nn.Model, HubMixin):
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
-        """Loads a model for `from_pretrained` of the mixin. The options control where and how the mixin queries the hub."""
+        """Loads a model for `from_pretrained` of the mixin. options: passed to `snapshot_download` for a model on the hub."""
         for name, value in options.items():
             if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
                 raise ConfigError(f"{name}={value!r} is not an option of from_pretrained; see config.json")

@@ -20,7 +20,7 @@ class Weights:
     """config: the configuration of the model. params: the parameters (NumPy). about: facts for the model card, by title.
 
     classes: class names in logit order, if known.
-    images: how to convert a picture into an image, if known, by `mean` and `std` (lists), `resize`, `background` of `DataConfig`.
+    images: how to convert a picture into a model input, if known: `mean` and `std` (lists), `resize` and `background` of `DataConfig`.
     """
 
     config: Config

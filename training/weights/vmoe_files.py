@@ -164,7 +164,7 @@ def _unpacked(path: Path) -> Any:
 
 
 def _decoded(code: int, data: bytes) -> Any:
-    """Decodes the value of a msgpack extension type; skips values that are not parameters."""
+    """Decodes the value of a msgpack extension type. Returns None for values that are not parameters."""
     if code == ARRAY:
         shape, dtype, content = msgpack.unpackb(data, raw=True)
         return np.frombuffer(content, _stored(dtype.decode())).reshape(shape)
@@ -179,5 +179,5 @@ def _decoded(code: int, data: bytes) -> Any:
 
 
 def _stored(dtype: str) -> np.dtype[Any]:
-    """The dtype of the values in the file. bfloat16, which NumPy lacks, is read as 16-bit integers."""
+    """Returns the NumPy dtype that reads the values of a file. bfloat16, which NumPy lacks, is read as 16-bit integers."""
     return np.dtype("<u2" if dtype == "bfloat16" else dtype)

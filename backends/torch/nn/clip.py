@@ -13,8 +13,8 @@ __all__ = ["clip_grad_norm_"]
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Clips gradients like `torch.nn.utils.clip_grad_norm_`, but also if experts are split over a different mesh from the other parameters.
-    Multiplies gradients by `max_norm / norm` if this factor is below 1, and returns the norm of the complete gradient.
+    """Clips gradients like `torch.nn.utils.clip_grad_norm_`, and also supports experts that are split over a different mesh than other
+    parameters. Multiplies gradients by `max_norm / norm` if this factor is below 1, and returns the norm of the complete gradient.
 
     All processes must call this function.
     """

@@ -25,9 +25,9 @@ from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
 KEEPING: RouterName = "sigmoid_token_choice"
-"""With its default options, copies of an MLP compute the same as the MLP."""
+"""With the default options of this router, a layer of copies of an MLP computes the same function as the MLP."""
 OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "device", "dtype"}
-"""The arguments that `from_mlp` sets and does not accept."""
+"""Arguments of `MoE` that `from_mlp` sets itself and does not accept."""
 
 
 @documented
@@ -72,8 +72,8 @@ class MoE(Reporting, HubMixin):
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
             saved["router"] = layer.router  # Stores the name of the router, even if a `Router` was passed.
-        # The layer is stored as text, so that torch.compile sees different objects for different options. torch.compile
-        # replaces numbers that differ between layers with symbols, but capacities need values.
+        # `_layer` looks up the layer by its text, which torch.compile treats as a constant. Otherwise, torch.compile would
+        # replace numbers that differ between layers with symbols, but computing a capacity needs concrete values.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype

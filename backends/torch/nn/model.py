@@ -19,9 +19,9 @@ class Model(ParameterTree, Reporting):
 
         Model(vit.forward, config, vit.init(config, seed), noise=vit.moe_noise)
 
-    forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses` and `metrics`.
+    forward: `forward(B, config, params, inputs, *, noise, train)` returns `logits`, `features`, `losses`, `metrics` and `statistics`.
     config: passed to `forward`. If `config.dropout` or `config.stochastic_depth` is above 0, `forward` also gets
-        `random` in training: `(images, 4)` integers from torch's generator.
+        `random` in training: integers `(images, 4)`, the seeds of dropout.
     params: nested dict of NumPy arrays. The arrays become parameters, with names such as `blocks.1.moe.experts.w1` in the state dict;
         `params()` returns the nested dict.
     noise: `noise(config, batch size)` returns the `Noise` of each MoE block in training, in order. None means no noise.

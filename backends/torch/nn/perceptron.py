@@ -13,19 +13,19 @@ from moespec.spec.errors import ConfigError, ShapeError
 
 ROWS = 5
 ALLOWED = 1e-9
-"""The allowed difference in float64, for outputs of about 1. The two forms of GELU differ by 1e-4."""
+"""The allowed difference between outputs of about 1, computed in float64. The two forms of GELU differ by 1e-4."""
 
 ACTIVATIONS = (
     *(("gelu", "tanh", "gelu"), ("gelu", "erf", "gelu"), ("geglu", "tanh", "gelu"), ("geglu", "erf", "gelu")),
     *(("swiglu", "tanh", "silu"), ("quick_gelu", "tanh", "quick_gelu")),
 )
-"""`expert_activation` and `gelu` of a layer, and the matching `activation` of `moe_mlp`."""
+"""(`expert_activation`, `gelu`, `activation`): two options of a layer, and the argument `activation` of `moe_mlp` that matches them."""
 
 GATED = ("geglu", "swiglu")
 
 
 class Perceptron(NamedTuple):
-    """Views of an MLP's parameters, by the names of `expert_mlp`, and the activation function of the MLP."""
+    """Views of an MLP's parameters, by their names in `expert_mlp`, and the options of a layer with the MLP's activation function."""
 
     weights: dict[str, Tensor]
     expert_activation: str
@@ -72,7 +72,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
 
 
 def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
-    """Lists the possible roles of two or three linear maps in `expert_mlp`. If there are two maps, the first may pack fc1 and fc3."""
+    """Lists each way to use two or three linear maps as parameters of `expert_mlp`. The first of two maps may pack fc1 and fc3."""
     maps: list[Any] = [(layer.weight.T, layer.bias) for layer in layers]
     orders: Any = permutations(maps)
     if len(maps) == 2:

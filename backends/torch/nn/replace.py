@@ -36,7 +36,7 @@ def replace_mlps(
     model: a model with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
     tokens: number of tokens per image in these blocks, including the class token, if any.
     blocks: block numbers in the order of the model, where -1 is the last block; default: the second half of the blocks, as in the papers.
-    router: the default preserves the function of the MLPs. After each step, `update_states` updates the default router's bias.
+    router: the default preserves the function of the MLPs. Call `update_states` after each step to update the default router's bias.
     options: passed to `MoE.from_mlp`: `noise`, `group_images`, the options of the router, ...
 
     In a transformers model, the configuration entry `moespec` records the replacement for moespec's `from_pretrained`.
@@ -87,14 +87,14 @@ class _WithoutResidual(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Replaces `output` with only the last operation of `output`, which adds the residual."""
+    """Replaces the `output` module of a block. Keeps only the last operation of `output`, which adds the residual."""
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         return hidden + residual
 
 
 def _places(model: nn.Module) -> Iterator[Place]:
-    """Yields the MLPs of blocks with `mlp`, or with `intermediate` and an `output` that adds the residual."""
+    """Yields the MLP of each block that has `mlp`, or has `intermediate` and an `output` that adds the residual."""
     for name, block in model.named_modules():
         children, prefix = dict(block.named_children()), f"{name}." if name else ""
         if "mlp" in children and len(linears(children["mlp"])) in (2, 3):

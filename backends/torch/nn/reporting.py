@@ -12,7 +12,7 @@ from moespec.backends.optimizer import is_decayed
 from moespec.spec.errors import ConfigError
 
 PASSES = 256
-"""The most forward passes of a layer before their backward pass, with reentrant checkpoints."""
+"""With reentrant checkpoints, the maximum number of forward passes of a layer that can wait for their backward pass."""
 TORCHSCRIPT = "TorchScript (torch.jit.script, torch.jit.trace) does not support routers: use torch.export or export_pt2"
 KERNELS = re.compile(r"(^|\.)(experts|shared)\.fc[123]\.weight$")
 
@@ -33,12 +33,12 @@ class Reporting(nn.Module):
         """Stores the losses and metrics of a forward pass, and returns its output `y`.
 
         A reentrant checkpoint runs the layer first without gradients, then again with gradients in the backward pass. The losses of the
-        first pass are leaves, which accumulate the gradient of the user's loss. The second pass adds this gradient through the output.
+        first pass are leaves, which accumulate the gradient of the user's loss. In the second pass, backpropagation through `y` adds it.
         """
         if losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             if not torch.is_grad_enabled():
                 losses = {name: value.detach() for name, value in losses.items()}
-                with contextlib.suppress(RuntimeError):  # `torch.func` has no leaf tensors
+                with contextlib.suppress(RuntimeError):  # inside `torch.func`, tensors cannot become leaves
                     self._without_graph.append({name: value.requires_grad_() for name, value in losses.items()})
             elif (first := self._first_pass(losses)) is not None:
                 with_losses: Any = _WithLosses
@@ -47,7 +47,7 @@ class Reporting(nn.Module):
         return y
 
     def _first_pass(self, losses: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Returns the losses of the latest pass without gradients that equal `losses` and have received a gradient."""
+        """Finds the latest pass without gradients whose losses equal `losses` and have received a gradient. Returns that pass's losses."""
         for first in reversed(self._without_graph):
             wanted = all(leaf.grad is not None for leaf in first.values())
             if wanted and all(
@@ -58,8 +58,8 @@ class Reporting(nn.Module):
         return None
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay, as timm's optimisers request them: all except kernels and the scale of Soft MoE's
-        router."""
+        """Names of the parameters without weight decay: all except kernels and the scale of Soft MoE's router. timm's
+        optimisers request the names through this method."""
         names = [name for name, _ in self.named_parameters()]
         return {name for name in names if not is_decayed(name.split(".")) and not KERNELS.search(name)}
 
@@ -72,7 +72,7 @@ class Reporting(nn.Module):
 
 
 class _WithLosses(torch.autograd.Function):
-    """Returns the output unchanged. The backward pass also adds the gradients of the losses."""
+    """Returns the output unchanged. The backward pass also sends the gradients `slopes` to the losses."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, slopes: list[Tensor], *losses: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ COMPUTED = {
     **{"affinity": "sigmoid", "normalize_selected": True, "epsilon": 1e-20, "scale": 1.0, "expert_groups": 1},
     **{"chosen_groups": 1, "group_score": "top_2", "group_bias": True, "outside": "excluded"},
 }
-"""The router options that reproduce the block's computation, unless the block sets them:"""
+"""The router options that reproduce the block's computation. Attributes of the block's gate override these values (see `SAID`)."""
 SAID = {
     **{"router_scaling_factor": "scale", "routed_scaling_factor": "scale"},
     **{"norm_topk_prob": "normalize_selected", "num_group": "expert_groups", "topk_group": "chosen_groups"},
@@ -44,7 +44,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     if shared_hidden % hidden:
         raise ConfigError(f"moe: its shared expert has width {shared_hidden}, expected a multiple of {hidden}")
     of_block |= {"expert_bias": False, "shared_experts": shared_hidden // hidden}
-    of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # avoids draws that are overwritten
+    of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # "meta", because values are copied below
     if fixed := sorted(of_block.keys() & options.keys()):
         raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: the block determines this option; remove it")
     layer = MoE(width, hidden, experts, tokens=tokens, **of_block, **options)
@@ -115,6 +115,6 @@ def _check_same(layer: MoE, moe: nn.Module) -> None:
         ours, theirs = layer.eval()(x), moe.eval()(x)
     moe.train(training)
     layer.train(training).forget()
-    allowed = max(torch.finfo(x.dtype).eps, 1e-7) ** 0.75  # float32: 6e-6, bfloat16: 3e-2; routers compute in float32
+    allowed = max(torch.finfo(x.dtype).eps, 1e-7) ** 0.75  # 1e-7: transformers' routers compute in float32
     if not (ours - theirs).abs().max() <= allowed * theirs.abs().max():
         raise ConfigError(f"moe: {type(moe).__name__} does not compute what a layer with router {ROUTER} computes")

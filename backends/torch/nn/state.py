@@ -45,7 +45,7 @@ class RouterState(nn.Module):
                 self._lost(error)
 
     def update(self) -> None:
-        """Updates the state from the sums over all processes, and resets the sums. Does nothing without a forward pass."""
+        """Updates the state from the sums over all processes, and resets the sums. Does nothing if no statistics were added."""
         if self.rule is None or not self._sums:
             return
         router, options = self.rule
@@ -61,7 +61,7 @@ class RouterState(nn.Module):
         self._sums = {}
 
     def _lost(self, error: RuntimeError) -> NoReturn:
-        """Raises ConfigError if `vmap` caused the error: statistics from inside `vmap` are not available outside."""
+        """Raises ConfigError if `vmap` caused the error: statistics from inside `vmap` do not exist outside. Re-raises other errors."""
         if "vmap" not in str(error):
             raise error
         self._sums = {}

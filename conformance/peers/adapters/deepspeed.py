@@ -1,7 +1,7 @@
 """DeepSpeed: the gating functions that `TopKGate` uses for one, two and more choices, without randomness.
 
-Random token selection and the sampling of the second expert are off, and the minimum capacity is 0. The expert layer needs
-process groups and does not run. The suite's own layer computes the outputs from the peer's routing.
+Random token selection and the sampling of the second expert are off, and the minimum capacity is 0. The adapter does not run
+DeepSpeed's expert layer, which needs process groups. Instead, the suite's layer computes the outputs from DeepSpeed's routing.
 """
 
 from types import SimpleNamespace

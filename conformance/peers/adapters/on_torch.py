@@ -63,14 +63,14 @@ class SuiteExpert(nn.Module):
         self.experts, self.index, self.count = experts, index, count
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Apply the expert to its slots. Computes all experts, since the suite's experts run only together, and selects one."""
+        """Apply the expert to its slots. The suite's experts run only together, so this computes all experts and selects one."""
         grouped = inputs.reshape(-1, *inputs.shape[-2:])
         outputs = self.experts(grouped[:, None].expand(-1, self.count, -1, -1))[:, self.index]
         return outputs.reshape(*inputs.shape[:-1], -1)
 
 
 class Recorded(TorchFunctionMode):
-    """Record the last operand of every `torch.einsum`: the weights of tokens or slots in Soft MoE packages."""
+    """Record the last operand of every `torch.einsum`. In Soft MoE packages, these operands include the dispatch and combine weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,11 +115,11 @@ def log_of(scores: Tensor) -> Tensor:
 
 
 SIGMOID = {"affinity": "sigmoid", "epsilon": 1e-20, "group_score": "top_2", "group_bias": True, "outside": "excluded"}
-"""Options of `sigmoid_token_choice` that packages lack."""
+"""The values that options of `sigmoid_token_choice` must have because packages lack these options."""
 PAPER = {"norm_form": "paper", "dispatch": "soft", "combine": "soft"}
-"""The forms of Soft MoE that packages implement."""
+"""The only option values of Soft MoE that packages implement."""
 ONE_FACTOR = {"batch_priority": "none", "multiple_of": 1, "slots_per_expert": None, "eval_capacity_factor": None}
-"""Options of a router with one capacity factor that takes tokens in order."""
+"""The option values of a router that has one capacity factor and takes tokens in order."""
 
 
 def only(options: Any, **values: Any) -> None:
@@ -149,7 +149,7 @@ def transformers_gates(
 def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
     """Return the routing of a package that drops no token, from gates (G, T, E) that are 0 for experts not chosen.
 
-    The package assigns no slots, so the backend's `token_choice` assigns them. Cases that drop tokens are not offered.
+    The package assigns no slots, so the backend's `token_choice` assigns them. Cases that drop tokens raise NotImplementedError.
     """
     chosen = gates > 0
     if (chosen.sum(dim=1) > capacity).any():

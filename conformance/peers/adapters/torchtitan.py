@@ -1,4 +1,4 @@
-"""torchtitan: the router and the bias update on one device. No token is dropped, so cases that drop tokens are not offered."""
+"""torchtitan: the router and the bias update on one device. The router drops no token, so the adapter rejects cases with drops."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""transformers: the router of DeepSeek-V3 and of many other models. No token is dropped, so cases that drop tokens are not offered."""
+"""transformers: the router of DeepSeek-V3 and of many other models. The router drops no token, so the adapter rejects cases with drops."""
 
 import importlib
 from typing import Any

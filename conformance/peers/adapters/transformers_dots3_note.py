@@ -1,4 +1,4 @@
-"""transformers: the router of dots3's vision encoder. No token is dropped, so cases that drop tokens are not offered."""
+"""transformers: the router of dots3's vision encoder. The router drops no token, so the adapter rejects cases with drops."""
 
 import importlib
 from typing import Any

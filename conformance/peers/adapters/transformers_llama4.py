@@ -1,4 +1,4 @@
-"""transformers: Llama 4's router and layer without the shared expert. No token is dropped, so cases that drop tokens are not offered."""
+"""transformers: Llama 4's router and layer without the shared expert. The router drops no token, so cases with drops are rejected."""
 
 import importlib
 from types import SimpleNamespace

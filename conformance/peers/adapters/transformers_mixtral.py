@@ -1,4 +1,4 @@
-"""transformers: Mixtral's router and balance loss. No token is dropped, so cases that drop tokens are not offered."""
+"""transformers: Mixtral's router and balance loss. The router drops no token, so the adapter rejects cases with drops."""
 
 import importlib
 from typing import Any

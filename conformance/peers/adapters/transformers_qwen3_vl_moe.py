@@ -1,4 +1,4 @@
-"""transformers: Qwen3-VL-MoE's router. No token is dropped, so cases that drop tokens are not offered."""
+"""transformers: Qwen3-VL-MoE's router. The router drops no token, so the adapter rejects cases with drops."""
 
 import importlib
 from typing import Any
