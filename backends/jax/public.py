@@ -1,4 +1,4 @@
-"""Makes functions public in the JAX backend, as programs with the docstrings of the specification."""
+"""Compiles the public functions of the JAX backend, and adds the docstrings of the specification to them."""
 
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def public(function: Function) -> Function:
-    """Publishes a function of the specification in this backend. A function with a groups axis becomes a program (see `programs`)."""
+    """Returns the public version of a function, with its docstring. Compiles functions with a groups axis (see `programs`)."""
     original = getattr(spec, function.__name__)
     kinds = array_arguments(original)
     if set(kinds.values()) - {"shared"}:

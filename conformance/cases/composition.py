@@ -188,7 +188,7 @@ def importance_of_noisy_gates(B: Spec, options: Any, clean: Array, noisy: Array,
 
 
 def importance_of_kept_gates(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The importance loss uses the softmax of the noisy logits with all unchosen entries set to 0."""
+    """The importance loss uses only the softmax scores of chosen experts. It replaces all other scores with 0."""
     return B.importance_loss(B.softmax_affinity(noisy) * chosen_mask(noisy, options.choices))
 
 

@@ -45,7 +45,7 @@ def places() -> dict[str, Any]:
 
 
 def addresses(implementation: Implementation, module: str) -> list[str]:
-    """Returns the web addresses of the code or paper in which `implementation` answers an entry of `module`.
+    """Returns the web addresses of the code or paper that `implementation` names. `module`: the module of the ledger entry.
 
     The list has an address for each function or class, a single address for a file or paper, or no address if none is known.
     """

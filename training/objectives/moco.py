@@ -138,7 +138,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Counts, per image, the values that projector and predictor produce for both views, and the operations of both for one view."""
+    """Counts the output values of projector and predictor per image (two views), and their multiplications per view."""
     own = _layout(config, model)
     outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
     return 2 * outputs, 2 * parameters.count(own)
