@@ -46,8 +46,8 @@ def documented(function: Function) -> Function:
 def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
     """Returns the kind of each array or routing argument of a specification function, by argument name.
 
-    The kind is "shared" for an array that all groups share, "leading" for an array with any leading axes, and "group" for the array of one
-    group, to which a backend adds a leading groups axis. The type hint (`Shared`, `Leading` or a plain array) determines the kind.
+    The kind is "shared" for an array that all groups share, "leading" for an array with any leading axes, and "group" for an array of one
+    group, which has an additional groups axis in a backend. The type hint (`Shared`, `Leading` or a plain array) determines the kind.
     """
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)

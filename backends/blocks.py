@@ -1,6 +1,6 @@
 """The building blocks of routers. Routers call these functions on `B`: the specification (for one group) or a backend (for several groups).
 
-Each method computes the function of the same name in `moespec.spec`. A router that needs additional functions extends this protocol.
+`moespec.spec` documents each method under the same name. A router that needs additional functions extends this protocol.
 """
 
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from moespec.spec.routing import Noise
 __all__ = ["Array", "Blocks", "Noise"]
 
 Array = Any
-"""An array of `B`: (tokens, ...) in the specification, (groups, tokens, ...) in a backend."""
+"""An array of shape (tokens, ...) if `B` is the specification, or of shape (groups, tokens, ...) if `B` is a backend."""
 
 
 class Blocks(Protocol):

@@ -1,4 +1,4 @@
-"""Selects a backend: `MOESPEC_BACKEND` or, by default, an imported or installed framework. Python and the command line share this rule."""
+"""Selects the backend that `MOESPEC_BACKEND` names, else an imported or installed framework. The command line uses the same rule."""
 
 import importlib.util
 import os

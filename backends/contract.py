@@ -192,7 +192,7 @@ class Backend(Blocks, Protocol):
     # Gradients and training.
 
     def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Applies activation checkpointing: the backward pass recomputes the activations of `function`, which are not stored."""
+        """Applies activation checkpointing: the activations of `function` are not stored, and the backward pass recomputes them."""
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a pure function."""

@@ -102,5 +102,5 @@ class SplitExperts:
         raise NotImplementedError
 
     def _back(self, slots: Array) -> Array:
-        """Sends the outputs of experts back to the devices that sent the slots, as the inverse of `_there`."""
+        """The inverse of `_there`: sends the outputs of experts back to the devices that sent the slots."""
         raise NotImplementedError

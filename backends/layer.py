@@ -120,8 +120,8 @@ def layer_of(
 
     width, hidden: widths of the input and of the hidden layer of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
     experts: number of experts.
-    tokens: number of tokens in one image, the product of all axes between the first and the last, which determines the capacity. Inputs
-        with a different number of tokens get a different capacity, except in Soft MoE, where the slots are parameters.
+    tokens: number of tokens in one image, the product of all axes between the first and the last. This number determines the capacity.
+        Inputs with a different number of tokens get a different capacity, except in Soft MoE, where the slots are parameters.
     router: a key of `ROUTERS`, or a custom `Router`.
     group_images: number of images that are routed together as one group. This number must divide the number of images in a batch.
     gelu: form of GELU, "tanh" or "erf".
@@ -208,7 +208,7 @@ PARTS = ("router", "experts", "shared")
 def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str, Any]]:
     """Yields the part, the name and the value of each initial array, one float32 array at a time.
 
-    Kernels are Glorot uniform and biases normal(1e-6). Each router defines its arrays. The state of a router is a dict
+    Kernels are Glorot uniform and biases normal(1e-6). `Router.init` returns the arrays of the router. The state of a router is a dict
     with the name "state". Tables of hash layers contain expert numbers and are int32.
     """
     generator = np.random.default_rng(layer.seed)

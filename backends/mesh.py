@@ -156,7 +156,7 @@ def splits(shapes: Mapping[str, Any], sizes: MeshSizes) -> dict[Path, Split]:
 
 
 def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: int | None) -> Split:
-    """The split of the optimiser's array in `slot` for a parameter with this shape and this split."""
+    """The split of the array that the optimiser keeps in `slot` for a parameter with this shape and this split."""
     if slot not in ("row", "column"):
         return split
     lesser, largest = present("factored_from", factored_axes(shape, factored_from or 0))
@@ -184,5 +184,5 @@ if not TYPE_CHECKING:
 
 
 def start_of(index: Sequence[slice]) -> tuple[int, ...]:
-    """Returns the start of each slice in the index of an array."""
+    """Returns the start of each slice in `index`, the position of a shard in an array."""
     return tuple(part.start or 0 for part in index)

@@ -55,7 +55,7 @@ class Optimizer:
 
     update: a function `update(xp, p, g, kept, n) -> (u, kept)` of the parameter `p`, the clipped gradient `g`, the slots `kept` and the
         step `n = 1, 2, ...`. It returns the update `u` and the new slots. `update` must compute elementwise, with the operations of
-        `xp` (NumPy, JAX or torch), because `p` is only a shard of the parameter on a mesh.
+        `xp` (NumPy, JAX or torch), because on a mesh, `p` is only a shard of the parameter.
     slots: the slots in use, from `mu` and `nu`. Slots have the shape of `p` and start at 0. Other slots and shapes raise ConfigError.
     """
 
@@ -132,7 +132,7 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
 
 
 def factored_axes(shape: Sequence[int], least: int) -> tuple[int, int] | None:
-    """The second largest and the largest axis, or None if either is smaller than `least`. Of equal axes, the later axis counts as larger.
+    """The two largest axes, largest last, or None if fewer than two axes have at least `least` entries. Of equal axes, the later is larger.
 
     Source: optax, optax/_src/factorized.py, _factored_dims.
 

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --backend torch
     python benchmarks/gpu.py --backend jax
 
-The default is a compiled ViT-B/16 in bfloat16 with 256 images. Models with experts have experts in every second block. `pass` is the median
+The default is a compiled ViT-B/16 in bfloat16 with 256 images. MoE models have experts in every second block. `pass` is the median
 time of the loss and its gradients. `step` is the median time of a training step, with clipping and AdamW. Each timing includes reading a
 result on the host. `pass_over_dense` is the ratio of `pass` to the `pass` of the dense model. `pass_per_operation` is `pass_over_dense`
 divided by the ratio of FLOPs (`moespec count`). For a CPU, use small sizes: --model vit_tiny --image-size 8 --images 4 --rounds 2.

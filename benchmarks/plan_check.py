@@ -6,7 +6,7 @@
 Each `case` in `benchmarks/results/plan.json` names a model, a mesh, a TPU topology and the number of `images` per device. No TPU is needed.
 To compile another step, add a `case` to this file. The compiler reports the memory of the arguments (parameters, optimiser state and batch)
 and temporary memory (mostly gradients and activations). `ratio` is the total memory that the plan predicts, divided by the total that the
-compiler reports. `links` contains the bytes of communication that the plan predicts. `collectives` contains the bytes of the collectives in
+compiler reports. `links` contains the predicted communication in bytes. `collectives` contains the bytes of the collectives in
 the compiled step.
 
 `tests/training/planning/test_plan.py` checks the plan against this file. The exit status is 1 if a ratio is below LEAST or above MOST.

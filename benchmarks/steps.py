@@ -1,11 +1,11 @@
-"""Compare the time of the loss and gradients of ViTs, dense and with experts, with the time of other projects' ViTs.
+"""Measure the time of the loss and gradients of ViTs: dense models, MoE models, and other projects' ViTs.
 
     python benchmarks/steps.py --backend torch
     python benchmarks/steps.py --backend jax
 
 The default model is ViT-S/16 in float32, with 8 images of 224 pixels. All models take turns on one core, in one process. `times_dense` is
 the minimum CPU time over the rounds, divided by the minimum of the dense model. MoE models have 8 experts in every second block. For torch,
-the other ViT is built from torch's modules (`nn.TransformerEncoder`). For JAX, the other ViTs are google-research/vmoe's, if installed.
+the other ViT is built from torch's modules (`nn.TransformerEncoder`). For JAX, the other ViTs come from google-research/vmoe, if installed.
 """
 
 import argparse

@@ -49,7 +49,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
 
 
 def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield rows for steps of ViT-S/16, with bytes relative to the dense step, and rows for layers, with the bytes of vmoe's layers."""
+    """Yield rows for steps of ViT-S/16 (bytes relative to the dense step) and for layers (bytes, beside the bytes of vmoe's layers)."""
     of_model = [row for row in steps["rows"] if row["of"]["model"] == "vit_s16"]
     dense = next(row for row in of_model if row["of"]["case"] == "dense")
     for row in of_model[2:]:

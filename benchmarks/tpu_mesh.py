@@ -110,7 +110,7 @@ def bound(config: vit.VitConfig, sizes: MeshSizes) -> float:
 
 
 def compare(rows: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Exit with status 1 if a number of collectives differs from `committed` or bytes exceed the committed bytes times LIMIT, else 0."""
+    """Exit with status 1 if a count of collectives differs from `committed` or bytes exceed LIMIT times the committed bytes, else 0."""
     wrong = []
     for name, row in rows.items():
         before = committed[name]

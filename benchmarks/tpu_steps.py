@@ -3,7 +3,7 @@
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_steps.py [--model vit_s16] [--images 32] [--experts 8] [CASE ...]
 
-A step computes in bfloat16 and includes clipping and AdamW. Images have 224 pixels. Models with experts have experts in every second block.
+A step computes in bfloat16 and includes clipping and AdamW. Images have 224 pixels. MoE models have experts in every second block.
 A row contains bytes, memory, the compilation time, and FLOPs relative to three times the FLOPs of a forward pass (`moespec count`). The
 FLOPs that the compiler reports include the optimiser and products with one-hot rows, which `moespec count` omits.
 """

@@ -1,4 +1,4 @@
-"""Run a stage on a module: resolve references to its arguments, call a public name, and return the results as arrays.
+"""Run a stage on a module: look up the arrays that the arguments name, call a public function, and return the results as arrays.
 
 A stage reads inputs of its case and the expected results of earlier stages, so a wrong result does not affect later stages.
 If a stage reads a routing, the module repeats the call that returned the routing, since each target has its own routing type.

@@ -122,7 +122,7 @@ EXEMPT: Mapping[str, str] = {
 
 @dataclass
 class Row:
-    """The coverage of a called function or router: its required purposes, and each covered purpose `rule:what` with its first case."""
+    """The coverage of a function or router. asked: required purposes. found: maps each covered purpose `rule:what` to its first case."""
 
     call: str
     found: dict[str, str] = field(default_factory=dict)
@@ -213,7 +213,7 @@ def _arrays(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
-    """Yields (purpose, whether the case covers it). A purpose sets two options together or differentiates a weighted loss."""
+    """Yields (purpose, whether the case covers it). A purpose is a pair of changed options or a weighted loss in a gradient."""
     if not stage.router:
         return
     record = spec.ROUTERS[stage.router].Options
@@ -230,7 +230,7 @@ def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns references to the arrays that a stage reads, by argument and key. Omits arrays that belong to a routing."""
+    """Returns references to the arrays that a stage reads, by `argument` or `argument/key`. Omits arrays that belong to a routing."""
     found: dict[str, str] = {}
 
     def take(name: str, reference: Reference) -> None:
@@ -246,7 +246,7 @@ def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, st
 
 
 def text(rows: Sequence[Row]) -> str:
-    """Returns the table as text with the coverage of each call by rule, the missing purposes and the reasons for exemptions."""
+    """Returns the table as text: the coverage of each call by rule, the missing purposes, and the reasons for exemptions."""
     lines = [f"{'':40}{' '.join(f'{rule:>8}' for rule in RULES)}"]
     reasons: dict[str, set[str]] = {}
     for row in rows:

@@ -167,7 +167,7 @@ class Case:
 
 
 def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
-    """Returns `dispatch` and `combine` of a routing by name. If `sparse`, adds the prefix that `finish` expects and any slot record."""
+    """Returns `dispatch` and `combine` of a routing by name. If `sparse`, adds a prefix for `finish`, and `token` and `weight`, if any."""
     dense = routing.dense() if hasattr(routing, "dense") else routing
     prefix = "routing." if sparse else ""
     arrays = {f"{prefix}dispatch": dense.dispatch, f"{prefix}combine": dense.combine}
@@ -179,8 +179,8 @@ def routing_arrays(routing: Any, *, sparse: bool) -> dict[str, Any]:
 def finish(results: Mapping[str, Any]) -> dict[str, Any]:
     """Converts results to NumPy arrays and reduces every sparse routing to `slots` and `weights`.
 
-    `slots[..., e, c]` is the token in slot c of expert e; an empty slot contains the number of tokens. Raises ValueError if the
-    tensors are not a sparse routing or if a slot record differs from the dense tensors.
+    `slots[..., e, c]` is the token in slot c of expert e; an empty slot contains the number of tokens. Raises ValueError if
+    the tensors are not a sparse routing or if the routing's `token` and `weight` differ from the dense tensors.
     """
     finished = {name: even(name, value) for name, value in results.items()}
     for prefix in [name.removesuffix("routing.dispatch") for name in finished if name.endswith("routing.dispatch")]:

@@ -53,7 +53,7 @@ def encode(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def encoded(value: Any, key: str, large: Arrays) -> Any:
-    """Returns a dataclass or a field's value as JSON. Adds large arrays to `large`, by their paths in the case."""
+    """Returns a dataclass or a field's value as JSON. Stores each large array in `large`, under the array's path in the case."""
     if isinstance(value, Tensor):
         return {"axes": list(value.axes), **_entry(key, value.array, large)}
     if isinstance(value, Value):
@@ -245,7 +245,7 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
 
 
 def first_difference(one: str, other: str) -> tuple[str, str]:
-    """Returns the first pair of lines that differ, or two empty strings."""
+    """Returns the first pair of lines that differ, or two empty strings if the texts are equal."""
     pairs = zip_longest(one.splitlines(), other.splitlines(), fillvalue="")
     return next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
 

@@ -40,7 +40,7 @@ Part = tuple[str, str, str]
 
 
 def run(plan: Plan, options: Sequence[str]) -> Report | int:
-    """Runs the tests of a plan that pytest's options select. Returns the report, or an exit status if no test runs (--collect-only).
+    """Runs the plan's tests that pytest's options select. Returns the report or, if no test runs (--collect-only), an exit status.
 
     Raises ConfigError for an invalid option, KeyboardInterrupt if the user stops the run, and VectorError or GoldenError like `Plan.check`.
     """
@@ -65,7 +65,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
 
 
 def settle(report: Report) -> None:
-    """Ends a test by the result of the only case in its report: returns if the case passed; otherwise fails, skips or xfails the test."""
+    """Ends the test of the only case in the report: returns if the case passed; otherwise fails, skips or xfails the test."""
     __tracebackhide__ = True
     for lacking in report.unsupported:
         pytest.skip(f"{lacking.dtype} is not supported: {lacking.reason}")
@@ -110,7 +110,7 @@ class CaseItem(pytest.Item):
 
 
 class _Suite:
-    """The pytest plugin of one run. The main process and each pytest-xdist worker process create one."""
+    """The pytest plugin of one run. The main process and each pytest-xdist worker process create an instance."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.parts = plan, list(plan.parts())  # raises an error before pytest begins if a vector is damaged

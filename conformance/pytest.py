@@ -63,11 +63,11 @@ def parametrize(
 ) -> pytest.MarkDecorator:
     """Returns a mark that runs a test function for each case and dtype, with a VectorCase as the argument `case`.
 
-    target: the module with the public names. adapter: the module or `module:object` that defines `layer`. Give one of the two.
+    target: the module with the public names. adapter: the module or `module:object` that defines `layer`. Pass exactly one.
     algorithms, classes: select cases like `run --algorithm` and `run --class`; by default, all.
-    dtypes: by default, float64, float32 and bfloat16. expected_failures: reasons by pattern of ids, such as "token_choice/tied", or of
-    ids with dtypes, such as "token_choice/tied-bfloat16". A matching test must fail or be skipped; a pass counts as a failure.
-    require_suite: the required version of moespec's suite, such as "0.1".
+    dtypes: by default, float64, float32 and bfloat16. expected_failures: maps patterns to reasons. A pattern matches ids, such as
+    "token_choice/tied", or ids with dtypes, such as "token_choice/tied-bfloat16". A matching test must fail or be skipped; a pass counts as
+    a failure. require_suite: the required version of moespec's suite, such as "0.1".
 
     Raises ConfigError for an unknown algorithm, class or dtype, a target that cannot be run, and a pattern that no test matches.
     """

@@ -15,7 +15,7 @@ from moespec.spec.errors import ConfigError
 __all__ = ["KINDS", "commands", "start"]
 
 KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c", "dropless": ".py"}
-"""Kinds of targets and their file suffixes. A dropless layer is a torch adapter."""
+"""Kinds of targets and their file suffixes. The kind `dropless` is a torch adapter for a dropless layer."""
 TEMPLATES = Path(__file__).parent / "templates"
 HEADER = Path(__file__).parent / "readers/moespec_vectors.h"
 """The C header that reads the vectors. `start` copies it next to a C target."""

@@ -129,7 +129,7 @@ def case(path: Path) -> Case:
 
 
 def about(path: Path) -> tuple[str, list[str]]:
-    """Returns the class of a case and the names that its main stages call. A gradient case counts only the differentiated stage.
+    """Returns the class of a case and the names that its main stages call. A gradient case has one main stage, the differentiated one.
 
     Does not validate the manifest. Raises VectorError if a required entry is missing.
     """

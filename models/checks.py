@@ -35,11 +35,11 @@ OWN = (
     *("checkpoints", "config.toml", "classes.json", "metrics.jsonl", "tensorboard", "features.safetensors"),
     "trackers.json",
 )
-"""The names of a run's files and folders in its folder, except the report."""
+"""The names of the files and folders in a run's folder, except the report."""
 
 
 def check_fields(section: str, config: Any) -> None:
-    """Replaces user-defined objects with names. Raises ConfigError for values outside their `Range`. section: the section name, or ""."""
+    """Replaces user-defined objects in `config` by names. Raises ConfigError for values outside their `Range`. section: its name, or ""."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):

@@ -2,10 +2,10 @@
 
 A multiply-add in a matrix product counts as 2 operations, any other arithmetic on an element as 1, and exponentials, tanh, erf, roots,
 moves and sorts as 0. This is the convention of XLA's cost analysis, and apparently of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1):
-with normalised queries and keys, our counts match their numbers to the last printed digit. By default, counts of MoE layers are for
-evaluation and include every slot, filled or empty. As an exception, only the chosen slots are counted (for DSelect-k, the slots that sharp
-selectors choose) if every expert has room for every token, or if there are more than twice as many slots as choices. Counts of routers
-include logits, combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
+with normalised queries and keys, our counts match their numbers to the last printed digit. By default, MoE layers are counted for
+evaluation, with every slot, filled or empty. If every expert has room for every token, or if there are more than twice as many slots as
+choices, only the chosen slots are counted (for DSelect-k, the slots that sharp selectors choose). Counts of routers include logits,
+combination and Sinkhorn iterations, but not the assignment of `base`, `s_base` and `sparsity_constrained_expert_choice`.
 """
 
 import math
@@ -60,7 +60,7 @@ def training_flops(
 
         passes * operations per image of a forward pass in training * images
 
-    `passes` is 3, or 4 with activation checkpointing; `moespec.training.objectives.table` computes the value for each objective.
+    `passes` is 3, or 4 with activation checkpointing; `moespec.training.objectives.table` computes the passes for each objective.
 
     A backward pass has two matrix products for each matrix product of the forward pass. The optimiser and augmentation are not counted. The
     eight exaFLOP values of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of ours, within 0.4 %: they count a multiply-add

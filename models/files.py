@@ -52,7 +52,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:
-    """Opens a file; an `opener` for `open`. Raises OSError, naming the file, for a device or a pipe, which could block a reader."""
+    """Opens a file for `open(..., opener=regular)`. Raises OSError, naming the file, for a device or a pipe, which could block a reader."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects folders
         return descriptor
@@ -93,7 +93,7 @@ def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[Sp
 
 
 def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:
-    """Returns the record in a file that `signed` encoded. Raises ValueError for a damaged file and OSError for an unreadable file."""
+    """Returns the record in a file written with `signed`. Raises ValueError for a damaged file and OSError for an unreadable file."""
     return unsigned(read_file(path, RECORD), always=always)
 
 

@@ -184,7 +184,7 @@ class Family(Generic[Config]):
         return run.output(params, self.features(run, params, inputs))
 
     def moe_noise(self, config: Config, images: int) -> list[Noise]:
-        """Describes the noise, with shape `(G, ...)`, of each MoE layer whose router uses noise in training on `images` images, in order.
+        """Describes the noise of a training step on `images` images: one array `(G, ...)` per MoE layer whose router uses noise, in order.
 
         The list is empty if no router uses noise.
         """
@@ -200,7 +200,7 @@ PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or bloc
 def placed(moe: str, depth: int) -> tuple[int, ...]:
     """Returns the indices (from 0) of the MoE blocks among `depth` blocks, in order.
 
-    moe: see `transformer.TransformerConfig`. Raises ConfigError for a placement that does not exist.
+    moe: see `transformer.TransformerConfig`. Raises ConfigError if `moe` is invalid or names blocks that do not exist.
     """
     odd, every = range(1, depth, 2), range(depth)
     if moe == "none":
@@ -424,7 +424,7 @@ def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) ->
 
 
 def state_update(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
-    """Returns the argument `update_states` of `make_step` for a model with these layers, or an empty dict if no router has state."""
+    """Returns a dict with the argument `update_states` of `make_step`, or an empty dict if no router of `layers` has state."""
     stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
     return {"update_states": partial(updated_states, B, stateful)} if stateful else {}
 

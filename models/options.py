@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """A condition for an option to have an effect: another option equals `value`, differs from (each) `unless` or, by default, is set."""
+    """The condition for an option's effect: another option equals (one of) `value`, differs from (each) `unless` or, by default, is set."""
 
     name: str
     """another option of the same section, or of any section by its full name, such as training.loss"""
@@ -64,8 +64,8 @@ def option(
 ) -> Any:
     """Declares a dataclass field as an option, with its default (or a factory) and the conditions under which it has an effect.
 
-    On a command line, `flags` replace the name of the option, and a `positional` option has no flag. Each use of the flag of a
-    `single` option adds one value. The help does not list `rare` options.
+    On a command line, `flags` replace the name of the option, and a `positional` option has no flag. Each use of a `single`
+    option's flag adds one value to the option. The help does not list `rare` options.
     """
     about = {
         "only": (only,) if isinstance(only, Only) else tuple(only),

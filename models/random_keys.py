@@ -26,7 +26,7 @@ Array = Any
 GATING, DROPOUT, DEPTH = range(3)
 """The purposes of random numbers: router noise, dropout and stochastic depth."""
 USES = 2**20
-"""The number of a stream: `USES` times the purpose plus the index of the use, such as a layer."""
+"""The number of a stream is `USES * purpose + index`, where `index` is the number of the layer or of another use."""
 
 
 def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:

@@ -147,7 +147,7 @@ NAMES = tuple(SIZES)
 
 
 def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
-    """Returns the indices (from 0) of the sparse blocks, in order. Raises ConfigError for a placement that does not exist."""
+    """Returns the indices (from 0) of the sparse blocks, in order. Raises ConfigError if `config.moe` is invalid for the depth."""
     return layers.placed(config.moe, config.depth)
 
 

@@ -94,7 +94,7 @@ def _parts(content: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 def _digest(header: Mapping[str, Any], rest: memoryview) -> str:
-    """Returns the SHA-256 of a file's header and tensors without the checksum."""
+    """Returns the SHA-256 of a file's tensors and of the header without the checksum."""
     about = {name: text for name, text in header.get(METADATA, {}).items() if name != CHECKSUM}
     digest = hashlib.sha256(json.dumps({**header, METADATA: about}, sort_keys=True).encode())
     digest.update(rest)

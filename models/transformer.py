@@ -153,7 +153,7 @@ class TransformerConfig(layers.BlocksConfig):
 
 
 def moe_blocks(config: TransformerConfig) -> tuple[int, ...]:
-    """Returns the indices (from 0) of the MoE blocks, in order. Raises ConfigError for a placement that does not exist."""
+    """Returns the indices (from 0) of the MoE blocks, in order. Raises ConfigError if `config.moe` is invalid for the depth."""
     return layers.placed(config.moe, config.depth)
 
 
@@ -173,7 +173,7 @@ def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLa
 
 
 def router_config(config: TransformerConfig) -> RouterOptions:
-    """Returns the router options of all MoE blocks without overrides (see `of_block`). The model must have MoE blocks."""
+    """Returns the router options that all MoE blocks without overrides share (see `of_block`). The model must have MoE blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 

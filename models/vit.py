@@ -4,9 +4,9 @@
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block (pre-norm)
     out  = head(pool(norm(x)))
 
-An MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `(G, T, D)` with T = group_images * S, in row-major order,
-or with T = group_tokens if group_tokens is not 0. Letters in the shape comments: N images, S tokens of one image, D width, H hidden, G
-groups, T tokens of one group, E experts.
+An MoE block reshapes its input `(N, S, D)` to routing groups `(G, T, D)`, in row-major order. T is group_images * S, or group_tokens if
+group_tokens is not 0. Letters in the shape comments: N images, S tokens of one image, D width, H hidden, G groups, T tokens of one
+group, E experts.
 
 Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al. 2024
 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Xiao et al. 2021 (arXiv 2106.14881, stem;
@@ -127,7 +127,7 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
 
     @property
     def group_size(self) -> int:
-        """Tokens T of a group."""
+        """The number T of tokens in a routing group."""
         return self.group_tokens or self.group_images * self.sequence
 
     @property
@@ -166,11 +166,11 @@ NAMES: tuple[str, ...] = (
     *("vit_tiny", "vit_ti16", "vit_s8", "vit_s14", "vit_s16", "vit_s32", "vit_b16", "vit_b32"),
     *("vit_l16", "vit_l32", "vit_h14", "vit_vmoe_s32"),
 )
-"""The usual names. `named` accepts any patch size, appended to a size of `SIZES`, as in `vit_s8`. `vit_tiny` has a fixed patch size."""
+"""The usual names. `named` accepts a key of `SIZES` followed by any patch size, as in `vit_s8`. Only `vit_tiny` has a fixed patch size."""
 
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
-    """Returns the MoE layers, in block order, for `images` images. Raises ShapeError if the images do not fill the groups."""
+    """Returns the MoE layers, in block order, for `images` images. Raises ShapeError if a group would be incomplete."""
     if not moe_blocks(config):
         return []
     if config.group_tokens:
@@ -181,7 +181,7 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
 
 
 def stem_features(config: VitConfig) -> list[int]:
-    """Returns the number of channels of an image and of the output of each convolution in the stem, in order."""
+    """Returns the channel counts of the stem, in order: of the image, then of the output of each convolution."""
     halvings = reversed(range(config.stem))
     return [config.channels, *(config.width >> left for left in halvings for _ in range(config.stem_depth))]
 
@@ -199,7 +199,7 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
 def _layout(config: VitConfig) -> Params:
     """Returns every parameter of the model, with its name, shape and initial values.
 
-    See `transformer.blocks_layout` for the blocks. The initial kernel of the patch embedding is LeCun normal (truncated
+    `transformer.blocks_layout` defines the parameters of the blocks. The initial kernel of the patch embedding is LeCun normal (truncated
     at two standard deviations). Learned position embeddings are initially normal with standard deviation 0.02.
     """
     D = config.width
@@ -271,7 +271,7 @@ def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Arra
 
 
 def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
-    """Returns fixed position embeddings `(1, patches, D)`: sines and cosines of column and row, with P = D/4 frequencies each.
+    """Returns fixed position embeddings `(1, patches, D)`: sines and cosines of the column and the row, at P = D/4 frequencies.
 
     The embedding of a patch is `[sin u w_i, cos u w_i, sin v w_i, cos v w_i]`, i = 0..P-1. As in vmoe and big_vision, "sincos2d" uses
     `w_i = 10000^(-i/(P-1))` and (u, v) = (column, row). As in MoCo v3, "sincos2d_moco" uses `w_i = 10000^(-i/P)` and
@@ -289,7 +289,7 @@ def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
 
 
 def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -> Array:
-    """Returns the features of each image, `(N, D)`, from the normalised output of the last block."""
+    """Normalises and pools the output `x` of the last block. Returns the features of each image, `(N, D)`."""
     if config.pool == "gap_norm":
         return norm(params["norm"], B.mean(x[:, config.prefix :], 1))
     x = norm(params["norm"], x)

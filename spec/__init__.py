@@ -4,7 +4,7 @@ Each module implements one algorithm in the notation of its paper. Each file in 
 sparse routers follow the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
 T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Functions take arrays of any floating dtype and
 return float64. Functions also take complex arrays, for differentiation by the complex step (see `numerics`). The caller
-passes noise as arrays, and a random generator for the initial parameters of a router.
+passes noise as arrays, and passes a random generator to initialise the parameters of a router.
 
 `ALGORITHMS` lists all algorithms. `LEDGER` lists the questions that implementations answer differently. A ledger entry contains
 the answer of this specification, the alternatives, and the known sources of each answer. `moespec ledger` prints the entries.

@@ -1,4 +1,4 @@
-"""The type of the rows of the conformance matrix."""
+"""The class `Algorithm`, which describes one row of the conformance matrix."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Algorithm:
 
     name: the name of the row.
     cites: the publications that define the algorithm.
-    revision: an integer, which increases whenever computed values change on purpose.
+    revision: an integer that is increased whenever computed values change on purpose.
     functions: the names of the functions in `moespec.spec` that the row covers; empty for a model.
     """
 

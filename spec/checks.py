@@ -1,4 +1,4 @@
-"""Argument checks of public functions, for shapes, dtypes and Python numbers.
+"""Checks of the arguments of public functions: shapes and dtypes of arrays, and Python numbers.
 
 Array checks read only `.shape` and `.dtype`, so a compiled backend can call these checks during tracing. The module `values`
 contains the checks that read the values of arrays. Every error message names the invalid argument.
@@ -19,7 +19,7 @@ COMPLEX = ("complex128", "complex64")
 
 
 def dtype_name(array: Any) -> str:
-    """The dtype of an array without the framework's name, such as `float32`, or the name of the type of an object without a dtype."""
+    """The name of the dtype of `array`, such as `float32`, without the prefix `torch.`. Without a dtype, the name of the object's type."""
     return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
 
 
@@ -89,7 +89,7 @@ def check_one_per_token(name: str, array: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_mask(name: str, mask: Any, shape: tuple[int, ...], each: str) -> None:
-    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` unless `mask` has the shape `shape`, one entry per `each`."""
+    """Raises `DtypeError` unless `mask` holds booleans, and `ShapeError` ("one entry per `each`") unless `mask` has the shape `shape`."""
     if dtype_name(mask) != "bool":
         raise DtypeError(f"{name}: expected booleans, got {dtype_name(mask)}")
     if tuple(mask.shape) != tuple(shape):

@@ -24,10 +24,10 @@ def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float
 
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> Array:
-    """A random float32 matrix with orthogonal columns of norm `gain`. A matrix with more columns than rows has orthogonal rows."""
+    """A random float32 matrix with orthogonal columns of norm `gain`. If it has more columns than rows, the rows are orthogonal instead."""
     from scipy.linalg import qr  # a local import, because importing SciPy is slow
 
     rows, columns = shape
     basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")
-    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # makes the distribution uniform over orthogonal matrices
+    basis = basis * np.where(np.diag(triangle) < 0, -1, 1)  # now all orthogonal matrices are equally likely
     return (gain * (basis if rows >= columns else basis.T)).astype(np.float32)

@@ -8,7 +8,7 @@
 
 `By` lists the sources of an answer: papers that state the answer explicitly, and public code (repository, file and function). "the
 paper" means the paper that the module's table of symbols names. Entries cite other papers by name and arXiv number, as in "Switch (arXiv
-2101.03961), appendix B". All entries use the same name for a paper. The entries below the heading "Often done differently" are pitfalls: a
+2101.03961), appendix B". Each paper has one name in all entries. The entries below the heading "Often done differently" are pitfalls: a
 paper answers the question explicitly, but implementations often differ from the paper. For the entries below the heading
 "Ambiguity ledger", the paper gives no clear answer, or another source differs from the paper.
 """

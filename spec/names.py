@@ -43,7 +43,7 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns a `__getattr__` for a module with deprecated names. It warns and returns the object with the new name."""
+    """Returns a `__getattr__` for a module. For a deprecated name, this function warns and returns the object with the new name."""
 
     def get(name: str) -> Any:
         if name not in names:

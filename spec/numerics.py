@@ -20,15 +20,15 @@ __all__ = ["mean", "stop_gradient"]
 
 Array = NDArray[Any]
 Shared = Annotated[ArrayLike, "shared by the groups"]
-"""The type of an argument without a groups axis in a backend, because all groups share it, such as a kernel or a table."""
+"""The type of an argument that all groups share, such as a kernel. In a backend, this argument has no groups axis."""
 Leading = Annotated[ArrayLike, "any leading axes"]
-"""The type of an argument (..., last axes) with any number of leading axes, so a groups axis needs no special case."""
+"""The type of an argument that may have any number of leading axes. A groups axis therefore needs no special case."""
 Axis = int | tuple[int, ...]
 
 FAR = 40.0
 """Number of standard deviations beyond which, in float64, `normal_cdf` is 0 or 1 and the normal density is 0."""
 SMALLEST_SCALE = 2.0**-63
-"""The smallest scale whose square is a normal number in float32."""
+"""The smallest scale whose square is not subnormal in float32."""
 
 
 def stop_gradient(x: Leading) -> Array:
@@ -117,7 +117,7 @@ def normal_cdf(z: Array) -> Array:
 def z_score(deviation: Array, scale: Array) -> Array:
     """`deviation / scale` for `normal_cdf`, with a finite derivative for any scale of at least 0.
 
-    The derivative is 0 where the quotient is beyond `FAR` (`normal_cdf` is then 0 or 1) and where the scale is below
+    The derivative is 0 where the quotient is at least `FAR` in absolute value (`normal_cdf` is then 0 or 1) and where the scale is below
     `SMALLEST_SCALE`. Without this rule, the derivative could overflow, and infinity times a density of 0 is NaN.
     """
     value, least = deviation.real, FAR * scale.real
@@ -139,8 +139,8 @@ def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Ar
     """`x` divided by its Euclidean norm along `axis`, in one of three forms.
 
     `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All
-    forms map 0 to 0. The derivative treats the norm of a zero vector in `paper`, and a norm below epsilon in `clamped`, as
-    a constant. For these vectors, the derivative is therefore the derivative of `x / epsilon`, never NaN.
+    forms map 0 to 0. For the derivative, a norm is a constant if it is 0 (in `paper`) or below
+    epsilon (in `clamped`). For these vectors, the derivative is therefore the derivative of `x / epsilon`, never NaN.
     """
     squares = np.sum(x * x, axis=axis, keepdims=True)
     if form == "rsqrt":

@@ -56,7 +56,7 @@ class RouterOptions:
     """The options that every router has. Raises ConfigError for an invalid value."""
 
     experts_choose: ClassVar[bool] = False
-    """whether experts choose tokens; an expert then fills all its slots, with at most one for each token"""
+    """whether experts choose tokens; if so, an expert fills all its slots, each with a different token"""
 
     width: Count
     """width D of a token"""
@@ -111,7 +111,7 @@ class RouterOptions:
         return self.tokens, getattr(self, "choices", 1)
 
     def capacity(self, *, train: bool = True) -> int:
-        """Returns the number of slots C of an expert. Without a capacity factor, each expert has a slot for every token.
+        """Returns the number of slots C of an expert. Without the option `capacity_factor`, C is the number of tokens.
 
         Raises ConfigError if an expert has no slot. If experts choose tokens, also raises ConfigError for more slots than tokens.
         """

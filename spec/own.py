@@ -1,7 +1,7 @@
 """Names of user-defined objects: `package.module:object`. Users can pass such a name wherever moespec expects the name of an object.
 
 The name refers to an object in a module that is already imported. Only `load_own` imports modules, and the command line
-calls `load_own` only with names that the user passes. A name in a third-party file therefore cannot run code.
+calls `load_own` only with names that the user passes. A name in a third-party file therefore cannot make moespec import a module.
 """
 
 import importlib

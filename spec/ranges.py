@@ -66,7 +66,7 @@ def check(name: str, value: Any, hint: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Converts an int beyond int64 to a float, and a NumPy number to a Python number, because NumPy integers overflow."""
+    """Converts a NumPy number to a Python number, because NumPy integers overflow. Converts an int beyond int64 to a float."""
     if isinstance(value, np.generic | np.ndarray) and not value.ndim:
         return value.item()
     return float(value) if isinstance(value, int) and 63 < value.bit_length() < 1024 else value

@@ -17,9 +17,9 @@ __all__ = ["Noise", "RouterOutput", "Routing", "StateSpec", "slot_tokens"]
 
 Params = dict[str, Any]
 State = dict[str, Any]
-"""The arrays, by name, that a router keeps from step to step and that no optimiser changes."""
+"""The state of a router: named arrays that the router, not the optimiser, updates from step to step."""
 Summed = Annotated[NDArray[Any], "summed over the groups"]
-"""The type of an additive result: a backend returns the sum over the groups."""
+"""The type of a result that a backend sums over the groups."""
 
 
 class Routing(NamedTuple):

@@ -108,7 +108,7 @@ def _updated(given: Section, options: dict[str, Any]) -> Section:
 
 
 def _named(option: str, value: Any) -> Any:
-    """Returns the value of an option. Replaces a user-defined object with its name."""
+    """Returns the value of an option, or the name of the value if the value is a user-defined object."""
     value = value.item() if isinstance(value, np.generic) else value
     plain = value is None or isinstance(value, str | int | float | list | tuple | PathLike)
     return value if plain else own_name(option, value)

@@ -1,7 +1,7 @@
 """Decides when compilation saves time.
 
-JAX always compiles complete functions, which is fastest. On a CPU, torch.compile takes at least 20 seconds before the first step, even for
-a small model. A short run on a CPU never recovers this time.
+The JAX backend always compiles complete functions, since this is fastest. On a CPU, torch.compile takes at least 20 seconds before the
+first step, even for a small model. A short run on a CPU never recovers this time.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def pays(B: Backend, calls: int, wish: str = "auto") -> bool:
     if B.name != "torch":
         return True
     if wish == "auto":
-        torch: Any = B  # only torch lets the user choose a device
+        torch: Any = B  # only the torch backend has `default_device`
         return calls >= TORCH_CPU_CALLS or torch.default_device().type != "cpu"
     return wish == "always"
 

@@ -1,8 +1,8 @@
 """Formulas shared by all frameworks.
 
 The first argument of each function is a framework's array namespace (`xp`, see `moespec.backends.common.namespace`). The
-`__init__.py` of each backend lists the public functions, and `moespec.backends.binding` supplies `xp`. If a device, a
-compiler or the precision requires different code, JAX and torch have separate versions. This package imports no framework.
+`__init__.py` of each backend lists the public functions, and `moespec.backends.binding` supplies `xp`. A function
+whose code depends on the device, the compiler or the precision is in the JAX and torch backends instead. This package imports no framework.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width. All functions compute in float32 or better.
 """

@@ -113,8 +113,8 @@ def sinkhorn_affinity(
 ) -> Array:
     """logits (G, T, E) -> (G, T, E).
 
-    The number of iterations is fixed. With a `tolerance`, a group whose error reaches the tolerance keeps its plan while
-    the other groups continue. Gradients flow through the iterations.
+    The number of iterations is fixed. If `tolerance` is set, the plan of a group no longer changes once the error of the
+    group is at most `tolerance`. Gradients flow through the iterations.
     """
     check_scores("logits", logits, AXES)
     iterations = check_at_least("iterations", iterations, 1)

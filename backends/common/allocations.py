@@ -1,5 +1,5 @@
-"""Allocations, which turn scores into slots: Token Choice (Algorithm 1) and Expert Choice (Algorithm 2). Token Choice serves all tokens
-in order, or only the most important tokens.
+"""Allocations, which turn scores into slots: Token Choice (Algorithm 1) and Expert Choice (Algorithm 2). Token Choice serves either
+all tokens or only the most important tokens.
 
 Selected indices are integers without gradients, and weights carry gradients. Ties go to the lower index.
 """
@@ -69,7 +69,7 @@ def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, eps
     total = total if norm == "sum" else xp.sqrt(total)
     if not epsilon:
         return weights / total
-    # The derivative divides by the square of the divisor, which underflows in float32 for a divisor of 1e-20.
+    # The derivative divides by the square of the divisor. For a divisor of 1e-20, this square underflows in float32.
     scale = xp.where(total < 2.0**-32, 2.0**64, 1.0)
     return (weights * scale) / ((total + epsilon) * scale)
 
@@ -203,7 +203,7 @@ def _slots_in_stages(
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # earlier requests per expert (last column: for no expert)
+    earlier = xp.full((groups, experts + 1), 0, best)  # requests of earlier stages per expert (index E: no expert)
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
@@ -255,7 +255,7 @@ def slots_of_requests(xp: Namespace[Array], requests: Array, experts: int, capac
 
 
 def _slots_of_places(xp: Namespace[Array], requests: Array, place: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request for expert e, where c counts earlier requests for e, or E * C if c is at least C."""
+    """The slot `e * C + c` of each request for expert e, where c is the number of earlier requests for e, or E * C if c >= C."""
     slots = experts * capacity
     return xp.clip(xp.where(place < capacity, requests * capacity + place, slots), 0, slots)
 

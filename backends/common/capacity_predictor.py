@@ -37,7 +37,7 @@ def capacity_loss(xp: Namespace[Array], logits: Array, mask: Array) -> Array:
 
 
 def capacity_thresholds(xp: Namespace[Array], scores: Array, *, capacity: int) -> Array:
-    """Returns the sums of the groups' thresholds, and the number of groups: scores (G, T, E) -> (2, E)."""
+    """Returns, for each expert, the sum of the groups' thresholds, and the number of groups: scores (G, T, E) -> (2, E)."""
     check_scores("scores", scores, AXES)
     columns = xp.swapaxes(xp.promote(xp.stop_gradient(scores)), 1, 2)
     reached = xp.largest(columns, check_capacity(capacity, scores.shape[1]))[0][..., -1]

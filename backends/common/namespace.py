@@ -68,7 +68,7 @@ class Namespace(Protocol[Array]):
     def stop_gradient(self, x: Array, /) -> Array:
         """Returns `x` without gradient."""
 
-    # New arrays are on the device of the array `like` or `x` and, except for `indices`, have the same dtype as this array.
+    # New arrays have the device and, except for `indices`, the dtype of the argument `like` or `x`.
 
     def full(self, shape: tuple[int, ...], value: float, like: Array, /) -> Array: ...
     def arange(self, start: int, stop: int, like: Array, /) -> Array: ...
@@ -136,13 +136,13 @@ class Namespace(Protocol[Array]):
         """The entry of `x` at an index, (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Returns booleans with the shape (..., n) of `like` that are true at the indices (..., k). An index equal to n is ignored."""
+        """Returns a boolean array (..., n), the shape of `like`: true at the indices (..., k). An index equal to n is ignored."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
         """Counts how often each of the numbers 0, ..., size - 1 occurs in `index`, as an array (size,) in the dtype of `like`."""
 
     def put_true(self, indices: Array, like: Array, axis: int, /) -> Array:
-        """Returns booleans with the shape of `like` that are true at `indices` along an axis."""
+        """Returns a boolean array in the shape of `like`: true at `indices` along an axis, and false elsewhere."""
 
     def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
         """Returns the `count` largest entries in descending order, and `place`. `place(function)` applies `function` to
@@ -151,10 +151,10 @@ class Namespace(Protocol[Array]):
     # Maps between tokens and slots, as int32 indices.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """Counts earlier requests in the same group for the same expert, (G, N) -> (G, N). The request `experts` is for no expert."""
+        """For each request, counts earlier requests for the same expert, (G, N) -> (G, N). The request `experts` means no expert."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
-        """The position of each number below `count` in `index`, or N if absent, (G, N) -> (G, count). Ignores entries equal to `count`."""
+        """For each number below `count`, its position in `index`, else N, (G, N) -> (G, count). Ignores entries equal to `count`."""
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """The rows of `x` at the indices, (G, N, D) and (G, M) -> (G, M, D)."""
@@ -181,8 +181,8 @@ class Namespace(Protocol[Array]):
         """Repeats `state = body(step, state)` for the steps 0, ..., count - 1."""
 
     def whole(self, function: Function, /) -> Function:
-        """Turns a function of a namespace, an array and numbers into one operation if a compiler would otherwise unroll loops.
-        The result has the shape and dtype of the array argument. Only a Sinkhorn plan needs a gradient."""
+        """Wraps a function of a namespace, an array and numbers as a single operation if a compiler would otherwise unroll its loops.
+        The result has the shape and dtype of the array argument. Of the wrapped functions, only `sinkhorn_plan` needs a gradient."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
         """Threefry-2x32-20 of the counters `first` and `second`, which are broadcast: key (2,) -> (..., 2) int32."""

@@ -1,4 +1,4 @@
-"""Quantile balancing: counts the biases that tokens require, and finds the bias at a quantile. The results carry no gradient."""
+"""Quantile balancing: counts the biases at which tokens would choose an expert, and takes a quantile. Results carry no gradient."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import check_at_least, check_rivals, check_scores, check_size
@@ -34,7 +34,7 @@ def quantile_bias(xp: Namespace[Array], bias: Array, counts: Array, *, choices: 
     before = experts * xp.sum(xp.where(below, counts, 0.0), 1, keepdims=True)
     within = (rank - before) / xp.where(here > 0, here, 1.0)
     at = xp.cast(at, counts.dtype)
-    position = (at - xp.mean(at)) + (within - xp.mean(within))  # sums of the integers `at` are exact
+    position = (at - xp.mean(at)) + (within - xp.mean(within))  # separate means, because sums of integers are exact
     return (position * (_bounds(xp, bias)[1] / bins))[:, 0]
 
 

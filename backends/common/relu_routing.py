@@ -27,7 +27,7 @@ def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: in
 
 
 def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
-    """Counts the gates above 0, minus `choices` per token, over all groups: gates (G, T, E) -> a scalar."""
+    """Returns the number of gates above 0 in all groups, minus `choices` per token: gates (G, T, E) -> a scalar."""
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
     # Subtracts `choices` for each token before the sum over tokens, because float32 integers are inexact above 2^24.

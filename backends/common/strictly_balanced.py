@@ -1,4 +1,4 @@
-"""Strictly balanced gating: the masks of training and evaluation, the masked gates, and the loss of the thresholds.
+"""Strictly balanced gating: the masks for training and evaluation, the masked gates, and the loss that trains the thresholds.
 
 Gates carry a gradient; masks do not.
 """

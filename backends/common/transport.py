@@ -1,4 +1,4 @@
-"""Sparsity-constrained optimal transport: projections, dual functions, and the reference Adam solver of the router.
+"""Sparsity-constrained optimal transport: projections, the dual and semi-dual objectives, and the Adam solver.
 
 Inside this module, the last axis of a plan contains the entries of one column, so one call finds the largest entries of all columns.
 """
@@ -94,8 +94,8 @@ def sparse_transport_affinity(
 ) -> Array:
     """utility (G, T, E) -> (G, T, E).
 
-    Supports only `solver="adam"`, and raises ConfigError for "lbfgs". The number of steps is fixed. If the gradient norm of a group reaches
-    the `tolerance`, the group keeps its potential while the other groups continue.
+    Supports only `solver="adam"`, and raises ConfigError for "lbfgs". The number of steps is fixed. If the gradient norm of a group is at
+    most `tolerance`, the potential of this group no longer changes in later steps.
     """
     check_scores("utility", utility, AXES)
     check_option("objective", objective, ("semi_dual", "dual"))
@@ -130,7 +130,7 @@ def adam_plan(
     learning_rate: float,
     tolerance: float,
 ) -> Array:
-    """The plan (G, N, M) after Adam minimises the negative objective from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
+    """The plan (G, N, M) after `steps` steps of Adam from potential 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
     problem = _Problem(columns, row_mass, column_mass, nonzeros, gamma)
 
     def update(step: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -175,13 +175,13 @@ class _Problem(NamedTuple, Generic[Array]):
 
 
 def _thresholded(xp: Namespace[Array], shifted: Array, nonzeros: int, gamma: float) -> Array:
-    """Returns the plan of the dual: the largest positive entries along the last axis, divided by gamma, and 0 elsewhere."""
+    """Returns the plan of the dual: the positive entries among the `nonzeros` largest of each vector, divided by gamma, and 0 elsewhere."""
     _, place = xp.largest(shifted, nonzeros)
     return place(lambda entries: xp.maximum(entries, 0.0) / gamma)
 
 
 def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) -> Array:
-    """Replaces the largest entries `v` along the last axis with `max(v - tau, 0)`, whose sum is `mass`, and the other entries with 0."""
+    """Replaces the `nonzeros` largest entries `v` along the last axis with `max(v - tau, 0)`, and the others with 0. The sum is `mass`."""
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)
     excess = (xp.cumsum(descending, -1) - mass) / rank

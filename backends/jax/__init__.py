@@ -1,8 +1,8 @@
 """The JAX backend: pure functions on arrays with a leading groups axis, for `jax.jit` on CPU, GPU and TPU.
 
-Sparse routings are stored by slot (`SlotRouting`). Only `.dense()`, soft routing, which is inherently dense, and small groups on a
-TPU (`one_hot`) create arrays of size tokens x experts x capacity. Affinities, losses and routing weights are computed in float32 or
-better for every model dtype. Invalid shapes, dtypes and options raise errors during tracing. The functions do not check for NaN
+Sparse routings are stored by slot (`SlotRouting`). Arrays of size tokens x experts x capacity exist in three cases only: in the result of
+`.dense()`, in soft routing, and for small groups on a TPU (`one_hot`). Affinities, losses and routing weights are computed in
+float32 or better for every model dtype. Invalid shapes, dtypes and options raise errors during tracing. The functions do not check for NaN
 and infinity. A compiled program returns the same bits on every run. Outside `jax.jit`, each function compiles to one program per set
 of shapes, dtypes and options (`moespec.backends.jax.programs`).
 """

@@ -117,7 +117,7 @@ def _top(scores: Array, count: int) -> tuple[Array, Array]:
 
 @contextmanager
 def with_dtype(dtype: str) -> Iterator[None]:
-    """A context for computations in `dtype`, which enables float64 in JAX for "float64" and disables TF32 for float32."""
+    """A context for computations in `dtype`. For "float64", the context enables float64 in JAX. Float32 products never use TF32."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         yield
 

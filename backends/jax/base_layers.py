@@ -1,14 +1,14 @@
-"""BASE layers: the balanced assignment, which is solved on the device.
+"""BASE layers: the best of all balanced assignments, computed on the device.
 
 Shape comments: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
 The solver works on integers, so rounding can neither unbalance the assignment nor make the solver cycle. Sinkhorn steps
 at falling temperatures compute initial prices of the experts. Then, in a fixed number of steps, the price of an expert
-rises if too many tokens prefer this expert, and falls if too few tokens prefer this expert. Each token chooses the best
-expert at the final prices. No other assignment with the same numbers of tokens per expert is better. Repair steps remove
-the remaining imbalance: each step moves tokens with equal losses along the cheapest path from an expert with too many
+rises if too many tokens prefer this expert, and falls if too few tokens prefer this expert. Each token chooses the
+expert with the highest score minus price. No other assignment with the same numbers of tokens per expert is better. Repair steps
+remove the remaining imbalance: each step moves tokens with equal losses along the cheapest path from an expert with too many
 tokens to an expert with free slots (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). Each step keeps
-the assignment optimal, so the result is exact for the rounded scores. The gap refers to the original scores.
+the assignment optimal, so the result is exact for the rounded scores. The gap is computed from the original scores.
 """
 
 from functools import partial
@@ -52,7 +52,7 @@ def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 
 
 
 def _assigned(scores: Array, slots: int) -> Assignment:
-    """Returns the best balanced assignment of each group, for scores (G, T, E)."""
+    """Returns the best of the balanced assignments for each group, for scores (G, T, E)."""
     levels, exponent = _levels(lax.stop_gradient(scores))
     start = jnp.ldexp(_smooth_prices(lax.stop_gradient(scores), slots), -exponent[:, None])
     expert, price = _balanced(levels, start, slots)
@@ -118,7 +118,7 @@ def _balanced(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
 
 
 def _solve(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
-    """Returns the experts (T,) int32 of the best balanced assignment for `levels` (T, E), and prices (E,) that prove the optimality."""
+    """Returns the experts (T,) int32 of the best of the balanced assignments for `levels` (T, E), and prices (E,) that prove optimality."""
     experts = levels.shape[1]
     expert = jnp.argmax(levels - _moved(levels, start, slots), axis=1).astype(jnp.int32)
     everyone = jnp.arange(experts, dtype=jnp.int32)
@@ -172,7 +172,7 @@ def _losses(levels: Array, expert: Array, source: Array) -> Array:
 def _repair(levels: Array, state: _State, slots: int) -> _State:
     """Moves tokens along the cheapest path from an expert with too many tokens to an expert with free slots.
 
-    Each edge of the path moves the same number of tokens with the least loss, so the path remains the cheapest path.
+    Each edge of the path moves the same number of tokens. All these tokens have the least loss, so the cost of the path stays the same.
     """
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
     experts = jnp.arange(levels.shape[1])

@@ -1,4 +1,4 @@
-"""Embedding of tokens. The function does not check the values of ids. The result for an id outside the table is undefined."""
+"""Embedding of tokens. `embedding` does not check the values of ids. The result for an id outside the table is undefined."""
 
 from functools import partial
 

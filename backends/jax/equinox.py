@@ -95,7 +95,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         return routed(self.layer, params, x, ids, key, train=train, state=state)
 
     def initial_state(self) -> State:
-        """The router's state before the first step, which is an empty dict for most routers."""
+        """The router's state before the first step. Most routers keep no state and return an empty dict."""
         state: State = jax.tree.map(jnp.asarray, B.ROUTERS[self.layer.router].initial_state(self.layer.options))
         return state
 

@@ -18,5 +18,5 @@ def there(slots: Array, axes: str | Sequence[str]) -> Array:
 
 
 def back(slots: Array, axes: str | Sequence[str]) -> Array:
-    """Sends the outputs of experts back to the devices that sent the slots, as the inverse of `there`."""
+    """The inverse of `there`: sends the outputs of experts back to the devices that sent the slots."""
     return cast(Array, collective.all_to_all(slots, axes, 0, 1, tiled=True))

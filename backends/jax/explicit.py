@@ -42,8 +42,8 @@ def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Fu
     """Maps a function over the devices if the groups or the experts of an array argument are split.
 
     kinds: the kinds of arguments by name, "group" for an array with a leading groups axis, and "experts" for parameters of experts. All
-        groups share arrays without a kind. The function may return arrays with a leading groups axis, and means over groups, or sums if
-        `summed` is true. If an argument has the kind "experts", the other argument and the result are slots (G, E, C, D).
+        groups share arrays without a kind. The function may return arrays with a leading groups axis, and means over groups (if `summed`
+        is true, sums over groups). If an argument has the kind "experts", the other argument and the result are slots (G, E, C, D).
     """
 
     def mapped(function: Function) -> Function:
@@ -173,7 +173,7 @@ def _resharded(tree: Any, specs: Any) -> Any:
 
 
 def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
-    """Returns True for each result of `function` with a leading groups axis: an axis whose length changes with the number of groups."""
+    """For each result of `function`, True if its first axis is a groups axis, whose length changes with the number of groups."""
 
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:

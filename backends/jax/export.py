@@ -1,4 +1,4 @@
-"""Exports a function of images as StableHLO: one artifact for CPU, CUDA and TPU and for any batch size."""
+"""Exports a function of images as StableHLO: one artifact for CPU, CUDA and TPU, with a variable batch size."""
 
 from collections.abc import Callable
 

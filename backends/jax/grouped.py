@@ -1,4 +1,4 @@
-"""Computes the MoE layer of perceptrons on the rows of all groups, which are sorted by expert.
+"""Computes the MoE layer whose experts are perceptrons, on the rows of all groups, sorted by expert.
 
 If a routing has far more slots than choices, only the rows of filled slots are multiplied, so that the cost grows with the number of
 tokens and not with the number of slots. The rows of an expert are multiplied in blocks of at most BLOCK rows, and the device computes the
@@ -33,7 +33,7 @@ from moespec.spec.values import present
 __all__ = ["moe_mlp"]
 
 BLOCK, STEP = 256, 32
-"""A product has BLOCK rows, enough for full speed. Only the last product of an expert may be smaller: a multiple of STEP rows."""
+"""A matrix product takes BLOCK rows, enough for full speed. Only the last product of an expert may take fewer: a multiple of STEP."""
 
 
 def moe_mlp(
@@ -47,7 +47,7 @@ def moe_mlp(
 ) -> Array:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    Computes only the filled slots if most slots are empty and experts are not split over a mesh, and otherwise all slots.
+    If most slots are empty and the experts are not split over a mesh, computes only the filled slots, otherwise all slots.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -90,7 +90,7 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
 
 
 class Rows(NamedTuple):
-    """The rows of all groups that the experts process, sorted by expert.
+    """The rows that the experts process, from all groups, sorted by expert.
 
     `token` (1, R) int32 is the token `g T + t` of each row, or `G T` for no token. `weight` (1, R) is the combine weight of each row.
     `row` (1, G T, K) int32 lists each token's rows, or R for a choice without a row. `row` is None if a token may have any number of rows.
@@ -193,7 +193,7 @@ def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array
 def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False) -> Array:
     """Computes `rows @ kernel[e] + bias[e]`, or `rows @ kernel[e]^T` if `turned`, in the order of the experts.
 
-    A product may write into the rows of the next expert, which the product of the next expert overwrites.
+    A product may write into the rows of the next expert. The product of the next expert overwrites these rows.
     """
     axis = 1 if turned else 0
 
@@ -237,7 +237,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
             kernel, bias = of_block(m)
             return sums[0] + kernel, sums[1] + bias
 
-        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # 0 for an expert without rows
+        kernel, bias = lax.fori_loop(1, _blocks(end - start), add, of_block(0))  # both 0 for an expert without rows
         return kernel.astype(gradient.dtype), bias.astype(gradient.dtype)
 
     kernels, biases = lax.map(of_expert, (jnp.append(0, ends[:-1]), ends))
@@ -254,7 +254,7 @@ def _blocks(rows: Array) -> Array:
 
 
 def _branch(rows: Array) -> Array:
-    """The index in `_by_size` of the smallest product that covers this number of rows, or of the product of a full block."""
+    """The index in `_by_size` of the smallest product that covers this number of rows. More than BLOCK rows use the largest product."""
     return (jnp.clip(rows, 1, BLOCK) - 1) // STEP
 
 

@@ -1,4 +1,4 @@
-"""Multiplies rows, which are sorted by expert, on a TPU with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
+"""Multiplies rows, sorted by expert, by the experts' matrices, on a TPU with the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
 The kernels are JAX's version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841), which need no padding. A kernel reads each
 row once per tile of the width, and an expert's matrix once per tile of the expert's rows. With `interpret`, a kernel runs on a CPU.
@@ -21,7 +21,7 @@ from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import untyped
 
 TILE = 256
-"""The number of rows in a tile. Multiplying a tile then takes a TPU v5e (240 operations per byte) longer than rereading the matrix."""
+"""The number of rows in a tile. At this size, a TPU v5e (240 operations per byte) needs longer to multiply than to reread the matrix."""
 
 
 _LEFT_OUT: ContextVar[bool] = ContextVar("_LEFT_OUT", default=False)
@@ -108,7 +108,7 @@ def _sizes(ends: Array) -> Array:
 
 
 def _tile(width: int, dtype: Any) -> int:
-    """The number of columns of a tile, at most 2 KiB per row and, if possible, a multiple of 128 that divides this width."""
+    """The number of columns of a tile: at most 2 KiB per row and, if possible, a multiple of 128 that divides `width`."""
     most = 2048 // jnp.dtype(dtype).itemsize
     whole = [size for size in range(128, min(width, most) + 1, 128) if width % size == 0]
     return max(whole) if whole else min(width, most)

@@ -1,7 +1,7 @@
 """Training on a mesh of devices. Each device runs the single-device program on its images, and `OnMesh` adds the communication.
 
 `jax.shard_map` maps the program over the devices. The optimiser updates the full arrays outside this program. XLA
-partitions the update. Only norms need communication between devices.
+partitions the update, in which only norms need communication between devices.
 """
 
 import math
@@ -66,7 +66,7 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
 
     address: the IP address at which other processes reach this machine. By default, gloo uses the address of the host name,
         which may be 127.0.1.1.
-    timeout: seconds without a heartbeat after which a process counts as lost. The heartbeat timeout of JAX is set to ten times this value.
+    timeout: seconds without a heartbeat after which the watchdog declares a process lost. JAX's own timeout is ten times as long.
 
     Raises JAX's RuntimeError if another process does not connect in time.
     """
@@ -105,7 +105,7 @@ class OnMesh(SplitExperts):
     def __init__(
         self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None, *, transport: Transport = "model"
     ) -> None:
-        """devices: the devices of the mesh (default: all devices), possibly from a topology without hardware.
+        """devices: the devices of the mesh (default: all devices). They may be devices of a topology description, without hardware.
         transport: see `SplitExperts`."""
         there = jax.device_count() if devices is None else len(devices)
         if sizes.devices != there:
@@ -289,7 +289,7 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, update=update_states)
 
     def _means(self, gradients: Leaves, found: Results, how: Mapping[Path, Split]) -> tuple[Leaves, Results]:
-        """Averages gradients and metrics over all devices, and adds `sums`. Gradients are summed only over devices with the same shard."""
+        """Averages gradients and metrics over all devices, and adds up `sums`. Only devices with the same shard add up gradients."""
         # A gradient through a gather or an all-to-all is already a sum over the devices along the mesh axis of this operation.
         together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # The metrics are summed over `AXES`.
         for path in gradients:
@@ -307,7 +307,7 @@ class OnMesh(SplitExperts):
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(params, rows)` for the parameters of a state and an array from `put` with one row per image.
 
-        The result of `function` must be equal on all devices, like the results of `over_devices`.
+        `function` must return the same result on all devices, for example a result of `over_devices`.
         """
 
         def run(params: Params, rows: Array) -> Any:
@@ -342,6 +342,6 @@ def _like(source: Any, like: Any) -> Array:
 
 
 def _pieces(leaf: Array) -> Shards:
-    """Returns the shards of an array that this process saves. Of all replicas of a shard, only the first replica is saved."""
+    """Returns those shards of an array that this process saves. Of all replicas of a shard, only the first replica is saved."""
     shards = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
     return Shards(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))

@@ -94,7 +94,7 @@ def count(index: Array, size: int, like: Array) -> Array:
 
 
 def put_true(indices: Array, like: Array, axis: int) -> Array:
-    """Returns booleans with the shape of `like` that are true at `indices` along an axis."""
+    """Returns a boolean array in the shape of `like`: true at `indices` along an axis, and false elsewhere."""
     return jnp.put_along_axis(jnp.zeros(like.shape, bool), indices, True, axis=axis, inplace=False)
 
 
@@ -104,8 +104,8 @@ def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Ar
         return -jnp.sort(-x, axis=-1), lambda function: function(x)
     index = top_indices(x, count)
     descending = jnp.take_along_axis(x, index, axis=-1)
-    # Among entries that equal the smallest selected entry, the mask keeps entries up to the index of the selected entry. `position == last`
-    # keeps the selected entry even if XLA recomputes `x` for the comparison with different rounding.
+    # Several entries may equal the smallest selected entry. Of these, the mask keeps the entries up to index `last`. `position == last`
+    # keeps the entry at `last` even if XLA recomputes `x` for the comparison with different rounding.
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     smallest, last = descending[..., -1:], index[..., -1:]
     mask = (x > smallest) | ((x == smallest) & (position <= last)) | (position == last)
@@ -142,7 +142,7 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
 
 
 def invert_index(index: Array, count: int) -> Array:
-    """The position of each number below `count` in `index`, or n if the number is absent, (G, n) -> (G, count)."""
+    """For each number below `count`, its position in `index`, or n if the number is absent, (G, n) -> (G, count)."""
     number = lax.broadcasted_iota(jnp.int32, index.shape, 1)
     return positions_in_expert.invert(index, number, count, fill=index.shape[1])
 

@@ -73,7 +73,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
     """A mixture-of-experts layer that replaces an MLP and maps (images, ..., width) to an array of the same shape and dtype.
 
     deterministic: if true, the layer uses neither gating noise nor the training capacity. `model.eval()` sets this attribute.
-    rngs: the source of gating noise (stream `gating`). The initial values come from `seed` instead.
+    rngs: the source of gating noise (stream `gating`). The random initial values use `seed`, not `rngs`.
 
     Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and
     `RoutingMetric` returns the losses and the metrics. Expert parameters have the logical axes "expert", "embed" and

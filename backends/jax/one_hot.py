@@ -20,7 +20,7 @@ from moespec.backends.jax.gathers import combine_rows, dispatch_rows, sum_by_tok
 from moespec.backends.jax.products import in_three_parts
 
 SMALL, FEW = 256, 4
-"""The largest numbers of tokens per group and of slots per token at which a layer with products moved fewer bytes (docs/speed.md)."""
+"""The largest numbers of tokens per group and of slots per token at which products move fewer bytes than gathers (docs/speed.md)."""
 
 
 def pays(tokens: Array, token: Array) -> bool:

@@ -25,7 +25,7 @@ FIELDS = {"mu": "mu", "nu": "nu", "trace": "trace", "ema": "mu", "v_row": "row",
 
 
 def transformation(optimizer: OptimizerConfig) -> Any:
-    """The optax transformation from gradients to updates, without the factor of the learning rate."""
+    """The optax transformation from gradients to updates, which are not yet multiplied by the learning rate."""
     own: Any = optimizer.own
     decayed = optax.stateless(functools.partial(_decayed, optimizer))
     if optimizer.name == "sgd":
@@ -112,7 +112,7 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
 
 
 def _own(own: Optimizer) -> Any:
-    """The transformation of a user-defined optimiser, which uses the state of optax's Adam with empty dicts for unused slots."""
+    """The transformation of a user-defined optimiser. Its state is the state of optax's Adam, with empty dicts for unused slots."""
     adam, none = optax.scale_by_adam(), {slot: dict[Path, Any]() for slot in OWN_SLOTS if slot not in own.slots}
 
     def update(updates: Leaves, state: Any, params: Leaves) -> tuple[Leaves, Any]:

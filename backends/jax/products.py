@@ -1,7 +1,7 @@
 """Computes products of bfloat16 rows and a float32 matrix to float32 accuracy, on devices where only bfloat16 is fast.
 
 A TPU computes a float32 product (`Precision.HIGHEST`) as six bfloat16 products of three bfloat16 parts per operand. A bfloat16 row is a
-single part, so three products suffice. The result is then multiplied by the row's float32 factor.
+single part, so three products suffice. If the row also has a float32 factor, the factor multiplies the result.
 """
 
 import jax
@@ -17,8 +17,8 @@ Three = tuple[Array, Array, Array]
 def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
     """`(factor * tokens) @ slots`: tokens (G, T, D) that are exact in bfloat16, factor (G, T, 1), slots (D, E, C).
 
-    The arguments and the result (G, T, E, C) are float32. Gradients use `Precision.HIGH`, which means three passes with an error of 2^-16
-    on a TPU and TF32 on a GPU. A layer with bfloat16 tokens has an error of 2^-8 anyway, because the layer rounds the incoming gradients
+    The arguments and the result (G, T, E, C) are float32. Gradients use `Precision.HIGH`: on a TPU, three passes with an error of 2^-16,
+    and on a GPU, TF32. A layer with bfloat16 tokens has an error of 2^-8 anyway, because the layer rounds the incoming gradients
     and the gradient of the tokens to bfloat16.
     """
     # A single product sums the parts. Three separate products would be written to memory and read again.

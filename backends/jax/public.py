@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def public(function: Function) -> Function:
-    """Returns the public version of a function, with its docstring. Compiles functions with a groups axis (see `programs`)."""
+    """Adds the specification's docstring to a function. Compiles the function unless groups share all its arrays (see `programs`)."""
     original = getattr(spec, function.__name__)
     kinds = array_arguments(original)
     if set(kinds.values()) - {"shared"}:
@@ -28,5 +28,5 @@ def public(function: Function) -> Function:
 def formula(
     function: Callable[Concatenate[RoutingNamespace[Array, SlotRouting, SoftRouting], Parameters], Result],
 ) -> Callable[Parameters, Result]:
-    """Publishes a formula of `moespec.backends.common` for JAX arrays."""
+    """Turns a formula of `moespec.backends.common` into a public function of JAX arrays."""
     return public(bound(function, namespace))

@@ -165,7 +165,7 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
 def compiled_step(
     gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False, update: StateUpdate | None = None
 ) -> Step:
-    """Compiles the step of `make_step` with the gradients and metrics that `gradients_of` computes."""
+    """Compiles the step of `make_step`, which calls `gradients_of` to compute the gradients and the metrics."""
     chain = transformation(optimizer)
 
     def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:

@@ -31,7 +31,7 @@ def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, optio
         u   = (mu / (1 - b1^n)) / (sqrt(nu / (1 - b2^n)) + epsilon) + d p
 
     The first moment is rounded to `momentum_dtype` for storage, like optax's `mu_dtype`. The update uses the unrounded
-    moment. The second moment is not rounded: with b2 = 0.999, a step typically adds less than half of bfloat16's resolution.
+    moment. The second moment is not rounded: with b2 = 0.999, rounding to bfloat16 would discard the change of a typical step.
 
     Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch). AdamW is
     called `adam` in google-research/vmoe, vmoe/train/optimizer.py, create_optimizer: scale_by_adam, then add_decayed_weights.
@@ -101,7 +101,7 @@ def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, o
         mu     <- b mu + (1 - b) g / sqrt(v)
         u       = mu + d p
 
-    If one of the two largest axes has fewer than `factored_from` entries, v is `nu <- c nu + (1 - c) s`. The momentum
+    Unless the parameter has two axes with at least `factored_from` entries each, v is `nu <- c nu + (1 - c) s`. The momentum
     is rounded to `momentum_dtype` for storage; the update uses the unrounded momentum. `b mu` is computed in the dtype
     of the gradient; optax multiplies in bfloat16, unless XLA drops the rounding.
 

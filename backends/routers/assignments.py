@@ -18,7 +18,7 @@ __all__ = ["base", "dselect_k", "hash", "soft_moe"]
 def base(
     B: Blocks, params: Params, tokens: Array, options: Base, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """In training, routes by the best balanced assignment and reports its gap. At evaluation, routes by the greedy assignment."""
+    """In training, routes by the best of all balanced assignments and reports the gap. At evaluation, routes by the greedy assignment."""
     scores = kernel_logits(B, params, tokens, options)
     if not train:
         return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))

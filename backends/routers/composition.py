@@ -59,10 +59,10 @@ def token_choice(
     after: bool = False,
     **extensions: Any,
 ) -> Any:
-    """Routes by Token Choice on `scores`, with the order and capacity of the options. Passes `extensions` that are not None to the backend.
+    """Routes by Token Choice on `scores`, with the order and capacity that the options set. The backend gets all `extensions` except None.
 
-    priority: the scores that rank the tokens (default: `scores`). norm, epsilon, scale: a token's weights are divided by
-        their norm plus `epsilon`, then multiplied by `scale`. after: if true, divides after choices are dropped.
+    priority: the scores that rank the tokens (default: `scores`). norm, epsilon: if `options.normalize_selected`, a token's weights are
+        divided by their norm plus `epsilon`. scale: a factor of all weights. after: if true, the norm excludes dropped choices.
     """
     given = {name: value for name, value in extensions.items() if value is not None}
     if options.batch_priority != "none":
@@ -86,7 +86,7 @@ def several_choices(options: Any) -> dict[str, Any]:
 
 
 def balance(B: Blocks, scores: Array, scope: str, choices: int | None = None) -> Array:
-    """The balance loss of `scores`, with the load over `scope`. The load counts the first `choices` experts of each token (default: 1)."""
+    """The balance loss of `scores`. The load counts the first `choices` experts (default: 1) of each token in `scope`."""
     counted = {} if choices is None else {"choices": choices}
     if scope == "group":
         return B.balance_loss(scores, **counted)
@@ -112,8 +112,8 @@ def noisy_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> Losses:
-    """The losses of a router with gating noise. The load loss, with `choices` experts per token, requires noise and is
-    omitted at evaluation. The load of the balance loss counts the first `counted` experts of each token."""
+    """The losses of a router with gating noise. The load loss counts `choices` experts per token. It requires noise and
+    is therefore omitted at evaluation. The load of the balance loss counts the first `counted` experts of each token."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
     balanced = noisy if options.balance_logits == "noisy" else clean
@@ -126,7 +126,7 @@ def noisy_losses(
 
 
 def output(B: Blocks, options: Any, routing: Any, losses: Losses | None = None) -> RouterOutput:
-    """Returns the routing, the weighted losses (if their weight is not 0) and the metrics, which include the unweighted losses."""
+    """Returns the routing, the weighted losses whose weight is not 0, and the metrics, which include these losses unweighted."""
     weights = {name: getattr(options, f"{name}_weight") for name in losses or {}}
     values = {name: loss() for name, loss in (losses or {}).items() if weights[name]}
     weighted = {name: weights[name] * value for name, value in values.items()}

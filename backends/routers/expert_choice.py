@@ -40,7 +40,7 @@ def batch_expert_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice on the softmax. At evaluation, an expert takes as many tokens as have (predicted) scores above its threshold."""
+    """Expert Choice on the softmax. At evaluation, an expert takes one token for each (predicted) score above its threshold."""
     scores = B.softmax_affinity(kernel_logits(B, params, tokens, options))
     capacity, by = options.capacity(train=train), scores
     losses: Losses = {}

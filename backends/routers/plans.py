@@ -55,7 +55,7 @@ def sinkhorn_expert_choice(
 def sparsity_constrained_token_choice(
     B: Blocks, params: Params, tokens: Array, options: SparseTC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice on the transport plan of the softmax, which assigns at most K experts to a token."""
+    """Token Choice on the transport plan of the softmax. The plan assigns at most K experts to each token."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=options.choices, sparsity="token")
     combine = combine_scores(B, options, clean, noisy, plan)

@@ -54,7 +54,7 @@ def switch(
 def gshard(
     B: Blocks, params: Params, tokens: Array, options: GShard, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice with two experts per token, on the softmax. In training, the second expert may be sampled or kept at random."""
+    """Token Choice with two experts per token, on the softmax. In training, options may sample the second expert or drop it at random."""
     clean = logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(clean)
     selection, combine, plan = scores, None, several_choices(options)

@@ -6,10 +6,10 @@ Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gra
 experts are copied back. A device waits for the host only in this operator. The solver works on integers, so rounding can neither
 unbalance the assignment nor make the solver cycle. Sinkhorn steps at falling temperatures give initial prices. Then, in a limited
 number of steps, the price of an expert rises if more tokens prefer the expert than it has slots, and falls if fewer tokens do. Each token
-takes the expert with the highest score minus price. No assignment with the same number of tokens per expert is better. A repair
+takes the expert with the highest score minus price. No other assignment with the same numbers of tokens per expert is better. A repair
 removes the remaining imbalance: in each step, tokens with the same loss move along the cheapest path from an overfull expert to an
 expert with free slots (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). Each step keeps the assignment optimal
-for the new numbers of tokens per expert. The result is therefore exact for the rounded scores; the gap refers to the original scores.
+for the new numbers of tokens per expert. The result is therefore exact for the rounded scores. The gap uses the original scores.
 """
 
 from functools import partial
@@ -59,7 +59,7 @@ def base_assignment(scores: Tensor, noise: Tensor | None = None, *, shards: int 
 
 
 def _assigned(scores: Tensor, slots: int) -> Assignment:
-    """Returns the best balanced assignment of each group, for scores (G, T, E)."""
+    """Returns the best of the balanced assignments for each group, for scores (G, T, E)."""
     expert, price = _balanced(scores.detach().contiguous(), slots)
     own = scores.gather(2, expert.long()[..., None]).squeeze(2)
     worth = scores.detach() - price[:, None]
@@ -69,7 +69,7 @@ def _assigned(scores: Tensor, slots: int) -> Assignment:
 
 @partial(operator, tags=(torch.Tag.cudagraph_unsafe,))
 def _balanced(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """Returns the experts (G, T) int32 of the best balanced assignments, and prices (G, E) that prove optimality."""
+    """For each group, returns the experts (G, T) int32 of the best of the balanced assignments, and prices (G, E) that prove optimality."""
     table = scores.double().cpu().numpy()
     if scores.shape[1] <= SMALL:
         solved = [_solve_small(*_levels(group), slots) for group in table]
@@ -115,21 +115,21 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
 
 
 def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
-    """Solves the same problem as `_solve` with SciPy's assignment of tokens to slots. The time grows with the cube of
+    """Solves the same problem as `_solve`. SciPy's solver assigns tokens to slots. The time grows with the cube of
     the number of tokens."""
     from scipy.optimize import linear_sum_assignment  # this import takes half a second, and few routers need it
 
     _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)
     experts = np.arange(levels.shape[1])
     held = levels[np.argsort(slot)].reshape(len(experts), slots, -1)
-    cost: Integers = (held[experts, :, experts][..., None] - held).min(axis=1)  # the least loss of each move
+    cost: Integers = (held[experts, :, experts][..., None] - held).min(axis=1)  # least loss of a move between experts
     return slot // slots, _proof(cost, exponent)
 
 
 def _solve(
     levels: Integers, exponent: int, start: NDArray[np.float64], slots: int
 ) -> tuple[Integers, NDArray[np.float64]]:
-    """Returns the experts (T,) of the best balanced assignment of `levels` (T, E), and prices (E,) that prove optimality."""
+    """Returns the experts (T,) of the best of the balanced assignments for `levels` (T, E), and prices (E,) that prove optimality."""
     experts = levels.shape[1]
     expert = np.argmax(levels - _moved(levels, np.ldexp(start, -exponent), slots), axis=1)
     count = np.bincount(expert, minlength=experts)
@@ -151,7 +151,7 @@ def _solve(
         path = [last]
         while before[path[-1]] != path[-1]:
             path.append(int(before[path[-1]]))
-        # Each move on the path takes the same number of tokens, all with the least loss, so the path stays the cheapest.
+        # Each move on the path takes the same number of tokens, all with the least loss, so the cost of the path stays the same.
         moves = [
             (target, np.flatnonzero((expert == source) & (loss(source, target) == cost[source, target])))
             for target, source in pairwise(path)
@@ -167,7 +167,7 @@ def _solve(
 
 
 def _proof(cost: Integers, exponent: int) -> NDArray[np.float64]:
-    """Computes prices (E,) at which no token gains by a move, from the least losses (E, E) of moves in the best assignment."""
+    """Computes prices (E,) at which no token of the best assignment gains by a move, from the least loss (E, E) of each move."""
     price = np.zeros(len(cost), np.int64)
     while (price != (price := (cost + price).min(axis=1))).any():
         pass
@@ -190,7 +190,7 @@ def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers
 
 
 def _shortest_paths(cost: Integers, start: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-    """Returns distances (E,) from the nearest start, and predecessors (E,). The predecessor of a start is the start."""
+    """Returns distances (E,) from the nearest start, and predecessors (E,). The predecessor of a start is the start itself."""
     distance, before = np.where(start, 0, FAR), np.arange(len(cost))
     while True:
         through = np.where(distance[:, None] < FAR, distance[:, None] + cost, FAR)

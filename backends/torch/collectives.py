@@ -1,4 +1,4 @@
-"""Communication between processes inside a program: torch's functional collectives, which `torch.compile` traces, with gradients.
+"""Exchanges tensors between processes with torch's functional collectives, which `torch.compile` can trace, and defines gradients.
 
     exchange    all-to-all along the first axis      gradient: `exchange`
     gather      joins the parts of all processes     gradient: this process's part of the sum over processes
@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 
 ALONE = Group("", 1)
-"""The group of a single process, which exchanges nothing."""
+"""The group of a single process. No collective uses this group."""
 
 
 def exchange(x: Tensor, group: Group) -> Tensor:
@@ -52,8 +52,8 @@ def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
 
 
 class Devices:
-    """The devices of a mesh, seen from this process: the `place` of the process along each axis, and the process group
-    for each set of axes with several devices."""
+    """This process's view of a mesh. `place` maps each axis to the index of this process along the axis. `groups` maps each
+    set of axes with more than one device to a process group."""
 
     def __init__(self, sizes: MeshSizes) -> None:
         self.sizes = sizes
@@ -82,7 +82,7 @@ class Devices:
         return {name: total / self.sizes.size(axes) for name, total in zip(tensors, sums, strict=True)}
 
     def index(self, shape: Sequence[int], split: Split) -> tuple[slice, ...]:
-        """The slices that select this device's part of an array with the given shape."""
+        """Returns the slices that select this device's part of an array with the given shape."""
         index = []
         for length, axis in zip(shape, split, strict=True):
             size = length // getattr(self.sizes, axis) if axis else length

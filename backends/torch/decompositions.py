@@ -1,7 +1,7 @@
 """Decomposes moespec's operators into ATen operations, for inference programs that run where this package is not installed.
 
-An operator is decomposed into the ATen operations of its function if the function changes only tensors that it creates and reads no
-tensor's values on the host. This module replaces all other operators with functions that have the same arguments and results.
+An operator is decomposed into the ATen operations that its function calls, unless the function changes a tensor that it did not create
+or reads a tensor's values on the host. This module replaces all other operators with functions that have the same arguments and results.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Ten
 
 
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """Multiplies each expert's rows by its kernel and adds its bias. The program learns the number of rows only at run time."""
+    """Multiplies each expert's rows by its kernel and adds its bias. The numbers of rows are known only at run time."""
     count, start, parts = rows.shape[0], 0, []
     for expert in range(kernel.shape[0]):
         end: Any = ends[expert].item()

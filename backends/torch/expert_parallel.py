@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SplitOverGroup(SplitExperts):
     """The torch backend, with experts split over a group of processes.
 
-    Slots are sent in expert order, as in `moe_layer`. The receiving process copies the slots from sender order to expert order.
+    A process sends slots in expert order, as in `moe_layer`. The receiver gets slots ordered by sender and copies them into expert order.
     """
 
     single = single
@@ -41,12 +41,12 @@ class SplitOverGroup(SplitExperts):
 
 
 def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """True for a DTensor. Checks for the attribute `device_mesh`, because importing DTensor also imports sympy (half a second)."""
+    """True for a DTensor. Tests for an attribute, not for the class, because importing DTensor imports sympy (half a second)."""
     return hasattr(tensor, "device_mesh")
 
 
 def mean_gradient(parameter: Tensor, group: Group) -> Tensor:
-    """Returns this process's part of a split expert parameter. Its gradient is the gradient of the loss averaged over the group's
+    """Returns this process's part of a split expert parameter. The part gets the gradient of the loss averaged over the group's
     processes: the exchange sums the gradients of all processes, and the backward pass divides the sum by the number of processes."""
     local = parameter.to_local() if is_split(parameter) else parameter
     mean: Tensor = _MeanGradient.apply(local, group.size)  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ __all__ = ["export_onnx", "export_pt2"]
 
 OPSET = 18
 IMAGES = 3
-"""The number of groups of `multiple` images in the traced example. torch takes a size of 0 or 1 as a constant."""
+"""The traced example has this many groups of `multiple` images. torch would treat a batch size of 0 or 1 as a constant."""
 LARGEST = 2**31 - 2**20
 """The maximum total size of an ONNX file's parameters, in bytes. The file is a protobuf message, which must stay below 2^31 bytes."""
 HALVES = (torch.bfloat16, torch.float16)

@@ -51,7 +51,7 @@ def _(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
 
 @operator
 def sum_rows(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) -> Tensor:
-    """Sums the `rows` (M, D) with equal `index` (M,) into (count, D). Ignores rows with the index `count`."""
+    """Sums all `rows` (M, D) that have the same `index` (M,): (count, D). Ignores rows with the index `count`."""
     return _sum(rows, None, index, count, inverse, rows.dtype)
 
 
@@ -97,12 +97,12 @@ def _sum(
 
 
 def _sum_serially(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """Sums on the CPU, where `index_add_` adds one row at a time."""
+    """Computes the sums on the CPU, where `index_add_` adds one row at a time."""
     return rows.new_zeros(count + 1, rows.shape[1]).index_add_(0, index, rows)[:count].contiguous()
 
 
 def _sum_segments(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """Sums on other devices, where a single thread adds the rows of each sum in order."""
+    """Computes the sums on other devices. For each sum, a single thread adds the rows in order."""
     order, edges = _segments(index, count)
     return torch.segment_reduce(
         rows.index_select(0, order), "sum", lengths=edges.diff(), axis=0, unsafe=True, initial=0.0
@@ -228,7 +228,7 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """The results of `combine_gradients` are bilinear, so the backward pass reuses `combine_gradients` and `combine_rows`."""
+    """Each result of `combine_gradients` is a product of two inputs, so the backward pass reuses `combine_gradients` and `combine_rows`."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
     arguments = (index, len(gradient), inverse, gradient.dtype)

@@ -46,7 +46,7 @@ def moe_mlp(
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
     If most slots are empty, only the filled slots are computed. On a GPU, skipping empty slots requires a 16-bit dtype and
-    widths that are multiples of 8. Otherwise, a GPU computes all slots, since torch's grouped product would wait for the host.
+    widths that are multiples of 8. Otherwise, a GPU computes all slots, since grouped products would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -73,7 +73,7 @@ def _of_experts(
 
 
 def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Computes a layer whose experts are `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
+    """Computes a layer whose expert e returns `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
     if can_group(tokens, *kernel.shape[1:]):
         return grouped_layer(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
 
@@ -94,9 +94,9 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
 
 
 def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
-    """Computes a layer whose experts are `run(rows, linear)`, where `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
+    """Computes a layer in which `run(rows, linear)` applies the experts: (N, D) -> (N, D') for the N = G T K choices.
 
-    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (N, D) to (N, D') for the N = G T K choices.
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`. In expert e, `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
     """
     groups, _, width = tokens.shape
     experts = routing.token.shape[1]

@@ -41,7 +41,7 @@ def multi_hash_mlp(
 ) -> Tensor:
     """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-    For each hash, a token uses one segment of the weights of the expert that the hash selects.
+    Hash m selects an expert for each token. Segment m of the token's MLP is segment m of this expert's weights.
     """
     w1, b1, w2, b2 = multi_hash_weights(xp, tokens, ids, tables, params, activation)
     hashes = tables.shape[0]

@@ -182,7 +182,7 @@ def split_product_kernel(
     tokens, parts, out, count, width, columns, stride,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Reads each tile of tokens once, multiplies it by the matching tiles of three parts, and adds the products in float32.
+    """Each program reads a tile of tokens once, multiplies the tile by the matching tiles of three parts, and adds the products in float32.
 
     EXACT: the dtype of the multiplication: bfloat16, or float32 in the interpreter, which treats bfloat16 as integers.
     """

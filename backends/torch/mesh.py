@@ -63,7 +63,7 @@ def join(process: Process, address: str | None = None, timeout: float = 180.0) -
 
 
 def _network(address: str) -> str | None:
-    """The name of the network interface with this IPv4 address, if the system reports it (Linux)."""
+    """Returns the name of the network interface that has this IPv4 address, or None if there is none or the system is not Linux."""
     if sys.platform == "linux":
         import fcntl
 
@@ -185,7 +185,7 @@ class OnMesh(SplitOverGroup):
     ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
         """Returns the training step for the rows of this process. The loss and the metrics are means over groups and images.
 
-        A single reduction sums the loss, the metrics and the gradients of parameters that are replicated on all devices.
+        A single all-reduce sums the loss, the metrics and the gradients of parameters that every device holds.
         """
         check_at_least("accumulate", accumulate, 1)
         evaluate = self.compile(loss_function) if compiled else self.mapped(loss_function)
@@ -210,8 +210,8 @@ class OnMesh(SplitOverGroup):
         return compiled
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function that `compile` compiles. The new function first gathers all parameters outside of
-        blocks. The parameters of blocks are gathered later, one block at a time."""
+        """Wraps `function` for parameters that are split over processes. The wrapper gathers all parameters outside of
+        blocks. Later, the model gathers the parameters of one block at a time."""
 
         def run(params: Params, rows: Any, *average: Params) -> Any:
             return function(self.outside_of_blocks(params), rows, *map(self.outside_of_blocks, average))

@@ -43,7 +43,7 @@ def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _surprise(mass: Tensor, total: Tensor) -> Tensor:
-    """The contribution of a share `m = mass / total` to the entropy in nats: `-m log m`, or 0 if `total` is 0."""
+    """Returns the entropy, in nats, that a share `m = mass / total` of a token's weight adds: `-m log m`, or 0 if `total` is 0."""
     share = torch.where(total > 0, mass / torch.where(total > 0, total, 1.0), 0.0).clamp_min(0)
     surprise: Tensor = -torch.special.xlogy(share, share)
     return surprise

@@ -60,7 +60,7 @@ def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Ten
 
 
 def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
-    """Returns the activation function of experts, with the given form of GELU."""
+    """Returns the experts' activation function: SiLU, quick GELU, or GELU in the given form."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "quick_gelu": quick_gelu}
     return known.get(activation, partial(gelu, form=form))
 

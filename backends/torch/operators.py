@@ -63,7 +63,7 @@ def _no_tangents(*_: Any) -> None:
 
 
 def mapped(operator: CustomOpDef) -> CustomOpDef:
-    """Supports `torch.func.vmap` for an operator on the last axis of its first argument: the mapped axis becomes the first axis."""
+    """Adds a `torch.func.vmap` rule to an operator that uses its first argument's last axis. The mapped axis moves to the front."""
 
     def rule(info: Any, axes: tuple[Any, ...], first: Tensor, *others: Any) -> tuple[Any, int]:
         return operator(first.movedim(axes[0], 0), *others), 0

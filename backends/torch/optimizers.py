@@ -35,7 +35,7 @@ class Extent:
 def make(
     optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor], extents: Mapping[Path, Extent] | None = None
 ) -> torch.optim.Optimizer:
-    """Creates the optimiser of the trained parameters `leaves`, before its first step.
+    """Creates an optimiser for the trained parameters `leaves`. The optimiser has taken no step.
 
     extents: the `Extent` of each parameter, required if leaves are only parts of parameters.
     """
@@ -69,7 +69,7 @@ def make(
 def keep(
     optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, kept: dict[str, Tensor], step: int
 ) -> None:
-    """Stores the state of a parameter in the optimiser `made`: the arrays `kept` by slot, and the number of past steps."""
+    """Stores the state of a parameter in the optimiser `made`: the arrays in `kept`, by slot, and the number of past steps."""
     names = KEPT.get(type(made), {})
     made.state[leaf] = {names.get(slot, slot): value for slot, value in kept.items()}
     if isinstance(made, _Own):
@@ -81,7 +81,7 @@ def keep(
 
 
 def kept(made: torch.optim.Optimizer, leaf: Tensor, slot: str) -> Tensor:
-    """The array in a slot of a parameter, from the state of the optimiser `made`."""
+    """Returns the array that the optimiser `made` stores in a slot of a parameter."""
     value: Tensor = made.state[leaf][KEPT.get(type(made), {}).get(slot, slot)]
     return value
 
@@ -115,7 +115,7 @@ class _Own(torch.optim.Optimizer):
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        """Returns the update without decay at step n = 1, 2, ..., and changes `kept`. Here, a user-defined optimiser does both."""
+        """Returns the update without decay at step n = 1, 2, ..., and updates `kept`. This version calls a user-defined optimiser."""
         own: Optimizer = self.options
         update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
         kept.update({slot: value.clone() for slot, value in new.items()})  # the value may alias another slot or `p`

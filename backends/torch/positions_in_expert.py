@@ -32,7 +32,7 @@ def count_positions(requests: Tensor, experts: int) -> Tensor:
 def sort_positions(requests: Tensor, experts: int) -> Tensor:
     """Computes `positions` with a stable sort of the expert numbers."""
     ordered, order = torch.sort(requests, dim=1, stable=True)
-    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # the last value: no expert
+    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # the last one is "no expert"
     first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())
     rank = torch.arange(requests.shape[1], device=requests.device) - first.gather(1, ordered.long())
     return rank.gather(1, invert_index(order, requests.shape[1]).long()).int()

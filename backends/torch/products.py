@@ -1,7 +1,7 @@
 """Computes products of bfloat16 tokens and a float32 matrix to float32 accuracy, on the tensor cores of a GPU.
 
-A float32 product on an H100 runs at a tenth of the speed of its bfloat16 tensor cores, and needs a float32 copy of the
-tokens. bfloat16 tokens are exact; a float32 matrix is the sum of three bfloat16 matrices with 8 significant bits each.
+On an H100, a float32 product is ten times as slow as a bfloat16 product on tensor cores, and needs a float32 copy of the
+tokens. bfloat16 tokens need no splitting. A float32 matrix is the sum of three bfloat16 matrices with 8 significant bits each.
 Therefore, three bfloat16 products, added in float32, have the accuracy of the product in float32.
 """
 
@@ -66,8 +66,8 @@ def in_parts(x: Tensor) -> Tensor:
 def split_gradients(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """gradient (N, S) in float32 -> gradient @ matrix^T (N, D) in bfloat16, tokens^T @ gradient (D, S) in float32."""
     parts, of_matrix = in_parts(gradient), in_parts(matrix)
-    # The gradient of the tokens is a single product of parts side by side. This product contains the three partial
-    # products that matter for 16 bits: high with middle, high with high, middle with high.
+    # One product of concatenated parts computes the gradient of the tokens, as the sum of high x middle, high x high and
+    # middle x high. The other products of parts are too small to matter in 16 bits.
     with full_precision(tokens):
         to_tokens = parts[:, 2:].flatten(1) @ of_matrix[:, 1:4].flatten(1).mT
         three = parts[:, :3].flatten(1)
@@ -82,7 +82,7 @@ def _(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]
     return tokens.new_empty(tokens.shape), matrix.new_empty(matrix.shape)
 
 
-# Gradients. The results of `split_gradients` are bilinear, so the backward pass reuses `split_product` and `split_gradients`.
+# Gradients. Each result of `split_gradients` is a product of two inputs, so its backward pass uses `split_product` and `split_gradients`.
 
 
 def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:

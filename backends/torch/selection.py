@@ -20,8 +20,8 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 def _top_indices(scores: Tensor, count: int) -> Tensor:
     """Computes `top_indices` with `max` for one entry, with `torch.topk` on a CPU for up to half of the entries, else with a sort.
 
-    `torch.topk` does not define the order of equal scores, so the few rows with equal scores are sorted separately. A
-    GPU would have to wait for the number of these rows, so all rows are sorted on a GPU.
+    `torch.topk` does not define the order of equal scores, so the few rows with equal scores are sorted
+    separately. With a GPU, the host would have to wait for the number of these rows, so a GPU sorts all rows.
     """
     if count == 1:
         return scores.max(dim=-1, keepdim=True).indices.int().contiguous()  # `max` returns the first largest entry

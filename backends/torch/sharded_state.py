@@ -18,7 +18,7 @@ from moespec.backends.torch.collectives import Devices
 from moespec.backends.torch.training import Leaves, Params, Results, TrainState, kept_leaves, norm_of
 
 SPLITTING = ("fsdp", "expert")
-"""The axes that split parameters."""
+"""The mesh axes over which parameters are split."""
 
 
 class Part(NamedTuple):
@@ -46,7 +46,7 @@ class Extent(optimizers.Extent):
 
 @dataclass
 class SpreadState(TrainState):
-    """The training state of one process, with its parts of the parameters and the extents of the complete parameters."""
+    """The training state of one process: the process's parts of the parameters, and the `Extent` of each complete parameter."""
 
     extents: dict[Path, Extent]
     devices: Devices
@@ -89,7 +89,7 @@ class SpreadState(TrainState):
         return means, [unflatten({path: next(rest) for path in tree}) for tree in trees]
 
     def norm(self) -> Tensor:
-        """The norm of the complete gradient, from the squared norms of its parts, summed over devices."""
+        """Returns the norm of the complete gradient. Sums the squared norms of the gradient's parts over the devices."""
         together: dict[tuple[str, ...], list[Tensor | None]] = {}
         for path, leaf in self.trained().items():
             axes = tuple(axis for axis in SPLITTING if axis in self.extents[path].split)

@@ -1,4 +1,4 @@
-"""The iterative solvers of affinities, as operators that are opaque to compilers. The affinities carry no gradient."""
+"""Iterative solvers that compute affinities. Compilers do not trace these operators. The affinities carry no gradient."""
 
 from typing import Any
 

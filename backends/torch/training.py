@@ -298,7 +298,7 @@ def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
 def update(
     state: TrainState, norm: Tensor, learning_rate: float, states: StateUpdate | None = None, sums: Sequence[Any] = ()
 ) -> None:
-    """Updates a state with the gradients of its leaves, multiplied by `min(1, clip / norm)`. `norm` is the global norm of the gradients."""
+    """Multiplies the gradients by `min(1, clip / norm)`, then updates the state with them. `norm` is the global norm of the gradients."""
     if states is not None:
         leaves = flatten(state.params)
         for path, leaf in flatten(states(state.params, *sums)).items():

@@ -73,7 +73,7 @@ class Definition:
     error, argument: the error class that the last call must raise, and the argument that the message must name.
     valid: the valid case that an error case edits. several: results that are not stored, because several values are correct.
     exact_ties: whether the scores of every choice are exact, or equal by symmetry, so that every implementation computes equal scores.
-    unrounded: results whose products and sums are exact in float32 in any order. The scale of such a result is its magnitude.
+    unrounded: results whose products and sums are exact in float32 in any order. The scale of an unrounded result is its magnitude.
     exact_tokens: whether the tokens of the model's routers are exact in every dtype, so that bfloat16 needs only float32's tie margin.
     """
 

@@ -1,7 +1,7 @@
 """Build error cases. Each error case differs from a valid case by one invalid input.
 
-`static` errors (shapes, dtypes, options) must also be raised while compiled code is traced. The specification must
-raise `runtime` errors (values). A compiled target may omit `runtime` errors.
+A compiled target must raise `static` errors (shapes, dtypes, options) while its code is traced. The specification must
+also raise `runtime` errors (values), which a compiled target may omit.
 """
 
 from collections.abc import Mapping

@@ -83,7 +83,7 @@ LARGE = {
         1, 67, 64, 8, "gradient", "67 tokens of width 64, each with 3 of 8 experts; none is dropped.", NO_LIMIT
     ),
 }
-"""The cases of each router by name."""
+"""Maps the name of each large case to its sizes, kind and purpose, which all routers share."""
 
 DROPLESS = ("sigmoid_token_choice", "softmax_token_choice")
 """Routers that also have the cases with the options `NO_LIMIT`, which drop no tokens."""
@@ -151,7 +151,7 @@ def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
         drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
     elif name == "thresholds":  # thresholds near 1 / experts spread the choices evenly
         drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
-    elif name == "scale":  # multiplies products of unit vectors, which are about 1 / sqrt(width)
+    elif name == "scale":  # `scale` multiplies products of unit vectors, which are about 1 / sqrt(width)
         drawn = np.float32(16.0)
     elif name == "temperature":  # about the logarithm of `scale` above
         drawn = np.float32(2.75)

@@ -43,7 +43,7 @@ def _drawn(shapes: Mapping[str, Any], key: str, path: str, experts: int) -> Iter
 
 
 def stage_of(path: str, inputs: Mapping[str, Tensor], /, *, name: str = "", **options: Any) -> Stage:
-    """Return a stage that calls a model, or its training, on all inputs of a case."""
+    """Return a stage that passes all inputs of a case to the function at `path`, such as a model."""
     arguments: dict[str, Any] = {}
     for reference in inputs:
         *above, last = reference.split("/")

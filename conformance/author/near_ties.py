@@ -23,7 +23,7 @@ PURPOSES = {
     ("near_bfloat16", 12): "Scores that differ by 2^-12: equal in bfloat16, in order in float32.",
     ("near_float32", 40): "Scores that differ by 2^-40: equal in float32, in order in float64.",
 }
-"""Maps (case name, n) to the purpose of the case, where 2^-n is the smallest difference."""
+"""Maps (case name, n) to the purpose of the case. The smallest difference between two scores is 2^-n."""
 
 
 def near_ties(algorithm: str, *stages: Stage) -> Iterator[Definition]:

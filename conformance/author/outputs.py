@@ -1,4 +1,4 @@
-"""Computes a stage's expected results, each with the scale and the constant of the tolerance."""
+"""Computes a stage's expected results, and the scale and the constant that set the tolerance of each result."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +20,7 @@ from moespec.conformance.functions import function
 __all__ = ["PROBES", "along", "outputs"]
 
 PROBES = 6
-"""Number of probes in sampled cases, where the spread replaces other scales. Few are enough, as a result averages over many numbers."""
+"""Number of probes in sampled cases, where the spread replaces other scales. A few suffice, because a result averages many numbers."""
 
 
 def outputs(making: Making, stage: Stage) -> dict[str, Value]:

@@ -44,7 +44,7 @@ class Making:
 
     tensors: all inputs and computed results, by reference. stages: the completed stages, by name.
     trace: the calls that a router made. routing: the call that returned the router's routing.
-    sampled: whether a few probes estimate each scale, for cases too large to differentiate. bound: stages as functions of arrays.
+    sampled: whether a few probes estimate each scale, for cases too large to differentiate. bound: functions that run the stages, by name.
     """
 
     inputs: Mapping[str, Tensor]
@@ -81,7 +81,7 @@ class Making:
         return [{**arrays, **{n: arrays[n][g, ...] for n in batched}} for g in range(len(arrays[batched[0]]))]
 
     def batched(self, stage: Stage) -> list[str]:
-        """Return the names of the arrays with a groups axis that a stage reads."""
+        """Return the names of the arrays that a stage reads and that have a groups axis."""
         if function(stage.call).batched:
             return []
         read = call.reads(stage, self.known(stage), self.tensors)

@@ -37,7 +37,7 @@ def gradients(
 ) -> Gradients:
     """Return the gradient of a stage's `sum(probe * output)` with respect to the inputs `by`. losses: add the weighted losses of `route`.
 
-    Central differences along random directions must agree with the gradient, which is wrong if a function drops the imaginary part.
+    Central differences along random directions check the gradient. A complex step is wrong if a function drops the imaginary part.
     Raises GoldenError if the gradient and the differences disagree.
     """
     groups = making.groups(stage)

@@ -23,7 +23,7 @@ NORMAL = Noise("tokens experts", reach=2.0, step=0.125)
 LOSSES: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.0625}
 """Weights for every loss of a router with gating noise."""
 CHANGED: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy"}
-"""Options that compute two losses from the logits (clean or noisy) that the losses do not use by default."""
+"""Options of two losses. Each option selects the logits, clean or noisy, that the loss does not use by default."""
 FRACTIONS = "fractions_of_the_scope"
 SCOPED: dict[str, Any] = {"balance_weight": 0.5, "balance_scope": "batch"}
 """Options of a balance loss over all groups."""

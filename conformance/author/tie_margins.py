@@ -1,7 +1,7 @@
 """Computes tie margins: the distance of a stage's choices from a tie, and the distance that each dtype needs.
 
-If a choice orders inputs of the case, the choice is exact and its margin is None. A router makes the choices of all calls inside the
-router. These choices order scores, which are functions of the router's inputs. A stage that reads another stage's routing
+If a choice orders inputs of the case, the choice is exact and its margin is None. The choices of a router are the choices of all calls
+inside the router. These choices order scores, which are functions of the router's inputs. A stage that reads another stage's routing
 inherits that stage's choices. The ordered scores are float32 or better in every run, unless a model computes the tokens.
 """
 
@@ -26,7 +26,7 @@ from moespec.conformance.functions.describe import Choice
 __all__ = ["choices", "decision", "ordered"]
 
 CARRYING = SimpleNamespace(**{**{name: getattr(spec, name) for name in dir(spec)}, "stop_gradient": lambda x: x})
-"""The specification without `stop_gradient`, which would hide the errors of a plan that is only used to select."""
+"""The specification, with a `stop_gradient` that does nothing. The real function would hide errors of a plan that only selects."""
 
 
 pooled = partial(pooled_spread, probes=PROBES)
@@ -138,7 +138,7 @@ def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
 
 
 def _of_groups(recorder: Recorder) -> Any:
-    """Return the batched NumPy backend with choices and routers that `recorder` records group by group."""
+    """Return the batched NumPy backend. Group by group, `recorder` records the calls of its routers and choice functions."""
     numpy = importlib.import_module("moespec.backends.numpy")
     groups = importlib.import_module("moespec.backends.numpy.groups")
     module = SimpleNamespace(**{name: getattr(numpy, name) for name in numpy.__all__})
@@ -152,7 +152,7 @@ def _of_groups(recorder: Recorder) -> Any:
 
 
 def choices(stages: tuple[Stage, ...]) -> list[tuple[Stage, Choice]]:
-    """Return the calls of a router that choose by ordering scores, each with its choice."""
+    """Return each router call that chooses by ordering scores, together with the call's `Choice`."""
     pairs = [(stage, function(stage.call).choice) for stage in stages]
     return [(stage, choice) for stage, choice in pairs if choice is not None and choice.scale != "stability"]
 

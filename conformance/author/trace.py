@@ -24,7 +24,7 @@ from moespec.spec.routing import RouterOutput
 __all__ = ["Recorder", "TraceError"]
 
 ALIASES = ("stop_gradient", "cast")
-"""Operations whose result has the same reference as their argument."""
+"""Operations that return their argument or cast it. The recorder gives the result the same reference as the argument."""
 PLAIN = (bool, int, float, str)
 EXTENSIONS: Mapping[str, Mapping[str, str]] = {
     "token_choice": {"hold": "keep", "slot_order": ""},
@@ -86,7 +86,7 @@ class Recorder:
         return self._noted(name, attribute) if name in FUNCTIONS else attribute
 
     def router(self, name: str) -> Router[Any]:
-        """Return a router of the specification whose calls are recorded."""
+        """Return the specification's router `name`. The recorder records the calls inside the router."""
         router = spec.ROUTERS[name]
 
         def route(*arguments: Any, **options: Any) -> RouterOutput:

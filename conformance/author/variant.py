@@ -134,7 +134,7 @@ Change = Callable[[Any, Route], RouterOutput]
 
 
 def changed(router: str, change: Change) -> Replacement:
-    """Return a replacement of a router's `route` that calls `change(B, route)`."""
+    """Return a function that replaces a router's `route`. The function calls `change(B, route)`."""
 
     def route(B: Spec, params: Params, tokens: Array, options: Any, **more: Any) -> RouterOutput:
         return change(B, Route(B.ROUTERS[router].route, params, tokens, options, more))
@@ -272,7 +272,7 @@ def renormalised(routing: Any) -> Any:
 
 
 def kept(routing: Any, stays: Array) -> Any:
-    """Return the routing with every slot emptied where `stays` is False."""
+    """Return the routing after emptying each slot for which `stays` is False."""
     token = np.where(stays, routing.token, routing.tokens).astype(np.int32)
     return routing._replace(token=token, weight=np.where(stays, routing.weight, 0), slot=None)
 

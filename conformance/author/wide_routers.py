@@ -23,7 +23,7 @@ STEP = 2.0**-14
 """Grid step of all numbers. Most of these numbers are not exact in bfloat16."""
 TOKENS, EXPERTS, WIDTH, IDS = 3, 3, 3, 7
 NINE = ("sigmoid_token_choice", "softmax_token_choice")
-"""Routers whose wide case has nine choices. The other routers choose with the same functions."""
+"""Routers whose wide case has nine choices. Two routers suffice, as the other routers choose with the same functions."""
 GATING = Noise("tokens experts", 1.0, STEP)
 NOISE = {
     "base": Noise("tokens", 1.0, STEP),

@@ -13,7 +13,7 @@ NAME = "base"
 T, E, D = 6, 3, 4
 UNIFORM = Noise("tokens", reach=0.5, step=2.0**-7, centre=0.5)
 DRAWS = Draws(enough=0.02)
-"""Draws that stop at a tie margin of 0.02. A choice by bfloat16 scores is certain only above a margin of 0.016."""
+"""The search for inputs stops at a tie margin of 0.02. A choice from bfloat16 scores is certain only if the margin exceeds 0.016."""
 
 
 def cases() -> Iterator[Definition]:

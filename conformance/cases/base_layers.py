@@ -45,7 +45,7 @@ def _assigned(
     name: str, kind: str, purpose: str, values: Tensor, *flags: str, greedy: bool = True, several: bool = False,
     of: str = "", noise: Tensor | None = None, **shards: Any,
 ) -> Definition:  # fmt: skip
-    """Returns a case with the assignments for the scores `values` and the routing metrics of the balanced assignment."""
+    """Returns a case that assigns tokens by the scores `values` and computes the routing and its metrics for the balanced assignment."""
     _, tokens, experts = values.array.shape
     read, dealt = {"scores": "scores"}, {} if noise is None else {"noise": "noise"}
     stages = [
@@ -121,7 +121,7 @@ def _routings() -> Iterator[Definition]:
 
 
 def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> Any:
-    """Returns the result of `base_assignment`, with `expert` as the assignment and with the total score and the gap of `expert`."""
+    """Returns the result that `base_assignment` would have if `expert` were the assignment, with the total score and gap of `expert`."""
     right = B.base_assignment(scores, *noise, **shards)
     total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
     gap = right.objective.real + right.gap - total.real
@@ -158,7 +158,7 @@ def assignment_by_auction(B: Spec, scores: Array, *noise: Any, **shards: Any) ->
 
 
 def _auction(scores: Array) -> Any:
-    """A token bids price + lead over its second-best expert + `least`. A full expert evicts its lowest bidder."""
+    """A token bids the expert's price + the expert's lead over the second-best expert + `least`. A full expert evicts its lowest bidder."""
     tokens, experts = scores.shape
     least, slots = max(1e-4, np.ptp(scores) / 50), tokens // experts
     held: list[dict[int, float]] = [{} for _ in range(experts)]

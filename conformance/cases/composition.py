@@ -32,10 +32,10 @@ SINKHORN = ("sinkhorn_token_choice", "sinkhorn_expert_choice")
 SPARSE_PLAN = ("sparsity_constrained_token_choice", "sparsity_constrained_expert_choice")
 PLANS = (*SINKHORN, *SPARSE_PLAN)
 SELECTING = (*TOKEN_CHOICE, "softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice")
-"""The routers that select by a softmax of logits or by a plan."""
+"""The routers that select tokens or experts by a softmax of the logits or by a transport plan."""
 
 
-# Variants of the function `expert_capacity` and of the capacity in routers that select by a softmax or a plan.
+# Variants of the function `expert_capacity`, and of the capacity in the routers `SELECTING`.
 
 Rule = Callable[[int, int, float, int, str, int], int]
 """A capacity rule: `(tokens, experts, factor, choices, rounding, multiple_of) -> slots`."""
@@ -188,7 +188,7 @@ def importance_of_noisy_gates(B: Spec, options: Any, clean: Array, noisy: Array,
 
 
 def importance_of_kept_gates(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The importance loss uses only the softmax scores of chosen experts. It replaces all other scores with 0."""
+    """The importance loss uses only the softmax scores of chosen experts. All other softmax scores become 0."""
     return B.importance_loss(B.softmax_affinity(noisy) * chosen_mask(noisy, options.choices))
 
 

@@ -1,6 +1,6 @@
 """Cases of contrastive losses.
 
-A cross-entropy near 0 is a difference of large numbers, so `functions/losses.py` computes the scales explicitly. The error
+A cross-entropy near 0 is a difference of large numbers, so `functions/losses.py` computes its error scale explicitly. The error
 scale of a logit is the logit computed on absolute values, times `1 + |s|`, where s is the log scale.
 """
 

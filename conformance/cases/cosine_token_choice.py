@@ -74,7 +74,7 @@ def _router() -> Iterator[Definition]:
 
 
 def output_gradient_of(case: Any) -> Definition:
-    """Returns a case with the gradient of the output, without losses, with respect to tokens, parameters and experts."""
+    """Returns a case that differentiates the output, without losses, with respect to tokens, router parameters and experts."""
     parts = ("projection", "embeddings", "temperature", "projection_bias")
     by = ("tokens", *(f"router/{part}" for part in parts), "experts/w1", "experts/w2")
     purpose = "Without noise, of the output alone."

@@ -100,7 +100,7 @@ def _gates() -> Iterator[Definition]:
 
 
 def _near_and_static() -> Iterator[Definition]:
-    """Returns cases with codes near the ends of the smooth step, cases with a static gate, and cases of the losses."""
+    """Returns cases with codes near the ends of the smooth step, a case with a static gate, and cases of the losses."""
     made = call(GATE, {**SELECTORS, "logits": "dselect_k_codes/logits"})
     routing = call("dselect_k_routing", {"gate": GATE})
     yield from near_codes(GATE, _selectors("dselect_k_codes/codes", 4), made, routing)
@@ -220,7 +220,7 @@ def gate_renormalised(B: Spec, selectors: Array, logits: Array) -> Array:
 
 
 def every_expert_is_used(B: Spec, gate: Array, **like: Any) -> Any:
-    """A token has slots in all experts, including experts with a gate of 0."""
+    """A token takes a slot in every expert, even if the expert's gate is 0."""
     routing = B.dselect_k_routing(gate, **like)
     own = np.broadcast_to(np.arange(routing.tokens, dtype=np.int32), routing.token.shape)
     return routing._replace(token=own)

@@ -12,7 +12,7 @@ Edit = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class Wrong(NamedTuple):
-    """An invalid call: the argument that the error must name, the changed options, the edits of arrays by name, and the error."""
+    """An invalid call. `argument`: the name that the error message must contain. `options`, `arrays`: the changes to the valid call."""
 
     argument: str
     options: Mapping[str, Any] = {}

@@ -35,7 +35,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _weights() -> Iterator[Definition]:
-    """Returns cases whose combine weights have separate scores, and cases in which only scores of 0 could fill some slots."""
+    """Returns cases with separate scores for the combine weights, and cases in which some slots have only tokens with a score of 0 left."""
     other: dict[str, Any] = {"combine_scores": scores("ec/f/combine")}
     purpose = "Selection by one, weights from another."
     yield case("combine_scores", "value", purpose, scores("ec/f"), "combine_scores", **other)
@@ -130,7 +130,7 @@ def negative_scores_taken_in(B: Spec, scores: Array, *, drop_zero: bool = False,
 def zero_weights_left_out(
     B: Spec, scores: Array, *, combine_scores: Array | None = None, drop_zero: bool = False, **options: Any
 ) -> Any:
-    """If slots with a score of at most 0 must stay empty, the combine weight decides instead of the score."""
+    """If slots with a score of at most 0 must stay empty, slots with a combine weight of at most 0 stay empty instead."""
     right = B.expert_choice(scores, combine_scores=combine_scores, drop_zero=drop_zero, **options)
     if not drop_zero or combine_scores is None:
         return right

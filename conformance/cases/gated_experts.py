@@ -40,7 +40,7 @@ def _alone() -> Iterator[Definition]:
 
 
 def _layers() -> Iterator[Definition]:
-    """Returns cases of layers of gated experts with mostly empty slots, with mostly filled slots, and with a shared expert."""
+    """Returns layer cases with gated experts. Slots are mostly empty or mostly filled, and some layers have a shared expert."""
     crowd = groups_tokens(np.eye(E)[np.array([[0, 0, 0, 2, 1, 2], [2, 2, 1, 2, 0, 2]])] * 0.5 + 0.25)
     apart = distinct("gated/layer", (G, T, E))
     for name, kind, purpose, values, choices, capacity, shared in (
@@ -79,7 +79,7 @@ def _gates_last(params: Any) -> Any:
 
 
 def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
-    """The output is the weighted mean of the combined output of a token's K choices (weight K) and of the shared expert (weight 1)."""
+    """The output is a weighted mean: the combined output of a token's K choices has weight K, and the shared expert has weight 1."""
     right = B.moe_mlp(tokens, routing, params, **options)
     if options.get("shared") is None:
         return right

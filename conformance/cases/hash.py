@@ -29,7 +29,7 @@ def arguments(
 
 def case(name: str, kind: str, purpose: str, *flags: str, options: Mapping[str, Any] | None = None,
          **made: Any) -> Definition:  # fmt: skip
-    """Returns a case with the router options `options`. made: the keyword arguments of `arguments`."""
+    """Returns a case with the router options `options`. made: keyword arguments for the function `arguments`."""
     return router_case(NAME, name, kind, purpose, *flags, **arguments(name, **made), **(options or {}))
 
 

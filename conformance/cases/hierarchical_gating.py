@@ -91,7 +91,7 @@ def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
 
 
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
-    """Returns a load loss of expert loads `load(branch load, load in branch, tokens in branch)`. of_all: all tokens use all branches."""
+    """Returns a load loss. Expert loads are `load(branch load, load in branch, tokens in branch)`. of_all: all tokens use all branches."""
 
     def changed(
         B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int

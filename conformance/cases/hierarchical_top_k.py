@@ -60,7 +60,7 @@ def _noisy(B: Spec, params: Any, tokens: Array, noise: Array) -> Any:
 
 
 def hierarchy_levels_balanced_apart(B: Spec, route: Route) -> RouterOutput:
-    """The importance loss is the sum of the loss of the branches and the mean loss of the experts within a branch."""
+    """The importance loss is the loss over the branches plus the mean, over the branches, of the loss over the experts of a branch."""
     output = route.output()
     if not route.options.importance_weight:
         return output

@@ -43,7 +43,7 @@ def cases() -> Iterator[Definition]:
 def _given(
     name: str, kind: str, purpose: str, scores: Tensor, *flags: str, combine: Tensor | None = None, **options: Any
 ) -> Definition:
-    """Returns a case of the token order and the importance-score choice for `scores`. The router's options set the capacity."""
+    """Returns a case that computes the token order and the importance-score choice from `scores`. The router's options set the capacity."""
     _, tokens, experts = scores.array.shape
     router = ROUTERS[NAME].options(tokens=tokens, experts=experts, width=1, **options)
     drop = {key: value for key, value in options.items() if key == "drop"}
@@ -94,7 +94,7 @@ def _router() -> Iterator[Definition]:
     sizes, inside = (6, E, 3), "noise_inside"
 
     def ordered(**drop: Any) -> dict[str, Any]:
-        """Returns arguments of a case with the order of tokens as an extra stage, since no router returns the order."""
+        """Returns arguments of a case that computes the token order in an extra stage, since no router returns the order."""
         return {"sizes": sizes, "also": (call(ORDER, {"scores": "softmax_affinity"}, **drop),), **drop}
 
     default = ordered() | {"sizes": (T, E, 4), "slots_per_expert": 4}

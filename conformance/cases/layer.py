@@ -52,7 +52,7 @@ def _experts() -> Iterator[Definition]:
 
 
 def _around(allocation: Stage, *, mlps: bool = True, metrics: bool = True) -> tuple[Stage, ...]:
-    """Returns the calls of an allocation, of the metrics of its routing, and of a layer with this routing."""
+    """Returns three calls: the allocation, the metrics of its routing (if `metrics`), and a layer that uses the routing."""
     mlp = function("expert_mlp", {"params": PARAMS}, gelu="tanh") if mlps else function("identity")
     layer = call("moe_layer", {"tokens": "tokens", "routing": allocation.name, "experts": mlp})
     return (allocation, *((call("routing_metrics", {"routing": allocation.name}),) if metrics else ()), layer)
@@ -94,7 +94,7 @@ def _layers() -> Iterator[Definition]:
 
 
 def _special_layers() -> Iterator[Definition]:
-    """Returns cases of the layer with equal scores, small sizes and gradients."""
+    """Returns layer cases with equal scores, layer cases of small sizes, and layer gradients."""
     equal = groups_tokens(np.full((G, T, E), 0.25))
     yield _layer("tied", "tie", "Equal scores.", TOKEN, equal, "tie_order", choices=2, capacity=T)
     alone = scores("layer/e", (1, 1, E))
@@ -117,7 +117,7 @@ def _special_layers() -> Iterator[Definition]:
 
 
 def _mlp_layers() -> Iterator[Definition]:
-    """Returns cases of a layer whose experts are MLPs, with mostly empty and with mostly filled slots."""
+    """Returns cases of a layer whose experts are MLPs. In some cases most slots are empty, in others most are filled."""
 
     def case(
         name: str, kind: str, purpose: str, values: Tensor, *flags: str, gelu: str = "tanh", **options: Any
@@ -216,7 +216,7 @@ Experts = Callable[[Any], Any]
 
 
 def _combined(dispatch: Array, combine: Array, tokens: Array, experts: Experts) -> Any:
-    """Applies dispatch, experts and combine. dispatch, combine: (groups, tokens, experts, capacity)."""
+    """Dispatches tokens, applies the experts, and combines their outputs. dispatch, combine: (groups, tokens, experts, capacity)."""
     return np.einsum("gtec,gecd->gtd", combine, experts(np.einsum("gtec,gtd->gecd", dispatch, tokens)))
 
 
@@ -261,7 +261,7 @@ def output_biases_not_weighted(B: Spec, tokens: Array, routing: Any, experts: Ex
 
 
 def straight_through_dispatch(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
-    """In gradients, the dispatch entries of a sparse routing have the derivatives of its combine weights."""
+    """Gradients treat each dispatch entry of a sparse routing as if it changed by the same amount as the combine weight of its slot."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, combine = routing.dense()
     if isinstance(routing, B.SoftRouting):

@@ -1,4 +1,4 @@
-"""Cases of LIMoE's entropies. With a threshold, the global loss is threshold - entropy, so its scale is a sum."""
+"""Cases of LIMoE's entropies. With a threshold, the global loss is threshold - entropy, so the error scales of both are added."""
 
 from collections.abc import Iterator
 

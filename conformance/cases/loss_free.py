@@ -55,7 +55,7 @@ def _bias() -> Iterator[Definition]:
 
 
 def bias_multiplied(B: Spec, scores: Array, bias: Array) -> Array:
-    """The scores are multiplied by 1 + b instead of adding the bias b."""
+    """The biased score is s (1 + b) instead of s + b."""
     return (scores * (1 + bias)).real
 
 

@@ -12,7 +12,7 @@ MIXER = {
     **{"width": 5, "depth": 2, "token_hidden": 3, "hidden": 6},
 }
 SQUARE = {**MIXER, "width": 4, "token_hidden": 3, "hidden": 3, "depth": 1}
-"""Equal numbers of patches and channels, and MLPs of equal sizes: swapping the axes keeps every shape."""
+"""Patches and channels are equal in number, and the MLPs are equal in size, so swapping the axes changes no shape."""
 
 
 def cases() -> Iterator[Definition]:

@@ -48,7 +48,7 @@ def _moco_loss() -> Iterator[Definition]:
 
 
 def _momentum_update() -> Iterator[Definition]:
-    """Returns cases without a gradient, since a backend may update the moving average (a state) outside the gradient computation."""
+    """Returns cases without gradients, since a backend may update the moving average outside the gradient computation."""
 
     def update(name: str, kind: str, purpose: str, decay: float) -> Definition:
         rows = {n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")}

@@ -173,7 +173,7 @@ def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
 def _probability(
     clean: Array, scale: Array, noisy: Array, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
 ) -> Any:
-    """Returns each expert's expected number of tokens above the K-th largest value of `without(noisy, expert)`."""
+    """Returns, for each expert, the expected number of tokens whose logit exceeds the K-th largest value of `without(noisy, expert)`."""
     load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
     for expert in range(clean.shape[1]):
         others = without(noisy, expert)

@@ -1,5 +1,5 @@
 """Cases of the optimisers: steps with prescribed gradients on a few parameters of each kind, and the full optimiser
-state. The variants are differences that implementations are known or likely to have.
+state. Each variant reproduces a mistake or choice that other implementations make or are likely to make.
 
 The cases belong to the algorithm `vit`, which trains with the optimisers. The loss of a step is the dot
 product of the parameters and the prescribed gradients, so its gradients are the prescribed gradients.

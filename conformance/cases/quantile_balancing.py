@@ -1,4 +1,4 @@
-"""Cases of quantile balancing: counts of the biases that tokens require, and the bias at the quantile."""
+"""Cases of quantile balancing: histograms of the biases that experts require to be chosen, and the quantiles of the histograms."""
 
 from collections.abc import Iterator
 from functools import partial

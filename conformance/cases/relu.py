@@ -70,7 +70,7 @@ def loss_without_load(B: Spec, gates: Array, penalty: Array, *, choices: int) ->
 
 
 def loss_of_a_smooth_count(B: Spec, gates: Array, penalty: Array, *, choices: int) -> Array:
-    """The token count of an expert has the gradient of the sum of its gates."""
+    """The gradient treats an expert's token count as if it were the sum of the expert's gates."""
     smooth = np.mean((gates.real > 0) + gates - gates.real, axis=1)
     return penalty * gates.shape[2] / choices * np.mean(np.sum(smooth * gates.mean(axis=1), axis=1))
 

@@ -100,7 +100,7 @@ def implicit_gradient(B: Spec, logits: Array, **options: Any) -> Array:
 
 
 def _moved_optimum(plan: Array, step: Array) -> Any:
-    """Returns `plan * (step + df + dg)`: how a plan (T, E) with fixed row and column sums changes with a step of the logits."""
+    """Returns the first-order change of a plan (T, E) with fixed row and column sums if the logits change by `step`."""
     tokens = len(plan)
     system = np.block([[np.diag(plan.sum(axis=1)), plan], [plan.T, np.diag(plan.sum(axis=0))]])
     moved = np.concatenate([(plan * step).sum(axis=1), (plan * step).sum(axis=0)])

@@ -56,7 +56,7 @@ def _values() -> Iterator[Definition]:
 
 
 def _ablations() -> Iterator[Definition]:
-    """Returns ablations, which replace one or both softmaxes, and cases of small sizes."""
+    """Returns ablation cases, which replace one or both softmaxes, and cases of small sizes."""
     for first, second in (("soft", "uniform"), ("uniform", "soft"), ("uniform", "uniform")):
         purpose = f"Ablation: dispatch {first}, combine {second}."
         yield case(f"{first}_{second}", "value", purpose, ABLATION, dispatch=first, combine=second)
@@ -137,7 +137,7 @@ def _rms(x: Array, axis: int) -> Any:
 
 
 def _mixing(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
-    """Returns a layer function in which soft slots mix tokens normalised by `norm`."""
+    """Returns a layer function that normalises tokens by `norm` before soft routing mixes the tokens into slots."""
 
     def moe_layer(B: Spec, tokens: Array, routing: Any, experts: Any) -> Any:
         right = B.moe_layer(tokens, routing, experts)

@@ -57,7 +57,7 @@ def _choices() -> Iterator[Definition]:
 
 
 def _capacities() -> Iterator[Definition]:
-    """Returns cases with a fixed number of slots, with normalised weights, and with rules of other implementations."""
+    """Returns cases with a fixed number of slots, with normalised weights, and with other implementations' rules for slots and weights."""
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     purpose = "Three slots for each expert, whatever the factor."
     yield case("slots_per_expert", "value", purpose, ROUNDING, **numbered)

@@ -18,7 +18,7 @@ SPARSE = {
     **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
     **{"token_experts": 2, "sparse_token_hidden": 3, "experts": 3, "sparse_hidden": 2},
 }
-"""A sparse block routes 10 channels, 5 of each of two images. Importance-score routing removes one of the 10."""
+"""A sparse block routes 10 channels, five from each of two images. Importance-score routing removes one of the 10 channels."""
 SMALL = {
     **{**SPARSE, "depth": 1, "width": 3, "sparse_tokens": 3, "experts": 2},
     **{"sparse_hidden": 2, "sparse_token_hidden": 2},
@@ -60,8 +60,8 @@ def _rescale() -> Iterator[Definition]:
 def _model(
     name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str, zero: str = "", by: str = ""
 ) -> Definition:
-    """Returns a case of the model. zero: suffix of the names of parameters that are set to 0, so that scores tie.
-    by: a substring of the names of the inputs to differentiate by."""
+    """Returns a case of the model. zero: sets parameters whose names end with this text to 0, so that scores tie.
+    by: differentiates with respect to inputs whose names contain this text."""
     inputs = inputs_of("sparse_mlp", model, f"sparse_mlp/{name}/0")
     for path, value in inputs.items():
         if zero and path.endswith(zero):

@@ -50,7 +50,7 @@ def _objectives() -> Iterator[Definition]:
     semi_dual, dual = partial(case, "transport_semi_dual"), partial(case, "transport_dual")
 
     def potentials(key: str, **sizes: int) -> dict[str, Any]:
-        """Draws a utility, and potentials of tokens and experts by name."""
+        """Draws a utility, and the potentials of tokens and experts whose names are in `sizes`."""
         names = zip(sizes.items(), ("tokens", "experts"), strict=False)
         return {"utility": utilities(f"transport/{key}")} | {
             name: tensor(grid(f"transport/{key}/{name}", (G, size), reach=0.5, step=0.0625), f"groups {axis}")
@@ -133,7 +133,7 @@ def rows_are_sparse(B: Spec, utility: Array, *, capacity: int, sparsity: str = "
 
 
 def _stopping(size: Callable[[Any], Any], parts: Callable[[Any], Iterable[Any]]) -> Callable[..., Any]:
-    """Returns a solver that stops on each part once every group has reached a gradient whose `size` is within the tolerance."""
+    """Returns a solver that solves each of `parts` until the gradient of every group in the part has had a `size` within the tolerance."""
 
     def solved(
         B: Spec, utility: Array, *, capacity: int, sparsity: str = "expert", solver: str = "adam", steps: int = 20,

@@ -79,7 +79,7 @@ def _plans(B: Spec, route: Route, *, raw: bool = False) -> tuple[Array, Array]:
 
 
 def _chosen(B: Spec, route: Route, options: Any, plan: Array, scores: Array, **more: Any) -> RouterOutput:
-    """Returns the router's output if tokens choose experts by the plan."""
+    """Returns the output that the router would have if each token chose the experts with its largest entries in the plan."""
     more |= composition.several_choices(options)
     return rerouted(B, route.output(), composition.token_choice(B, options, plan, scores, train=route.train, **more))
 

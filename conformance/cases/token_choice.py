@@ -116,7 +116,7 @@ def _sizes() -> Iterator[Definition]:
 
 
 def _gradients() -> Iterator[Definition]:
-    """Returns gradient cases with respect to the scores, and with respect to the weights only."""
+    """Returns a gradient case with respect to the scores, and one with respect to separate combine scores only."""
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), DROP)
     apart = distinct("tc/p", (G, T, E))
     purpose = "The selection carries none."
@@ -124,7 +124,7 @@ def _gradients() -> Iterator[Definition]:
 
 
 def _kept_choices() -> Iterator[Definition]:
-    """Returns cases that skip some choices."""
+    """Returns cases in which tokens skip some or all of their choices."""
     some: dict[str, Any] = {"keep": tensor(grid("keep/some", (G, 5, 2)) > 0, "groups tokens choices")}
     values, flag = utilities("keep/keep", (G, 5, E)), "choice_not_made"
     yield case("keep", "overflow", "A choice that is not made takes no slot.", values, flag, **some)
@@ -160,7 +160,7 @@ def _by_token() -> Iterator[Definition]:
 
 
 def _divided_after_drops() -> Iterator[Definition]:
-    """Returns cases that normalise a token's remaining weights after drops."""
+    """Returns cases in which a token's remaining weights are normalised after drops."""
     flag = "renormalised"
     purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
     apart = distinct("tc/kept/gradient", (G, 10, 4))
@@ -208,7 +208,7 @@ def _normalize_selected() -> Iterator[Definition]:
 
 
 Queue = Iterable[tuple[int, int]]
-"""(token, expert) pairs in order of assignment."""
+"""(token, expert) pairs in the order in which tokens ask experts for slots."""
 
 
 def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> Any:
@@ -312,7 +312,7 @@ def priority_of_choices(B: Spec, scores: Array, *, order: Array | None = None, *
 
 
 def padding_in_the_slots(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
-    """Padding tokens of equal scores extend each group at its start to a multiple of 8 and take slots, which stay empty."""
+    """Padding tokens with equal scores extend each group to a multiple of 8 tokens. They come first and take slots that stay empty."""
     left, tokens = -scores.shape[1] % 8, scores.shape[1]
     if options.get("order") is not None or options.get("keep") is not None or "normalize" in options:
         return B.token_choice(scores, combine_scores=combine_scores, **options)

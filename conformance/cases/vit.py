@@ -67,7 +67,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "relu": (0, {**LEAST, "router_options": {"initial_penalty": 0.0625}}),
     "batch_expert_choice": (2, LEAST),
 }
-"""Maps each router to the index of the first draw whose training steps have no near tie, and to its model settings."""
+"""Maps each router to its model settings, after the index of the first draw in which no training step has a near tie."""
 
 
 def cases() -> Iterator[Definition]:
@@ -88,7 +88,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _evaluation() -> Definition:
-    """Returns a case that runs a model in evaluation mode and in training mode, in which the router behaves differently."""
+    """Returns a case that runs a model in evaluation mode and in training mode. The router behaves differently in each mode."""
     model = {**LEAST, "router": "base", "experts": 4}
     inputs = inputs_of("vit", model, "vit/evaluation/0")
     stages = (

@@ -21,8 +21,8 @@ framework differentiates `layer` with respect to x and all params.
 
     vjp(x, params, options, cotangent) -> (gradient of x, gradients of params)
 
-cotangent: the gradient with respect to the output, in the output's shape and the run's dtype. The gradients of params form a pytree
-with the structure of params; the state may be missing. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
+cotangent: the loss's gradient with respect to the output, in the output's shape and the run's dtype. The gradients of params form a pytree
+with the structure of params, but may omit the state. The compiled mode uses `compile(function)`, by default `torch.compile` or `jax.jit`.
 """
 
 import importlib
@@ -178,7 +178,7 @@ class Adapter(Target):
             super().check_dtypes(results)
 
     def copies(self, arrays: Values) -> Values:
-        """Copies NumPy arrays. Does not copy other arrays, because `to_numpy` need not accept anything but the adapter's output."""
+        """Copies NumPy arrays. Copies no torch or JAX arrays, because an adapter's `to_numpy` need only accept the adapter's output."""
         return super().copies(arrays) if self.on_numpy else {}
 
     def facts(self) -> Facts:
@@ -236,7 +236,7 @@ class Adapter(Target):
         return self.module.framework
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
-        """Returns a function of the layer's arrays that calls the adapter's `layer`."""
+        """Returns a function that takes the layer's arrays and calls the adapter's `layer`."""
         options = _options(job)
         return lambda values: self._declining(self.module.layer, values, options)
 

@@ -24,7 +24,7 @@ from moespec.conformance.functions import function
 __all__ = ["changed_calls"]
 
 TRIED = 3
-"""Number of failures of a stage on which all changes are tried. Later failures try only changes that explain an earlier one."""
+"""Number of failures of a stage on which all changes are tried. On later failures, only changes that explain an earlier one are tried."""
 LARGE = 50_000
 """Maximum total array size of a call; larger calls take too long."""
 CHANGES: dict[str, Callable[..., NDArray[Any]]] = {

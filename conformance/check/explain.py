@@ -138,7 +138,7 @@ def _is_slots(wrong: Wrong) -> bool:
 
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
-    """Returns the other arrays of a case that have the shape of the wrong result. For weights, adds the scores of the slots' tokens."""
+    """Returns the other arrays of a case that have the shape of the wrong result. For weights, includes the scores of the slots' tokens."""
     own = (stage, f"{stage}/{wrong.name}")
     arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")

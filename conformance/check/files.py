@@ -2,7 +2,7 @@
 
     FOLDER/<algorithm>/<case>.safetensors, with tensors named <stage>/<result>, such as `token_choice/slots`
 
-The suite compares every tensor in a file. A case passes if its final results are present and no tensor is wrong; see docs/conformance.md.
+The suite compares every tensor in a file. A case passes if its file has all required tensors and no wrong tensor; see docs/conformance.md.
 """
 
 from collections.abc import Collection, Sequence
@@ -44,7 +44,7 @@ Files = dict[str, dict[str, StoredTensor] | FileError]
 
 
 def read_all(folder: Path, ids: Collection[str]) -> Files:
-    """Returns the tensors of each file in `folder` by case id. The entry of an unreadable file is the error.
+    """Returns the tensors of each file in `folder` by case id. For an unreadable file, returns the error instead.
 
     ids: the ids of all cases. Raises FileError if the folder does not exist or a file belongs to no case.
     """
@@ -63,7 +63,7 @@ def read_all(folder: Path, ids: Collection[str]) -> Files:
 
 
 def dtype_of(files: Files) -> Dtype:
-    """Returns the floating-point dtype of the files, or float64 if no tensor is floating-point. A file's dtype is its coarsest.
+    """Returns the floating-point dtype of the files, or float64 if no tensor is floating-point. The coarsest dtype in a file counts.
 
     Raises FileError if the dtypes of files differ, because a bfloat16 file must not loosen the tolerance of other files.
     """

@@ -1,4 +1,4 @@
-"""Compute gradients of cases on a target, op by op or compiled. If the joint computation fails, compute each gradient separately."""
+"""Compute gradients of cases on a target, op by op or compiled. If a function of several gradients fails, compute each gradient alone."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -75,7 +75,7 @@ def _arrays(target: Target, job: Job) -> tuple[Values, Values]:
 
 
 def _loss(target: Target, job: Job) -> Callable[[Values, Values], Any]:
-    """Returns a function of the arrays from `_arrays` that computes `sum(probe * output)` plus the losses in float32 or float64."""
+    """Returns a function that takes the arrays from `_arrays` and computes `sum(probe * output)` plus the losses, in float32 or float64."""
     wanted, function, B, wide = job.case.expected_gradients, job.bind(target), target.array_operations(), target.wide
     routed = job_of(job.case, "route").bind(target) if wanted.losses else None
 

@@ -30,8 +30,8 @@ ENOUGH = 0.5
 or the target."""
 
 SLACK = 4
-"""Maximum distance, in tolerances, between the results of a target and a matching variant, whose scale is unknown. The expected result
-must be at least twice as far. If a variant's distance from the expected result exceeds this, the variant fails the stage."""
+"""Maximum distance, in tolerances, between a target's and a matching variant's result, whose error scale is only estimated. The
+target must be at least twice as far from the expected result. A variant farther than this from the expected result fails the stage."""
 
 Place = tuple[str, str]
 """(case id, stage)."""
@@ -123,7 +123,7 @@ class Known:
 
 
 def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
-    """Returns tuples (variant, number of stages that agree with the target, number of stages that fail on the variant or the target)."""
+    """Returns tuples (variant, number of stages in which variant and target agree, number of stages that fail on either of them)."""
     failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
     raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
     raised = [place for place in raised if known.compares(place)]

@@ -90,7 +90,7 @@ def falls(result: CaseResult) -> bool:
 
 
 def _called_by(case: Case) -> set[str]:
-    if case.expect is not None:  # the call that must raise an error
+    if case.expect is not None:  # the call raises an error, so it is not run
         return {name for stage in case.stages for name in (stage.call.partition(".")[0], stage.router)}
     names = set().union(*(called(job_of(case, stage.name)) for stage in case.stages))
     names |= {name for stage in case.stages for name in function(stage.call).needs}

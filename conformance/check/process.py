@@ -37,7 +37,7 @@ ROOM = 1 << 24
 WIDER = 16
 """Factor by which an answer may exceed the expected size."""
 MAPS = 30_000
-"""If a process has more memory maps than this, the next part starts a new process. Linux allows 65 530 per process, and every
+"""If a process has more memory maps than this, the next part of the run starts a new process. Linux allows 65 530 per process, and every
 program that LLVM compiles keeps some maps. Without a free map, JAX ends with a segmentation fault."""
 FOLDERS: list[str] = []
 """Folders, such as a command's working folder, that only a target's process prepends to `sys.path`, after importing the suite."""
@@ -148,7 +148,7 @@ def process(interface: type[Target], name: str, memory: int = 0) -> Process:
 
 
 def relieve() -> None:
-    """Ends the running process if it has more than `MAPS` memory maps, since another part might exceed the system's limit."""
+    """Ends the running process if it has more than `MAPS` memory maps, since the next part of the run might exceed the system's limit."""
     with suppress(IndexError, OSError), open(f"/proc/{_running[0].popen.pid}/maps", "rb") as maps:
         if sum(1 for _ in maps) > MAPS:
             end()
@@ -180,7 +180,7 @@ def claims(interface: type[Target], name: str) -> str:
 
 
 class Remote:
-    """A target in one dtype, in a separate process. If the process ends, the next job starts a new one.
+    """A target in one dtype, in a separate process. If the process ends, the next job starts a new process.
 
     limit: seconds per job; jobs that are compiled together may use the sum of their limits. memory: see `worker.main`.
     called: the functions of moespec that the target was observed to call; see `watch.py`.

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 SLACK = 4.0
 """Maximum distance, in tolerances, between a result and the values that a relation predicts."""
 CHANCE = 0.05
-"""Wrong entries are attributed to a place only if randomly placed entries would all lie there with a smaller probability."""
+"""Wrong entries are attributed to a location only if the probability that they all lie there by chance is smaller than this."""
 SPREAD = 64.0
 """Errors are attributed to a number format only if the largest error is less than this multiple of the median error."""
 NEAR = 1e-3
@@ -89,7 +89,7 @@ class Wrong:
         return max(constant(self.value.constant, self.dtype), self.dtype.least) * self.dtype.roundoff
 
     def fits(self, guess: Any, at: Any = ...) -> bool:
-        """Whether entries equal a guess within tolerances and are twice (in coarse dtypes, 8 times) as far from the expected entries."""
+        """Whether entries are within tolerances of a guess and at least twice (8 times in coarse dtypes) as far from the expected ones."""
         got, want = self.got[at], self.want[at]
         bound = np.broadcast_to(tolerance(self.value, self.dtype), self.got.shape)[at]
         with np.errstate(all="ignore"):
@@ -147,7 +147,7 @@ def _here(names: Sequence[str]) -> str:
 
 
 def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> str:
-    """Returns a sentence about a number that has the same value or the same expression in all results, or "" for other numbers."""
+    """Returns a sentence about a number if its value or the expression that explains it is the same in all results, else ""."""
     first, names = numbers[0], _names(wrongs, numbers)
     if text.endswith("plus {}") and first < 0:
         first, numbers, text = -first, [-x for x in numbers], text.replace("plus", "minus")
@@ -161,9 +161,9 @@ def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> s
 
 
 LISTED = 6
-"""Maximum number of places along an axis that a sentence lists."""
+"""Maximum number of indices along an axis that a sentence lists."""
 MOST = 64
-"""Maximum size of an axis whose places are compared with each other."""
+"""Maximum size of an axis whose indices are compared with each other."""
 MEASURES = ((Wrong.factor, "it is {} times the expected value"), (Wrong.summand, "it is the expected value plus {}"))
 
 
@@ -268,7 +268,7 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
 
 
 def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
-    """Describes the marked entries by a property of an array at these entries or by a part of an axis, or returns ""."""
+    """Describes where the marked entries are, by a property that an array has there or by indices along an axis. Returns "" if unknown."""
     count, axes = int(np.count_nonzero(marked)), wrong.value.axes
     for name, array in (
         {"the expected value": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
@@ -295,7 +295,7 @@ def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
 
 
 def rounded(wrongs: Sequence[Wrong]) -> str:
-    """Returns a sentence on the number format whose rounding explains the values or sizes of all errors of one stage; else ""."""
+    """Returns a sentence that names the number format whose rounding explains all errors of one stage, or "" if no format does."""
     for name, bits in FORMATS.items() if wrongs else ():
         if any(2.0**-bits <= 8 * each.unit for each in wrongs):
             continue

@@ -96,7 +96,7 @@ class Table:
 class CaseResult:
     """The result of one case in one dtype and mode.
 
-    returned: the target's results for each failing stage, by name. seconds: the mean time of the algorithm's cases.
+    returned: the target's results for each failing stage, by name. seconds: the mean time per case of the algorithm.
     table: the first wrong result, if small.
     explanation: for a failure, the correct and wrong results and a description of the errors; see `explain.py`.
     """
@@ -124,7 +124,7 @@ class CaseResult:
 
     @property
     def first(self) -> Outcome:
-        """The first outcome with the state of the case or, in a failed case, the first outcome that failed."""
+        """In a failed case, the first failed outcome. In another case, the first outcome with the state of the case."""
         deciding = FAILED if self.state in FAILED else (self.state,)
         return next(outcome for outcome in self.outcomes if outcome.state in deciding)
 
@@ -192,7 +192,7 @@ class Report:
 
     @property
     def citation(self) -> str:
-        """A citable sentence with the numbers of passed cases and all cases in each dtype and mode, the algorithms and the suite."""
+        """A citable sentence that states the algorithms, the suite, and the numbers of passed cases and of all cases per dtype and mode."""
         groups: dict[str, list[CaseResult]] = {}
         for result in self.results:
             groups.setdefault(f"{result.dtype} {result.mode}", []).append(result)

@@ -66,7 +66,7 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """Returns the id of one forward case and one gradient case per function. Prefers cases that test few functions."""
+        """Returns the ids of one forward case and one gradient case per function. Prefers cases that test few functions."""
         about = {id: self._about(id) for id in ids}
         firsts: dict[tuple[bool, str], str] = {}
         for kind in STRIDED_KINDS:
@@ -145,7 +145,7 @@ def _case(vectors: Path, seed: int | None, id: str) -> Case:
 
 @lru_cache(maxsize=1)
 def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> "Known":
-    """Returns the cases with the results of known variants, which are the same for all dtypes."""
+    """Returns an object that runs known variants on the cases, always in float64, so the object serves all dtypes."""
     from moespec.conformance.check.match_variant import Known
 
     return Known([_case(vectors, seed, id) for id in ids])
@@ -313,7 +313,7 @@ def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[st
 
 
 def invalid_and_valid(case: Case) -> tuple[Job, Job]:
-    """Returns the invalid job, which must raise an error, and the valid job that differs in one edit."""
+    """Returns the invalid job, which must raise an error, and the valid job, which differs from the invalid job in one edit."""
     wanted = case.expected_error
     edit = wanted.valid
     stages = tuple(
@@ -325,7 +325,7 @@ def invalid_and_valid(case: Case) -> tuple[Job, Job]:
 
 
 def verdict(case: Case, invalid: object, valid: object, *, required: bool = False) -> tuple[str, str]:
-    """Returns the state and the message of an error case from the answers (results or failures) to the invalid and the valid call.
+    """Returns the state and the message of an error case. invalid, valid: the target's answers (results or failures) to the two calls.
 
     The error's class, or a base class, must have the expected name, so a target may define its own errors. The message must contain the
     argument's name as a word. The rest of the message is ignored. If a runtime error is missing, the state is "fail" for a

@@ -155,7 +155,7 @@ class Target:
         return next((f"{name} is missing" for name in needs if not hasattr(self.module, name)), "")
 
     def result(self, job: "Job", compile: Any = None) -> Callable[[Values], Any]:
-        """Returns a function of a stage's arrays that makes the stage's call.
+        """Returns a function that takes a stage's arrays and makes the stage's call.
 
         compile: compiles the inner functions of a stage that is not traced.
         """
@@ -169,7 +169,7 @@ class Target:
         return compiled
 
     def differentiated(self, function: Callable[..., Any], compiler: str | None) -> Callable[..., Any]:
-        """Returns the function's `value_and_grad`, compiled with the target's attribute named `compiler`, if any."""
+        """Returns the function's `value_and_grad`. If `compiler` is set, the target's attribute of this name compiles it."""
         B: Any = self.array_operations()
         if not compiler or compiler == "compile":
             derivative: Callable[..., Any] = B.value_and_grad(
@@ -271,7 +271,7 @@ class Job:
 
     @property
     def program(self) -> str:
-        """A key of calls, options, names, shapes and dtypes, which is the same for jobs that differ only in numbers."""
+        """A key made of calls, options, names, shapes and dtypes. Jobs that differ only in numbers have the same key."""
         called = [self.stage, *call.earlier(self.stage, self.stages, self.values)]
         calls = [(s.name, s.call, s.arguments, s.options) for s in called]
         arrays = sorted((name, value.array.dtype.str, value.array.shape) for name, value in self.values.items())

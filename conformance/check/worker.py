@@ -57,7 +57,7 @@ def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Any, Arrays]:
-    """Returns the entry and the arrays of a frame without its length. Raises an exception if the frame is invalid."""
+    """Returns the entry and the arrays of a frame whose length is already removed. Raises an exception if the frame is invalid."""
     arrays = {name: tensor.array for name, tensor in tensors.decoded(body, half=True).items()}
     return json.loads(arrays.pop("").tobytes()), arrays
 

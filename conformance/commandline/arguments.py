@@ -23,7 +23,7 @@ from moespec.spec.names import near_it
 __all__ = ["parser", "spread"]
 
 SIZES = ("small", "large")
-"""Sizes of fresh cases. Small cases have the vectors' sizes and other numbers. Large cases are layers large enough for kernels."""
+"""Sizes of fresh cases. Small cases have the vectors' sizes but other numbers. Large cases are layers large enough to test kernels."""
 DIGITS = 40
 """Maximum digits of a seed."""
 PYTEST = """

@@ -26,7 +26,7 @@ to 5 u of the result. XLA's approximation is off by 4.63 u (4 million arguments 
 def _cosine_scale(
     tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
-    """Return the scale of cosine logits. The errors of a projection and of its norm are proportional to the sum of absolute terms."""
+    """Return the scale of cosine logits. The errors of a projection and its norm grow with the sum of absolute terms."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
@@ -47,7 +47,7 @@ def _softmax_scale(logits: Array, chosen: Any = True) -> Array:
     """Return the scale A of a softmax over the chosen entries: `4 u A` is the rounding error of `exp(L - (max + log sum))`.
 
     The errors arise in the logits, the logarithm, the sum with the maximum, the difference and the exponential. The
-    condition scale covers only the errors of the logits, which are small near 0.
+    condition scale covers only the errors of the logits, and a logit near 0 has a small error.
     """
     p = softmax(np.where(chosen, logits, -np.inf))
     size, from_total = np.abs(logits), -np.log(np.where(p > 0, p, 1.0))
@@ -94,7 +94,7 @@ def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
 
 
 def _plan_scale(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """Return `P (1 + |L| + |f| + |g|)`, since the plan P is the exponential of a sum that cancels."""
+    """Return `P (1 + |L| + |f| + |g|)`, since the plan P is the exponential of a sum whose terms nearly cancel."""
     f, column_mass = np.zeros(len(logits)), len(logits) / logits.shape[1]
     for _ in range(iterations):
         g = np.log(column_mass) - logsumexp(logits + f[:, None], axis=0)
@@ -106,7 +106,7 @@ ROWS = {"projection": Output("rows n")}
 
 
 def _support(utility: Array, **options: Any) -> Any:
-    """Return the mask of a plan's positive entries. The mask shows which scores each solver step keeps."""
+    """Return the mask of a plan's positive entries, which are the entries that the solver's sparse projections keep."""
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
@@ -133,7 +133,7 @@ def _hierarchical_margin(scores: Array, scale: Array, options: Any) -> float:
 
 
 def _outside(codes: Array, scale: Array, options: Mapping[str, Any]) -> float:
-    """Return the smallest relative distance between a code and an end of the smooth step."""
+    """Return the smallest distance between a code and an end of the smooth step, relative to the sum of their scales."""
     half = options.get("gamma", 1.0) / 2
     distance = np.abs(np.abs(codes) - half) / (scale + half)
     return float(distance.min(initial=1.0))
@@ -145,7 +145,7 @@ def _positive(gate: Array, scale: Array, options: Mapping[str, Any]) -> float:
 
 
 def _selector_entropy_scale(selectors: Array) -> Array:
-    """Return `sum r (2 + |log(r + epsilon)|)`. The added 2 covers logarithms of values near 1, which cancel."""
+    """Return `sum r (2 + |log(r + epsilon)|)`. The added 2 covers values near 1, whose logarithms are near 0."""
     return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
 
 
@@ -279,4 +279,4 @@ FUNCTIONS = (
 )
 
 UPDATE = Function("ROUTERS.update", {"*": Output("experts", written=_update_scale)})
-"""Describes a router's `update`, which returns the router's state after a step, by name."""
+"""Describes a router's `update`, which returns a dict with the router's state after a step."""

@@ -33,12 +33,12 @@ def _priorities(scores: Array, scale: Array, options: Mapping[str, Any]) -> floa
 
 
 def _second(gates: Array, noise: Array) -> Any:
-    """Return the two sides of a comparison: twice the second-largest gate, and the random draw."""
+    """Return the two numbers that GShard compares: twice the second-largest gate, and the random draw."""
     return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
 
 
 def _sampled_scale(logits: Array, noise: Array) -> Any:
-    """Return `|logit| + |log(-log noise)| + 1` or, for the expert with the largest logit, the largest such value in the row."""
+    """Return `|logit| + |log(-log noise)| + 1`. For the expert with the largest logit, return the largest such value of the token."""
     size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
     largest = size.max(axis=-1, keepdims=True)
     return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)

@@ -28,7 +28,7 @@ class Output:
     scale: how to compute A of the tolerance `c * u * A` (see `scale.py`): "condition", "spread", "magnitude" (of the
         result), "unit" (1 more than the magnitude), or "written".
     written: `(**arguments) -> A` for one group, which repeats the computation on absolute values. If `scale` is "condition", A is
-    the larger of the condition scale and the written scale. If a router calls the function, its tolerances include this error.
+    the larger of the condition scale and the written scale. If a router calls the function, the router's tolerances include A.
     constant: the name of the constant c.
     rounded: whether the result is rounded to the run's dtype. An unrounded result is in float32 or better even in a
     bfloat16 run, and the tolerance uses the roundoff of float32.
@@ -105,7 +105,7 @@ SLOTS: dict[str, Output] = {
     "slots": Output("groups experts capacity", "int"),
     "weights": Output("groups experts capacity", scale="magnitude", follows=("combine_scores", "scores")),
 }
-"""The results of an allocation with weights copied from scores."""
+"""The results of an allocation whose weights are copied from scores."""
 
 DENSE = "groups tokens experts capacity"
 """Axes of a dense routing."""

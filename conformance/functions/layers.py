@@ -55,8 +55,8 @@ def _layer_norm_scale(x: Array, scale: Array, bias: Array | None = None, *, epsi
     """Return the sum of the rounding errors of `y = c r s + b`, with c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
 
     To first order in u, the mean has an error of up to `u mean|x|`, which moves every c equally. The sum of c is 0, so r does not change,
-    and y moves by `|s| r mean|x|`. The rounding errors of c, r and their products with s are relative to `|s| r |c|`. The rounding error
-    of the sum is relative to |y|. The condition scale omits the mean's error: at the outlier of a row, dy/dx is near 0.
+    and y moves by `|s| r mean|x|`. The rounding errors of c, r and their products with s are proportional to `|s| r |c|`. The rounding
+    error of the sum is proportional to |y|. The condition scale omits the mean's error: at the outlier of a row, dy/dx is near 0.
     """
     centred = x - x.mean(axis=-1, keepdims=True)
     r = 1 / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + epsilon)

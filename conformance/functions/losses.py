@@ -1,8 +1,8 @@
 """Auxiliary losses, contrastive losses, and the averages that these losses use.
 
-A variance suffers from cancellation, so an explicit formula gives the scale of the squared coefficient of variation. If rounding moves
-the totals v with mean m by u * e, the scale is `mean(2 |v - m| (e + mean e)) / m^2`. The division adds the product of
-`2 mean e / m` and the result. Equal totals have the scale 0, so cases with equal totals use numbers whose sums are exact.
+A variance suffers from cancellation, so an explicit formula gives the scale of the squared coefficient of variation. Let rounding
+move the totals v by u * e. With m = mean v, the scale is `mean(2 |v - m| (e + mean e)) / m^2`. Dividing by m^2 adds `2 mean e / m`
+times the result. Equal totals have the scale 0, which allows no rounding error, so such cases use numbers whose sums are exact.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def _importance_scale(scores: Array) -> Array:
 
 
 def _load_scale(logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
-    """Return the scale of the load loss. In units of u, `1 - Phi(z)` has the error 1 plus the error of z times the normal density."""
+    """Return the scale of the load loss. The error of `1 - Phi(z)` in units of u is 1 + (error of z) * (normal density)."""
     threshold = -np.sort(-noisy_logits, axis=1)[:, choices - 1 : choices]
     z = (threshold - logits) / noise_std
     errors = 1 + normal_density(z) * (np.abs(threshold) + np.abs(logits)) / noise_std
@@ -77,7 +77,7 @@ def _sizes(first: Array, second: Array, log_scale: Array) -> Any:
 
 
 def contrast_scale(sizes: Array) -> Any:
-    """Return the scale of the mean cross-entropy over rows of logits. sizes: the absolute logits with their errors."""
+    """Return the scale of the mean cross-entropy over rows of logits. sizes: the error scales of the logits."""
     return np.mean(sizes.max(axis=1) + np.diag(sizes)) + np.log(len(sizes))
 
 
@@ -113,7 +113,7 @@ def _batch_norm_scale(x: Array, *, epsilon: float = 1e-5) -> Array:
 def choice_errors(
     logits: NDArray[Any], noise_logits: NDArray[Any], noisy_logits: NDArray[Any], choices: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the probability that noisy top-k chooses each expert, and the error from a softplus, a quotient and `ndtr`."""
+    """Return the probability that noisy top-k chooses each expert, and its error, which a softplus, a quotient and `ndtr` cause."""
     experts = logits.shape[1]
     if choices == experts:  # every token chooses every expert
         return np.ones(logits.shape), np.zeros(logits.shape)

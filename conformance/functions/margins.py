@@ -18,19 +18,19 @@ Array = NDArray[Any]
 
 
 def best_experts(choices: int | str) -> Callable[[Array, Array, Mapping[str, Any]], float]:
-    """Return the margin function of a choice of `choices` experts per token. choices: a number, or the name of an option."""
+    """Return the margin function for tokens that choose `choices` experts each. choices: a number, or the name of an option."""
     return lambda scores, scale, options: token_choice_margin(
         scores, scale, options[choices] if isinstance(choices, str) else choices
     )
 
 
 def token_choice_margin(scores: Array, scale: Array, choices: int) -> float:
-    """Return the smallest margin among the first `choices + 1` experts of a token. scores, scale: `(..., tokens, experts)`."""
+    """Return the smallest margin among the best `choices + 1` experts of any token. scores, scale: `(..., tokens, experts)`."""
     return _margin(scores, scale, choices)
 
 
 def expert_choice_margin(scores: Array, scale: Array, capacity: int) -> float:
-    """Return the smallest margin among the first `capacity + 1` tokens of an expert."""
+    """Return the smallest margin among the best `capacity + 1` tokens of any expert."""
     return _margin(np.swapaxes(scores, -1, -2), np.swapaxes(scale, -1, -2), capacity)
 
 

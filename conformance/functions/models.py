@@ -25,7 +25,7 @@ BLOCKS = 4
 CONFIGS = {"vit": "VitConfig", "mixer": "MixerConfig", "sparse_mlp": "SparseMlpConfig"}
 """Maps the module name of each model to the name of its configuration class."""
 KEPT = (1, 5)
-"""After these steps and after the last step, the parameters are results of the case."""
+"""The parameters after these steps, and after the last step, are results of the case."""
 
 
 def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _trained(
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
     options |= state_update(B, model.moe_layers(config, batch // accumulate))
-    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # a step averages metrics over micro-batches
+    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # a step would average micro-batches' routings
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)
     metrics: list[dict[str, Any]] = []

@@ -40,7 +40,7 @@ ROUTING = {"tokens", "experts"}
 FIXED = ("words", "pair")
 """Axes with a fixed size."""
 
-# Exceptions to the errors that types imply, each as `function/argument` or `router/argument`.
+# Exceptions to the errors that types imply. Each names `function/argument` or `router/argument`, and some also an axis.
 MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream", "add_gating_noise/multiplier"}
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
 MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon", "moved_thresholds/decay"}
@@ -75,7 +75,7 @@ LATER = {"balance_loss/choices", "balance_loss/load"}
 def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
     """Return, by path, a valid call of each public function that cases call. Prefer calls with more arrays, then smaller arrays.
 
-    The call is the last stage of a case. The array of an argument is the input `argument`, and a named part is `argument/part`.
+    The call is the last stage of a case. An argument's array is the input `argument`; an array within a dict is `argument/key`.
     """
     best: dict[str, tuple[tuple[int, ...], Case]] = {}
     for case in cases:
@@ -94,7 +94,7 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
 
 
 def _alone(case: Case, stage: Stage) -> Case:
-    """Return a case with the call of a stage and the earlier calls whose routings the stage reads. All other arguments become inputs."""
+    """Return a case that runs a stage after the earlier calls whose routings the stage reads. All other arguments become inputs."""
     known, stages = call.golden(case), {each.name: each for each in case.stages}
     inputs: dict[str, Tensor] = {}
 
@@ -170,7 +170,7 @@ def _wrong_arrays(valid: Case) -> Iterator[tuple[str, str, str, str, Tensor]]:
 
 
 def _with_other_shapes(tensor: Tensor, key: str, sizes: set[str], leading: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield (kind of edit, edited tensor). sizes: axes whose size another argument sets. leading: whether any leading axes are valid."""
+    """Yield (kind of edit, edited tensor). sizes: axes whose size another argument sets. leading: whether extra leading axes are valid."""
     array, axes = tensor.array, tensor.axes
     for index, axis in enumerate(axes):
         if axis in sizes and f"{key}/{axis}" not in FREE | OTHER_NAMED:
@@ -349,7 +349,7 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
 def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
     """Yield error cases until each public function has three: for a shape, for a dtype, and for a value or option.
 
-    Each router gets at least one error case for an option. The public functions that a router calls check its arrays.
+    Each router gets at least one error case, for an option. The functions that the router calls have error cases for arrays.
 
     valid: a call of each function. written: the explicitly written error cases.
     """

@@ -1,8 +1,8 @@
 """Builds fresh cases from a seed. A fresh case has the definition of a committed case, but other random numbers.
 
 A target could copy the expected results of committed vectors, but not the results of fresh cases. The same seed always gives the same
-cases. All expected results, tolerances and margins are recomputed. If a draw gives no valid case, or choices that float32 rounding could
-change, the seed's next draw is used. Error, training and model cases, and cases without random inputs, have no fresh version.
+cases. All expected results, tolerances and margins are recomputed. If a drawn case is invalid, or if float32 rounding could change its
+choices, the seed's next draw is used. Error, training and model cases, and cases without random inputs, have no fresh version.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, size: str
 
 
 def ids(seed: int, size: str = "small") -> list[str]:
-    """Return the ids of a seed's fresh cases. Small fresh cases are derived from committed cases. `author/large.py` defines large ones."""
+    """Return the ids of a seed's fresh cases. Small cases are derived from committed cases. `author/large.py` defines large cases."""
     if size == "large":
         return list(large.ids())
     return [id for id, definition in definitions(_salt(seed, 0)).items() if is_drawn(definition)]
@@ -44,7 +44,7 @@ def kind(id: str) -> str:
 
 
 def is_drawn(definition: Definition) -> bool:
-    """Return whether a salted definition gives a fresh case: it has random numbers and is not an error, training or model case."""
+    """Return whether a seed changed the inputs of a definition, and the definition is not an error, training or model case."""
     if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
         return False
     committed = definitions()[definition.id].inputs

@@ -1,7 +1,7 @@
 """Generate the golden vectors from the case definitions, and compare committed vectors with newly generated vectors.
 
-Inputs, integers and manifests are compared byte for byte. Floats may differ by twice the float64 tolerance (`8 * u * A`
-for a formula evaluated once), because the last bits of `exp` and of sums depend on the CPU's instruction set. Any other
+Inputs, integers and manifests are compared byte for byte. Floats may differ by twice the float64 tolerance (by `8 * u * A`
+if a formula has no iterations), because the last bits of `exp` and of sums depend on the CPU's instruction set. Any other
 difference means that the specification's results changed. A commit that changes results must also increase the
 algorithm's `revision`. `suite.json` stores the revision of each algorithm's vectors.
 """
@@ -64,7 +64,7 @@ def generate(
 ) -> int:
     """Generate every case, and write new and changed cases or, if `check` is true, compare the cases. Returns their number.
 
-    Each case is written immediately, so a later failure loses no cases. own: definitions by id, used instead of the package's.
+    Each case is written immediately, so a later failure loses no cases. own: definitions by id, which replace the package's definitions.
     Raises ConfigError at the start if `folder` has no vectors to compare with, or if foreign files would be overwritten.
     Raises StaleError at the end and lists all problems: cases that cannot be generated, vectors without a definition, and committed cases
     that differ at an unchanged revision. After a StaleError, the differing vectors and `suite.json` are unchanged.
@@ -112,7 +112,7 @@ def generate(
 
 
 def _check_folder(folder: Path, compared: Sequence[str]) -> None:
-    """Raise ConfigError unless the folder contains a vector of `compared` or, if `compared` is empty, vectors may be written into it."""
+    """Raise ConfigError if the folder contains no vector of `compared` or, if `compared` is empty, if vectors cannot be written there."""
     name, suite = f"vectors={str(folder)!r}", folder.parent / "suite.json"
     if compared:
         if not any((folder / f"{id}.json").is_file() for id in compared):

@@ -24,7 +24,7 @@ __all__ = ["described", "read"]
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
     """Import a module, register its routers and functions, and return its case definitions by id and its routers by matrix row.
 
-    The definitions include derived error cases. Raises ConfigError if the module raises an exception or a router's name is taken.
+    The definitions include derived error cases. Raises ConfigError if the module fails or reuses the name of a moespec router.
     """
     try:
         module: Any = importlib.import_module(name)

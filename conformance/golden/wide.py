@@ -1,8 +1,8 @@
 """Derives wide cases, with sizes and numbers that small cases lack, from a valid call of each public function.
 
 `odd_sizes` has three groups, axes of odd size, floats with more bits than bfloat16, extreme logits, and a gradient for each float input.
-`long` has 42 tokens, or 273 if results are indices, counts or arrays without a tokens axis. `many` has nine choices among 12 experts, or
-258 experts if results are sums, indices or counts. In `level`, experts have equal importance and load. `coverage.py` lists required cases.
+`long` has 42 tokens, or 273 for `BLOCKS`, indices, counts and results without a tokens axis. `many` has nine choices and 12 experts, or
+258 experts for `SUMS`, indices and counts. In `level`, experts have equal importance and load. `coverage.py` lists required cases.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -75,7 +75,7 @@ LEAST_SIZES: Mapping[str, dict[str, int]] = {
 }
 """Axis sizes in the case `one` for functions that need at least two experts or columns."""
 KINKED = {"excess_gates/gates", "relu_affinity/logits"}
-"""Arrays with zeros, at which a derivative jumps. `_finer` moves the zeros by subtracting small numbers."""
+"""Arrays that contain zeros, where a derivative jumps. `_finer` removes the zeros by subtracting small numbers."""
 UPDATES = {
     *(
         "balance_bias",
@@ -88,11 +88,11 @@ UPDATES = {
     ),
     "required_biases",
 }
-"""Functions without a gradient: state updates, tables, random numbers."""
+"""Functions without a gradient, because they compute states, tables or random numbers."""
 
 
 def _more() -> Iterator[Definition]:
-    """Yield calls with arguments that other cases omit. A call named "valid" replaces a call in the argument `valid` of `wide`."""
+    """Yield calls with arguments that other cases omit. A call named "valid" replaces the same function's call in `valid` of `wide`."""
     key, pairs = "wide/more", "groups tokens choices"
     yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
     kernel: dict[str, Any] = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
@@ -216,7 +216,7 @@ def _many(path: str, definition: Definition) -> Definition:
 
 
 def _level(path: str, definition: Definition) -> Definition:
-    """Return the case `level`, in which two experts each have the higher score for one token, so no sum depends on the order."""
+    """Return the case `level`: two tokens score two experts (high, low) and (low, high), so the order of a sum does not matter."""
     inputs = _resized(definition, {**_sizes(path, definition), "experts": 2, "tokens": 2})
     for name, tensor in inputs.items():
         array = tensor.array
@@ -305,7 +305,7 @@ def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tens
 
 
 def _finer(path: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Reduce each float by up to an eighth, to get distinct floats with about 20 bits. Replace a token order with a random order."""
+    """Make floats distinct, with about 20 bits, by reducing each float by up to 1/8. Replace a token order with a random order."""
     key = f"wide/{path}/{name}"
     if name.rpartition("/")[2] == "order":
         return np.stack([permutation(f"{key}/{row}", array.shape[-1]) for row in range(len(array))])

@@ -15,7 +15,7 @@ __all__ = ["PEERS", "Peer"]
 
 @dataclass(frozen=True)
 class Peer:
-    """A package and the requirements of its environment.
+    """A package that the suite tests, and the packages that must be installed for the tests.
 
     package: the distribution whose version is recorded. repository: the address of the source code.
     requires: packages installed with moespec. alone: packages installed without their dependencies.

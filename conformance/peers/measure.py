@@ -4,8 +4,8 @@ A peer takes an alternative reading if the peer equals a known variant with this
 peer equals a variant if both have the same results in all stages in which the peer or the variant differs from the specification.
 
 A peer can take the specification's reading of a question only if `answers` in `peers.toml` lists the question. In
-addition, every alternative reading must have variants, and each variant must fail a case that the peer passes. If the
-peer and such a variant fail the same case, a variant of another question must explain the peer's failure.
+addition, every alternative reading must have variants, and each variant must fail a case that the peer passes. If the peer and a variant
+of an alternative reading fail the same case, a variant of another question must explain the peer's failure.
 
 The float64 results determine the readings of a function. If a function has no float64 results, its float32 results determine the readings.
 """
@@ -178,7 +178,7 @@ def _equal(function: Record, dtype: str) -> Iterator[tuple[str, set[str]]]:
 def _others(name: str, function: Record, dtype: str) -> Iterator[str]:
     """Yield the alternative readings that a function of a peer takes.
 
-    If several variants match, prefer variants that replace only this function, which is all that its results can show.
+    If some matching variants replace only this function, ignore the others: a function's results cannot show changes in others.
     """
     for _, names in _equal(function, dtype):
         alone = {each for each in names if variants()[each].replaced.keys() == {name}}
@@ -191,7 +191,7 @@ def _ours(
     name: str, function: Record, dtype: str, others: set[str], answers: Sequence[str], failing: "_Failing"
 ) -> Iterator[str]:
     """Yield the specification's readings that a function of a peer takes."""
-    named = {  # ledger entries of the variants
+    named = {  # ledger entries of the variants that the peer equals
         algorithm: {variants()[each].ledger.rstrip("abcdefgh") for each in names}
         for algorithm, names in _equal(function, dtype)
     }
@@ -213,7 +213,7 @@ def _ours(
 
 
 class _Failing:
-    """Find the variants that change the calls of a function in a case, and whether each variant fails the case."""
+    """For a function in a case, find the variants that affect the function, and whether each variant changes the function's results."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = {case.id: routing_only(case) for case in cases}

@@ -69,7 +69,7 @@ READ = {
     "microsoft/Tutel": "no package",
     "stanford-crfm/levanter": "package has no mixture of experts",
 }
-"""Repositories whose code the ledger cites although the suite does not run on them, and the reasons why it does not."""
+"""Repositories whose code the ledger cites but the suite does not run, and the reason for each repository."""
 
 TAIL = """
 ## Read, not run
@@ -99,7 +99,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _known(records: Sequence[Record]) -> list[str]:
-    """List the known variants whose results a package equals, and describe each variant."""
+    """List the known variants whose results equal the results of a package, and describe each variant."""
     functions = [function for record in records for function in record["functions"].values()]
     found = {each["variant"]: each for function in functions for each in function["variants"]}
     rows = ([f"`{name}`", found[name]["ledger"], found[name]["computes"]] for name in sorted(found))

@@ -28,7 +28,7 @@ def router_of(case: Case) -> str:
 def checked_function(module: Any, stage: Stage, case: Case) -> str:
     """Return the peer's function that a stage checks: a router, or the first called function that the adapter defines.
 
-    Return an empty string if the adapter lacks the called function or shares it with other adapters.
+    Return an empty string if the adapter lacks the router or function, or imports the function from a module that adapters share.
     """
     router = router_of(case)
     if router and stage.name in case.whole:

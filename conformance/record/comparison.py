@@ -1,4 +1,4 @@
-"""Finds where two recordings of the same weights and tokens diverge, and whether the router, rounding or the logits are the cause."""
+"""Finds where recordings made with the same weights and tokens diverge, and whether the router, rounding or the logits are the cause."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +33,9 @@ class Parting:
     """The differences between two recordings of one gate.
 
     logits: the largest difference of the logits, if recorded. rounds: whether rounding explains this difference.
-    differs: per token, whether the experts differ. near, coarse: per token, whether it is a near tie, or one in bfloat16.
+    differs: per token, whether the experts differ. near, coarse: per token, whether its choice is a near tie (coarse: in bfloat16).
     follows: per token, whether one rule explains the different choices by the different logits. same: whether the weights are equal within
-    rounding, or one rule explains the weights. weights: their largest relative difference. decisions: the number of differing choices.
+    rounding, or one rule explains the weights. weights: the largest relative weight difference. decisions: the number of differing choices.
     """
 
     first: Explanation

@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield rules that choose among the experts of a token's M best groups. M is the largest number of groups of one token, or one more."""
+    """Yield rules that choose experts in a token's M best groups. M is the largest number of groups that a token uses, or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
@@ -148,7 +148,7 @@ def weight_rules(gate: Gate) -> Iterator[Rule]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The fit of a choice rule. For each token (or expert, if experts choose), `agrees` states whether the rule holds.
+    """How well a choice rule fits a gate. For each token (or expert, if experts choose), `agrees` states whether the rule holds.
     `near` and `exact` mark the deviations that are near ties and exact ties."""
 
     rule: Rule
@@ -164,7 +164,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Weights:
-    """The fit of a weight rule. divided: "after" or "before" if weights are divided by their sum after or before drops, else "".
+    """How well a weight rule fits. divided: "after" or "before" if weights are divided by their sum after or before drops, else "".
     agrees, error: per token, whether the rule holds, and the error relative to the token's largest weight."""
 
     rule: Rule
@@ -237,7 +237,7 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
 
 
 def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
-    """Yield the fit of a gate's weights to each form of a rule, with and without normalisation and a factor."""
+    """Compare a gate's weights with each form of a rule: with or without division by the sum, and with or without a constant factor."""
     weights = present(f"{gate.name}: weights", gate.weights)
     made, chosen = gate.chosen >= 0, np.maximum(gate.chosen, 0).astype(np.int64)
     scores = rule.scores(gate)
@@ -260,7 +260,7 @@ def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weigh
 def explained(gate: Gate) -> Explanation:
     """Find the choice and weight rules that hold for the most tokens. Of equally good rules, return the simplest one.
 
-    If no rule holds for all tokens, prefer a rule that holds for all tokens within bfloat16 rounding.
+    If these rules do not hold for all tokens, but other rules hold for all tokens within bfloat16 rounding, return the other rules.
     """
     if gate.logits is None or gate.choices is None:
         return Explanation(gate)

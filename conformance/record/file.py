@@ -5,8 +5,8 @@
     <index>/weights  (tokens, choices)    of the choices; 0 for a choice not made
     <index>/bias     (experts,)           added to scores only for the choice
 
-The metadata entry `moespec_recording` is JSON with `format`, `version`, `moespec` and the checksum `tensors`. The entry lists,
-for each gate in the order of first calls, the `name`, the token counts of all `calls`, and the `dtypes` of the computation.
+The metadata entry `moespec_recording` is JSON with `format`, `version`, `moespec` and the checksum `tensors`. For each gate,
+in the order of the gates' first calls, the entry lists the `name`, the token counts of all `calls`, and the `dtypes` of the computation.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ __all__ = ["PARTS", "Gate", "read", "write"]
 FORMAT, VERSION, KEY = "moespec recording", 1, "moespec_recording"
 PARTS = ("logits", "choices", "weights", "bias")
 ROUNDING = {"float64": 2.0**-40, "float16": 2.0**-9, "bfloat16": 2.0**-7}
-"""The relative error that a few roundings cause, by dtype; 2^-19 in float32."""
+"""The relative error that a few roundings cause, by dtype. In float32, it is 2^-19."""
 LONGEST = 300
 """The maximum number of characters in a gate's name."""
 MOST, LARGEST = 2**16, 2**28

@@ -53,7 +53,7 @@ class Recorder:
         self.hooks: list[Any] = []
 
     def attach(self, model: Any) -> None:
-        """Hook the matching modules of a torch model. Raises ConfigError, which lists the gates, if no module matches."""
+        """Hook the matching modules of a torch model. If no module matches, raise a ConfigError that lists likely gates."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module):
             raise ConfigError(f"model={model!r:.80}: expected an instance of torch.nn.Module")
@@ -224,7 +224,7 @@ def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any
 
 
 def _batches(data: str | None, torch: Any) -> Iterator[Any]:
-    """Yield the arguments of each call. A mapping passes arguments by name, a tuple by position; an array is one argument."""
+    """Yield the arguments of each call: a mapping (arguments by name), a tuple (arguments by position) or an array (one argument)."""
     if data is None:
         raise ConfigError("data=None: the model needs data; set --data FILE.npz or package:function")
     if data.endswith(".npz"):
@@ -241,7 +241,7 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
 
 
 def _read_npz(path: str) -> dict[str, Any]:
-    """Read the arrays of an npz file. NumPy saves bfloat16 as dtype V2, which becomes float32. Reads no pickles."""
+    """Read the arrays of an npz file. NumPy saves bfloat16 arrays with dtype V2; convert them to float32. Reads no pickles."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)

@@ -11,7 +11,7 @@ __all__ = ["badge", "shields"]
 COLOURS = {"failed": "#b3261e", "part": "#9a6700", "passed": "#1a7f37", "nothing": "#6e7781"}
 LABEL = "moespec conformance"
 WIDTH = 6.2
-"""The width of a character in pixels at a font size of 11 pixels. `textLength` forces this width in every font."""
+"""The width of a character in pixels at a font size of 11 pixels. The SVG attribute `textLength` enforces this width in every font."""
 
 
 def badge(reports: Sequence[Report]) -> str:

@@ -208,7 +208,7 @@ def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, ev
 
 
 def missed(reports: Sequence[Report]) -> str:
-    """Return a line on the cases that were not compared and on layers of real size that were not run, or ""."""
+    """Return a line on the cases that were not compared, and on layers of real size if none was run, or "" if nothing was missed."""
     _, cases, missing = covered(reports)
     named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
     parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []
@@ -219,7 +219,7 @@ def missed(reports: Sequence[Report]) -> str:
 
 
 def total(reports: Sequence[Report]) -> str:
-    """Return the last line: results, coverage of the cases, and algorithms whose backward pass an adapter did not check."""
+    """Return the last line: results, coverage of the cases and, for adapters, algorithms whose backward pass was not checked."""
     passed, failed, skipped = (sum(numbers) for numbers in zip((0, 0, 0), *(r.counts for r in reports), strict=True))
     unseen = sorted({name for r in reports for name in r.not_differentiated})
     of_cases = "{} of {} cases passed".format(*covered(reports)[:2])

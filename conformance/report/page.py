@@ -49,7 +49,7 @@ class Column(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """The content of one row: the cases, all case ids, the case ids by matrix column, and the specifying modules."""
+    """The content of one row: the cases, all case ids, the case ids by matrix column, and the modules that specify the algorithm."""
 
     name: str
     row: Any

@@ -1,4 +1,4 @@
-"""Write and read `report.json`, which contains all results of a run or of checked files. Pages and badges show reports.
+"""Write and read `report.json`, which contains all results of a run or of checked files. `page.py` and `badge.py` render reports.
 
 A report may come from a third party, so `read` accepts only files that `run --report` and `check --report` could write.
 `report_schema.json` defines the format. This module checks rules that the schema cannot express. Texts in a report are not escaped.
@@ -26,7 +26,7 @@ __all__ = ["ReportError", "distinct", "read", "write"]
 
 SCHEMA = 3
 INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?", "files": r"[^\x00-\x1f\x7f]+"}
-"""For each interface, the pattern of a target's name: a module, an object in a module, or a folder."""
+"""For each interface, the regular expression for a target's name: a module, an object in a module, or a folder."""
 
 
 class ReportError(Exception):
@@ -70,7 +70,7 @@ def _counts(report: Report) -> dict[str, int]:
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a report without the digest. The digest detects accidental changes but is not a signature."""
+    """Return the SHA-256 of a report's content except the entry `digest`. The digest detects accidental changes but is not a signature."""
     said = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -91,7 +91,7 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
 
 
 def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
-    """Read the report at `path`. It must come from the vectors with the digest `suite` and contain only cases from `cases`.
+    """Read the report at `path`. The report must come from vectors with the digest `suite` and contain only `cases`.
 
     Raises ReportError, which names the file and the first error in it, unless `write` could have written the file.
     """
@@ -151,7 +151,7 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
 
 
 def _record(kind: type[Any], entry: Mapping[str, Any]) -> Any:
-    """Create a dataclass of type `kind` from the matching fields of an entry. Ignores other fields."""
+    """Create a dataclass of type `kind` from the items of `entry` that are fields of `kind`. Ignores other items."""
     return kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
 
 

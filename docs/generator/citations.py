@@ -21,7 +21,7 @@ def references(path: Path = REFERENCES) -> dict[str, str]:
 
 
 def citations(page: Page) -> list[str]:
-    """The entries of the papers that a page cites, starting with its row's papers. Raises SiteError if one is missing."""
+    """The entries of the papers that a page cites, starting with its row's papers. Raises SiteError if an entry is missing."""
     texts = [page.algorithm.cites, *(module.__doc__ or "" for module in page.modules)]
     known = references()
     numbers = list(dict.fromkeys(number for text in texts for number in ARXIV.findall(text)))
@@ -47,5 +47,5 @@ def software(page: Page | None = None) -> str:
 
 
 def version() -> str:
-    """The package's version from pyproject.toml. Its first two numbers name the folder of the published pages."""
+    """The package's version from pyproject.toml. The folder of the published pages is named after the first two numbers."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])

@@ -23,7 +23,7 @@ def markdown(docstring: str) -> str:
 
 
 def axes_of(docstring: str) -> dict[str, tuple[str, ...]]:
-    """The axes of arguments that a docstring states as `scores: (tokens, experts), ...` or "`kernel` (width, experts)"."""
+    """The axes of each argument in a docstring, written as `scores: (tokens, experts), ...` or "`kernel` (width, experts)"."""
     pairs = re.findall(r"^ +(\w+): (?:[^.(]*, )?\(([a-z, ]+)\)", docstring, re.MULTILINE)
     pairs += re.findall(r"`(\w+)` \(([^`]*?)\)(?=[ ,;:.]|$)", docstring)
     return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in pairs}

@@ -29,7 +29,7 @@ class Row:
 class Measured:
     """The suite's result for one package on one algorithm's cases.
 
-    passed, failed, other: numbers of cases in float64. variants: known variants that match its results, with ledger ids.
+    passed, failed, other: numbers of cases in float64. variants: known variants that match the package's results, with ledger ids.
     """
 
     package: str

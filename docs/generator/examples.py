@@ -1,4 +1,4 @@
-"""Worked examples: calls of the specification, run and traced during the build, with their numbers as tables.
+"""Worked examples: calls of the specification that run during the build. Tables show the inputs and outputs of each call.
 
 A building block's page shows its docstring examples with each call's inputs and outputs. A router's page shows the
 router's steps on the specification's worked example, in which the tokens equal their logits.
@@ -104,7 +104,7 @@ def _distinct(recorder: Recorder, results: list[Any]) -> list[Step]:
 
 
 def _recorder(inputs: Mapping[str, Any], **options: bool) -> tuple[Recorder, list[Any]]:
-    """A call recorder, and the list that collects the results."""
+    """A call recorder, and the list to which the recorder adds the results."""
     results: list[Any] = []
 
     def keep(stage: Stage, result: Any) -> Any:
@@ -152,7 +152,7 @@ def routed(page: Page) -> Routed:
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> str:
-    """A call's arguments as text: each array by its source, or else by its name, and each option with its value."""
+    """A call's arguments as text: `name=source` for an array with a known source, `name` for other arrays, `name=value` for options."""
     words = {name: name if value is not None else f"{name}=None" for name, value in arguments.items()}
     words |= {
         name: f"{name}={value.removeprefix('params/')}" for name, value in arguments.items() if isinstance(value, str)

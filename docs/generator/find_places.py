@@ -1,10 +1,10 @@
-"""Find the code that the ambiguity ledger and "Source:" lines name, in copies of the repositories, and write commits and lines.
+"""Search copies of repositories for the code that the ambiguity ledger and "Source:" entries name, and write commits and line numbers.
 
     python -m generator.find_places FOLDER
 
-A copy is a clone, `FOLDER/OWNER/NAME`, or a commit's unpacked archive, `FOLDER/OWNER/NAME-COMMIT`. A "Source:" may name
-the commit, as in "OWNER/NAME@COMMIT". Otherwise, `spec/implementations/places.json` sets the commit, by default the
-clone's newest commit. If a name is missing, the command prints it, writes nothing and exits with status 1.
+A copy is a clone, `FOLDER/OWNER/NAME`, or a commit's unpacked archive, `FOLDER/OWNER/NAME-COMMIT`. A "Source:" may set
+the commit: "OWNER/NAME@COMMIT". Otherwise, the command uses the repository's commit in `spec/implementations/places.json` or, if the
+file lacks the repository, the clone's HEAD. If a name is missing, the command prints the name, writes nothing and exits with status 1.
 """
 
 import argparse
@@ -28,14 +28,14 @@ PLACE = re.compile(rf"({REPOSITORY}), ([\w./-]+\.\w+(?:, {NAME}(?: and {NAME})*(
 
 
 def sources() -> list[str]:
-    """The "Source:" of each docstring in the specification, joined to one line."""
+    """The text after each "Source:" in the specification's docstrings, as one line."""
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "spec").rglob("*.py"))]
     found = [source for text in texts for source in re.findall(r"^ *Source: ((?:.+\n)+)", text, re.MULTILINE)]
     return [" ".join(source.split()) for source in found]
 
 
 def cited(source: str) -> list[Implementation]:
-    """The code locations that a "Source:" names. Raises ValueError if it names a repository without a file path."""
+    """The code locations that a "Source:" names. Raises ValueError if a repository is not followed by a file path."""
     found = [Implementation(*place) for place in PLACE.findall(source)]
     if len(re.findall(REPOSITORY, source)) != len(found):
         raise ValueError(
@@ -97,7 +97,7 @@ def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
 
 
 def main() -> int:
-    """Find the places and write them. Returns 0 if everything was found, else 1."""
+    """Find all named code and write `places.json`. Returns 0 if everything was found, else 1."""
     parser = argparse.ArgumentParser(prog="python -m generator.find_places", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of the copies: FOLDER/OWNER/NAME or FOLDER/OWNER/NAME-COMMIT")
     found, missing = find(parser.parse_args().folder)

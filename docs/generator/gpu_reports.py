@@ -19,7 +19,7 @@ HEAD = "| device | backend | suite | dtype | mode | passed | failed | skipped | 
 
 
 def rows(folder: Path = REPORTS) -> Iterator[str]:
-    """Yield a row for each dtype and mode of each report. If a suite is not the current suite, its date comes from git."""
+    """Yield a row for each dtype and mode of each report. For an older suite, the row states the suite's commit date."""
     for path in sorted(folder.glob("gpu-*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         backend, suite = report["target"].rpartition(".")[2], report["suite"]

@@ -1,4 +1,4 @@
-"""Common names under which readers look for a page. The first is its title; the search finds a page by any of its names."""
+"""Common names under which readers look for a page. The first name is the title. The search finds a page by any name."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),

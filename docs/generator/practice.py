@@ -24,7 +24,7 @@ def known_of() -> dict[str, list[str]]:
 
 
 def beyond() -> list[Variant]:
-    """The known variants that occur in public code but not in the ledger, which lacks the reading or does not list the code for it."""
+    """The known variants whose reading the ledger lacks, or whose public code the ledger does not list under the reading."""
     return [variant for variant in variants().values() if variant.who and not _told(variant)]
 
 

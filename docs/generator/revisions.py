@@ -25,7 +25,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Past:
-    """An earlier revision: the last text of its files, and the diff from this text to the next revision."""
+    """An earlier revision: the last version of its files, and the diff to the files of the next revision."""
 
     revision: int
     commit: str

@@ -124,7 +124,7 @@ def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = (
 
 
 def _facts(page: Page) -> str:
-    """A table of the models that use a router, and of what it balances, drops and costs."""
+    """A table with the papers that define the algorithm and, for a router, the models, what the router balances and drops, and its cost."""
     facts = {"Defined by": page.algorithm.cites}
     if page.router:
         facts |= {"Models": ", ".join(page.router.models)} if page.router.models else {}

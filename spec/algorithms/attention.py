@@ -47,6 +47,6 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: boo
     check_same_shape("value", value, "key", key)
     scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[2])
     if causal:
-        check_size("key", key, 0, len(query), "the queries, which attention that is causal has as many of")
+        check_size("key", key, 0, len(query), "the number of queries, since attention is causal")
         scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
     return np.einsum("hqk,khd->qhd", softmax(scores), value)

@@ -1,4 +1,4 @@
-"""The balance loss: the product of an expert's fraction of tokens and its mean score, summed over experts.
+"""The balance loss: the sum over experts of the fraction of tokens that choose the expert times the expert's mean score.
 
 | here | Switch (arXiv 2101.03961) |
 |---|---|
@@ -35,7 +35,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, top2gating; laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward;
         lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating; lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: the loss counts all K choices (`balance_counts="all"`). The smallest values are near K unless divided by K.
+    Alternative b: the loss counts all K choices (`balance_counts="all"`). The smallest values are near K unless the loss is divided by K.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss; huggingface/transformers,
         src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func; databricks/megablocks,
@@ -82,12 +82,12 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
     groups of equal size, the mean of the losses of all groups and devices then equals the loss over all tokens together.
 
     Only P carries a gradient. Uniform scores give a loss of K for K choices. With `choices=1`, the loss is E if every token has
-    a score of 1 for the same expert. With `choices=1`, training can lower the loss to 3 / 4 + 1 / (4 E). A fraction
-    (E + 1) / (2 E) of the tokens then barely prefers expert 0. The other tokens choose experts 1 to E - 1 equally often, with scores of 1.
+    a score of 1 for the same expert. With `choices=1`, training can lower the loss to 3 / 4 + 1 / (4 E). In that case,
+    (E + 1) / (2 E) of the tokens barely prefer expert 0. The other tokens choose experts 1 to E - 1 equally often, with scores of 1.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
-        load: (experts,), at least 0 and not all 0: the number of tokens in the scope of the loss that choose each expert, from
+        load: (experts,), at least 0 and not all 0: how many tokens in the scope of the loss choose each expert, as counted by
             `expert_load` with the same `choices`; None to count the tokens of the group.
         choices: K, the number of choices per token that f counts, from 1 to experts.
 

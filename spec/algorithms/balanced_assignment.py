@@ -89,10 +89,10 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
 
 
 def _gap(scores: Array, expert: NDArray[np.intp]) -> Array:
-    """Computes the gap at prices that make the assigned expert of each token the token's best expert, if such prices exist.
+    """Computes the gap at expert prices p. If possible, the assigned expert of each token t maximises `scores[t, e] - p[e]` over e.
 
-    `cost[e, f]` is the smallest decrease of the total score if one token moves from expert e to expert f. If no cycle has
-    negative cost, the lengths of shortest paths are prices with `p[e] <= cost[e, f] + p[f]`.
+    `cost[e, f]` is the smallest decrease of the total score if one token moves from expert e to expert f. If no cycle of
+    moves has negative cost, shortest-path lengths p have this property, because `p[e] <= cost[e, f] + p[f]`.
     """
     own = scores[np.arange(len(scores)), expert]
     loss = own[:, None] - scores

@@ -1,4 +1,4 @@
-"""Batch Priority Routing: the tokens with the highest priority, computed from the router's scores, are assigned first.
+"""Batch Priority Routing: tokens are assigned in descending order of a priority that is computed from the router's scores.
 
 | here | V-MoE (arXiv 2106.05974) |
 |---|---|
@@ -29,7 +29,7 @@ BP-3: Which of two tokens with equal priority comes first?
     Alternative b: the token that an unstable sort happens to return first.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
 BP-4: From which values is the priority computed if the selection scores are not probabilities (a transport plan, noisy logits)?
-    Reading: the selection scores. In noisy top-k, the largest noisy logit is the priority even if all gates are 1.
+    Reading: from the selection scores. In noisy top-k, the priority is the largest noisy logit of the token, even if all gates are 1.
     Alternative b: the priority is computed from the combine weights.
 """
 

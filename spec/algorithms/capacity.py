@@ -24,7 +24,7 @@ CA-1: How is the capacity rounded, and to a multiple of which number?
     Alternative d: the capacity is rounded up to a multiple of 4.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
 CA-2: What happens if the capacity is below 1?
-    Reading: an error is raised before the capacity is rounded to a multiple.
+    Reading: an error is raised. The check comes before the capacity is rounded up to a multiple.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
     Alternative b: the capacity has a minimum of 4 or more slots, regardless of the capacity factor.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);
@@ -33,7 +33,7 @@ CA-2: What happens if the capacity is below 1?
         deepspeed/moe/sharded_moe.py, TopKGate (min_capacity=8); lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 CA-3: In which order is `choices * tokens * factor / experts` evaluated?
-    Reading: the order is from left to right, in double precision. If the product rounds up, an expert can get one more slot
+    Reading: from left to right, in double precision. If the product rounds up, an expert can get one more slot
         than in exact arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         transformer_moe_layer_v1.
@@ -79,10 +79,10 @@ def expert_capacity(
     Args:
         tokens: tokens T of one routing group.
         experts: experts E.
-        factor: the capacity factor; with a factor of 1, the number of slots before rounding equals the number of items.
-        choices: K for Token Choice, which distributes `K * T` items; 1 for Expert Choice and Soft MoE.
+        factor: the capacity factor, which is the ratio of the slots of all experts, before rounding, to the items that request slots.
+        choices: K for Token Choice, in which `K * T` items request slots; 1 for Expert Choice and Soft MoE.
         rounding: "ceil", or "round" (to the nearest integer, half to even).
-        multiple_of: the capacity is rounded up to a multiple of this number, at least 1.
+        multiple_of: an integer, at least 1. The capacity is rounded up to a multiple of this integer.
 
     Returns:
         The capacity C.
@@ -182,9 +182,9 @@ CAPACITY_RULES: dict[str, CapacityRule] = {
     "st_moe": _checked(lambda t, e, f, k: max(4, min(t, int(t * f / e)))),
     "maxtext": _checked(lambda t, e, f, k: int(math.ceil(t * k / e) * f)),
 }
-"""The capacity rules of public implementations: `CAPACITY_RULES["tutel"](tokens, experts, factor, choices=1)`.
+"""The capacity rules of public implementations, called like `CAPACITY_RULES["tutel"](tokens, experts, factor, choices=1)`.
 
 Each rule uses the defaults of its implementation and double precision: vmoe (multiple of 4), vmoe_expert_choice (also for
 Soft MoE), megablocks, tutel, deepspeed (at least 8), megatron, mesh_tensorflow (by authors of Switch and GShard; ignores
-`choices`; at least 4, at most T), st_moe (the same rule), maxtext. The rules raise ConfigError in the same cases as `expert_capacity`.
+`choices`; at least 4, at most T), st_moe (as mesh_tensorflow), maxtext. The rules raise ConfigError in the same cases as `expert_capacity`.
 """

@@ -126,7 +126,7 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
     Args:
         thresholds: t, (experts,).
         reached: (2, experts), from `capacity_thresholds`, summed over all groups of the step.
-        decay: at least 0.
+        decay: the weight of the old thresholds, at least 0.
 
     Returns:
         (experts,).
@@ -150,7 +150,7 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *,
         scores: (tokens, experts).
         predicted: (tokens, experts), the sigmoid of `capacity_logits`. No gradient flows to `predicted`.
         thresholds: (experts,).
-        largest: whether an expert with n tokens above its threshold takes the n tokens with the largest scores (ties by lower index).
+        largest: whether an expert takes the n tokens with the largest scores, if n tokens are above its threshold (ties by lower index).
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.

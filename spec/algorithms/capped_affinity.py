@@ -12,7 +12,7 @@
 | `regularization` | lambda, 0.001 |
 | `iterations` | iterations of Dykstra's algorithm, 100 |
 
-Expert Choice takes the C largest entries in each column of A, not of S. The matrix A only approximates the solution
+Expert Choice takes the k largest entries in each column of A, not of S. The matrix A only approximates the solution
 of a relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from
 the solution. An example has 512 tokens, 16 experts, k = 64, b = 2 and normal logits of standard deviation 1.5. Without the
 cap, 24 % of the tokens get more than 2 experts. With the cap and lambda = 0.001, 29 % of the tokens get more than
@@ -25,7 +25,7 @@ CP-1: In which order does Dykstra's algorithm project onto the three sets?
     Alternative b: first onto the row sums, then onto the entries, and last onto the column sums.
 CP-2: When does Dykstra's algorithm stop?
     Reading: the algorithm stops after `iterations` rounds of the three projections.
-    Alternative b: earlier, once a round hardly changes A. The paper's "a maximum of 100 iterations" gives no criterion.
+    Alternative b: the algorithm stops earlier, once a round hardly changes A. The paper's "a maximum of 100 iterations" gives no criterion.
 CP-4: What is the default lambda of the router?
     Reading: 0.01 (`cap_regularization`). With this lambda, 100 iterations come close to the solution.
     Alternative b: the default lambda is 0.001.
@@ -67,8 +67,8 @@ def capped_affinity(
         p[t]     = max(logsumexp_e y[t, e] - log b, 0),   a = y - p            row sums at most b
         y        = a + q,   q = max(y, 0),   a = y - q                         entries at most 1
 
-    The three projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A is used only
-    for selection and carries no gradient.
+    Each projection goes to the nearest point in Kullback-Leibler divergence. For such projections, Dykstra's algorithm
+    converges to the solution. A is used only for selection and carries no gradient.
 
     Args:
         scores: S, (tokens, experts), the softmax of the logits.

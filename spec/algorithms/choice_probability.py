@@ -10,7 +10,7 @@ def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, 
     if choices == logits.shape[1]:
         return np.ones(logits.shape)
     ranked = np.take_along_axis(noisy_logits, stable_order(noisy_logits), axis=1)
-    # The K-th best of the other experts has rank K + 1 among all experts for a chosen expert, and rank K for any other expert.
+    # For each expert, the K-th best of the other experts has rank K + 1 among all experts if the expert is chosen, else rank K.
     last, next_best = ranked[:, choices - 1 : choices], ranked[:, choices : choices + 1]
     threshold = np.where(is_chosen(noisy_logits, choices), next_best, last)
     return normal_cdf(z_score(logits - threshold, softplus(noise_logits)))

@@ -65,7 +65,7 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 
 def nearest(points: Array, centroids: Array) -> Ids:
-    """Returns the index of the nearest centroid of each point. Subtracts before squaring, to avoid cancellation for points far from 0."""
+    """Returns the index of the centroid nearest to each point. Subtracts before squaring, to avoid cancellation for points far from 0."""
     from scipy.spatial.distance import cdist  # imported here because the import is slow
 
     distances = cdist(points, centroids, "sqeuclidean")

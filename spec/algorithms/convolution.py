@@ -5,7 +5,7 @@ Ambiguity ledger
 CV-1: How is an image padded if the stride is 2?
     Reading: the image is padded by (size - 1) / 2 pixels on every side.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: padding makes the output height / stride rows high. If padding is odd, the end gets the extra row.
+    Alternative b: the image is padded so that the output has height / stride rows. If padding is odd, the extra row is at the end.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 

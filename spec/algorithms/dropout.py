@@ -5,7 +5,7 @@
 | `rate` | 1 - p | 1 - p_l |
 | `draws` | one per unit | one per residual branch and example |
 
-In block l of L, counted from 0, residual branches have the rate `rate l / (L - 1)` (see `branch_rate`).
+In block l of L, counted from 0, residual branches are dropped at the rate `rate l / (L - 1)` (see `branch_rate`).
 
 Ambiguity ledger
 
@@ -44,7 +44,7 @@ ALGORITHMS = (
 
 
 def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
-    """Sets each entry with a draw below the rate to 0, and divides the other entries by `1 - rate`.
+    """Sets an entry to 0 if its draw is below the rate, and divides the other entries by `1 - rate`.
 
         y = x / (1 - rate)    if draw >= rate,  else 0
 
@@ -78,7 +78,7 @@ def branch_rate(rate: float, *, block: int, depth: int) -> float:
 
     Args:
         rate: rate of the last block, from 0 to less than 1.
-        block: from 0 to `depth - 1`.
+        block: the index of the block, from 0 to `depth - 1`.
         depth: number of blocks in the model.
 
     Returns:

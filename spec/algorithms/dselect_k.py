@@ -80,7 +80,7 @@ def check_mixture(selectors: Any, logits: Any) -> None:
 
 
 def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> Array:
-    """Computes the weight of each expert in each selector from the expert's binary digits, most significant first:
+    """Computes the weight of each expert in each selector from the selector's code and the expert's binary digits:
 
         r[n, e] = product over m of  S(z[n, m]) if digit m of e is 1, else 1 - S(z[n, m])
 

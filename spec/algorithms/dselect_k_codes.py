@@ -27,7 +27,7 @@ class Codes(NamedTuple):
 
 
 def check_codes(bias: Any, choices: Any, experts: int) -> int:
-    """Returns the number of binary digits in a code. Raises `ShapeError` unless `bias` has a column for each digit and each logit."""
+    """Returns the number of binary digits in a code. Raises `ShapeError` unless `bias` has one entry per digit and per logit."""
     bits = code_bits(experts)
     check_at_least("choices", choices, 1)
     check_scores("bias", bias, "columns")
@@ -42,7 +42,7 @@ def dselect_k_codes(
 
         z, alpha = tokens @ kernel + bias    or    z, alpha = bias
 
-    The first K M columns hold the codes, selector after selector. The last K columns hold the logits.
+    The first K M columns of `kernel` and `bias` give the codes, selector by selector. The last K columns give the logits.
 
     Args:
         tokens: (..., width).

@@ -11,7 +11,7 @@ DK-3: Are the losses of a per-token gate summed or averaged over the tokens?
     Alternative b: the losses are averaged over the tokens.
 DK-4: What are the default weights of the losses of DSelect-k?
     Reading: 1e-6 for the entropy, as in the public regularizer, and 1e-4 for the reachability, which is summed over the
-        tokens of a group. With the public code's weight of 1, a gate over 5 experts starts with a loss of 0.47 per token.
+        tokens of a group. With the public code's weight of 1, a gate over 5 experts starts with a loss of 1.6 per token and selector.
     Alternative b: no entropy loss unless a regularizer is passed, and a weight of 1 for the reachability.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate (entropy_reg=None).
@@ -70,7 +70,7 @@ def dselect_k_reachability(selectors: ArrayLike) -> Array:
         selectors: r, (..., choices, experts).
 
     Returns:
-        A scalar. The minimum, the number of selectors of all tokens, is reached if no selector puts weight on codes without an expert.
+        A scalar, at least the number of selectors of all tokens, and equal to it if no selector puts weight on codes without an expert.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._add_regularization_loss.

@@ -75,7 +75,7 @@ def group_limited_scores(
     best: int = 2,
     outside: str = "excluded",
 ) -> Array:
-    """Replaces the selection scores of experts outside a token's best groups with 0 or with a number below all other scores:
+    """Replaces the scores of experts outside a token's best groups with 0 or with a number below all scores of the token, where:
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
@@ -87,7 +87,7 @@ def group_limited_scores(
         group_by: (tokens, experts), the scores that rank the groups, by default `scores`.
         groups: number of groups of equal size, a divisor of the number of experts.
         limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.
-        best: the number of scores, starting with the largest, that are added to score a group, from 1 to experts / groups.
+        best: how many of a group's largest scores are added to compute the score of the group, from 1 to experts / groups.
         outside: the score of experts outside the best groups: "excluded" for `2 min(0, least) - 1`, a finite number
             below the token's smallest score `least`; "zero" for 0.
 

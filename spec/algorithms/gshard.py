@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1. A higher second gate makes a token more likely to keep the second expert.
+"""GShard's top-2: a token chooses two experts, whose gates sum to 1. A second expert with a higher gate is more likely to be kept.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -108,7 +108,7 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
 
 
 def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
-    """Returns scores for which `token_choice` chooses the expert with the token's largest logit first. The second choice
+    """Returns scores for `token_choice`. Its first choice is then the expert with the token's largest logit. The second choice
     is drawn from the other experts with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
 
         S[t, e] = L[t, e] - log(-log noise[t, e]),    but 1 + max_e' S[t, e'] for the expert with the largest logit

@@ -109,7 +109,7 @@ def hash_routing(
         table: (ids,) integers, from 0 to E - 1: the expert of each of the V ids.
         experts: E, at least 1.
         capacity: slots per expert, at least 1, filled in token order; by default T.
-        like: an array whose dtype a backend uses for the weights. In the specification, the weights are float64.
+        like: an array whose dtype a backend uses for the combine weights. In the specification, these weights are float64.
 
     Returns:
         Routing of (tokens, experts, capacity).

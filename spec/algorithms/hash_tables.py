@@ -22,7 +22,7 @@ HT-3: Which centroid is the nearest if two centroids are at equal distance?
     Reading: the centroid with the lower index counts as the nearest.
     Alternative b: the centroid with the higher index counts as the nearest.
 HT-4: Does a dispersed table start each cluster at expert 0?
-    Reading: no, each cluster continues where the previous one ended, so the experts' id counts differ by at most 1.
+    Reading: no, each cluster continues after the last expert of the previous one, so the numbers of ids per expert differ by at most 1.
     Alternative b: yes, each cluster starts at expert 0. Experts with a low index then get more ids.
 """
 
@@ -80,7 +80,7 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
     """Returns a table that balances loads: in descending order of frequency, each id goes to the expert with the smallest load so far.
 
-    The load of an expert is the sum of the frequencies of its ids. The load exceeds the mean load by at most the largest frequency.
+    The load of an expert is the sum of the frequencies of its ids. No load exceeds the mean by more than the largest frequency.
 
     Args:
         frequencies: (ids,), the frequency of each id, at least 0.

@@ -4,7 +4,7 @@
 |---|---|
 | `branches` a, experts of a branch b = E / a | a groups of b experts each |
 | the first a columns of `noisy_logits` (T, a + E) | H(x) of the primary gating network |
-| its column a + i b + j | H(x)_j of the i-th secondary gating network |
+| column a + i b + j of `noisy_logits` | H(x)_j of the i-th secondary gating network |
 | expert i b + j | E_{i,j} |
 | `hierarchical_affinity` (T, E) | G_primary(x)_i G_i(x)_j |
 | load (E,) | Load_H(X)_{i,j} |
@@ -109,8 +109,8 @@ def hierarchical_load_loss(
 
     Args:
         logits: (tokens, branches + experts), without noise; columns as in `hierarchical_affinity`.
-        noise_logits: the same shape.
-        noisy_logits: the same shape, used for the selection.
+        noise_logits: the same shape, N of `noisy_top_k_logits`.
+        noisy_logits: the same shape, the logits used for the selection.
         branches: a, a divisor of the number of experts.
         choices: K, at least 1. A level with fewer than K entries chooses all entries.
 

@@ -1,4 +1,4 @@
-"""Per-image routing: pools the tokens of an image into one row, and copies the scores of the row to all tokens of the image.
+"""Per-image routing: pools the tokens of each image into one vector, and copies the scores of this vector to all tokens of the image.
 
 Ambiguity ledger
 
@@ -28,7 +28,7 @@ POOLS = ("mean", "first")
 
 
 def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"] = "mean") -> Array:
-    """Pools the tokens of each image into one row. The tokens of an image are consecutive.
+    """Pools the tokens of each image into one vector. The tokens of an image are consecutive rows of `tokens`.
 
     Args:
         tokens: (tokens, width).
@@ -53,7 +53,7 @@ def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"
 
 
 def spread_images(scores: ArrayLike, *, tokens: int) -> Array:
-    """Copies the row of each image to all tokens of the image.
+    """Copies the scores of each image to all tokens of the image.
 
     Args:
         scores: (images, experts).

@@ -1,7 +1,7 @@
 """Importance-score routing: removes the least important tokens. The other tokens choose experts in order of importance.
 
-The remaining tokens are routed by Batch Priority Routing. Sparse-MLP routes channels in this way, in the efficient mode
-of its token-mixing layer. A removed token has combine weights of 0, so only the residual connection carries the token.
+The remaining tokens are routed by Batch Priority Routing. In its efficient mode, the token-mixing layer of Sparse-MLP
+routes channels in this way. A removed token has combine weights of 0, so only the residual connection carries the token.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
@@ -105,12 +105,12 @@ def importance_score_choice(
     """Routes the remaining tokens by Token Choice, in order of importance.
 
     The rows of removed tokens are 0 in `dispatch` and `combine`. Gradients flow only through the `combine_scores` of kept
-    choices. With `drop=0`, the routing equals the routing by `token_choice` in the order of `batch_priority`.
+    choices. With `drop=0`, the result is the same as from `token_choice` with `order=batch_priority(scores)`.
 
     Args:
         scores: (tokens, experts), the scores that rank the tokens and select experts.
         choices: K, the experts per token, from 1 to experts.
-        capacity: slots C per expert, at least 1; the router uses the `expert_capacity` of the remaining tokens.
+        capacity: slots C per expert, at least 1; the router computes C by `expert_capacity` from the number of remaining tokens.
         drop: fraction of the tokens to remove; see `importance_score_order`.
         combine_scores: (tokens, experts), the combine weights, by default `scores`.
 

@@ -158,7 +158,7 @@ def moe_mlp(
     or an infinite `capacity_factor`), the cost in such a backend grows with the number of tokens, not with the number of slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
-    expert, which has the sum of their hidden widths and the sum of their biases `b2`.
+    expert. The merged expert has the sum of the hidden widths and the sum of the biases `b2`.
 
     Args:
         tokens: (tokens, width).

@@ -50,7 +50,7 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
     """Computes `1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`. The loss is small if each token prefers one expert.
 
     Args:
-        scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
+        scores: A, (tokens, experts), not negative: the softmax of the logits. All tokens belong to one modality.
 
     Returns:
         A scalar, from 0 to log E.
@@ -74,7 +74,7 @@ def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) ->
     For a threshold of log S, the loss is 0 only if the tokens use at least S experts.
 
     Args:
-        scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
+        scores: A, (tokens, experts), not negative: the softmax of the logits. All tokens belong to one modality.
         threshold: greater than 0, or None for no threshold.
 
     Returns:

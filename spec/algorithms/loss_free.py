@@ -1,4 +1,4 @@
-"""Balance without a loss: routers add a bias to the scores of each expert. Each step lowers the bias of experts with a high load.
+"""Balance without a loss: routers add a bias to the scores of each expert. Each training step lowers the bias of experts with a high load.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|
@@ -14,7 +14,7 @@ LF-1: Is the update recentred to preserve the mean of the biases?
     Reading: no, the update is not recentred.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates.
-    Alternative b: yes, the mean over experts is subtracted (`recentre`). Choices among all experts stay the same.
+    Alternative b: yes, the mean over experts is subtracted (`recentre`). Tokens that choose among all experts make the same choices.
         By: pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
 LF-2: Does the load of an expert include choices that are dropped because the expert is full?
     Reading: yes, choices are counted before the capacity limit drops any of them.
@@ -92,7 +92,7 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
 
 
 def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Summed:
-    """Counts the tokens that choose each expert, before the capacity drops any choice:
+    """Counts the tokens that choose each expert, before the capacity limit drops any choice:
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
 

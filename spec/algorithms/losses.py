@@ -17,7 +17,7 @@ AL-1: Which standard deviation does the coefficient of variation use?
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss; davidmrau/mixture-of-experts, moe.py,
         MoE.cv_squared.
 AL-2: Does the threshold of the load loss include the logit of the expert itself?
-    Reading: yes, the threshold is the K-th largest noisy logit of the row.
+    Reading: yes, the threshold is the K-th largest noisy logit of the token, over all experts.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
     Alternative b: no, the threshold is the K-th largest noisy logit of the other experts.
         By: Shazeer et al. 2017 (arXiv 1701.06538), appendix A; tensorflow/tensor2tensor,
@@ -90,8 +90,8 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
         load[e] = sum_t p[t, e],    p[t, e] = 1 - Phi((threshold[t] - L[t, e]) / noise_std)
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi is the distribution function of the
-    standard normal. p is the probability that the noisy logit reaches the threshold if its noise is drawn again. The gradient flows
-    through L and the value of the threshold. Routers that select by a transport plan also compute this loss from the logits.
+    standard normal. p is the probability that a noisy logit reaches the threshold if the noise of this logit is drawn again. The gradient
+    flows through L and the value of the threshold. Even routers that select by a transport plan compute this loss from the logits.
 
     Args:
         logits: L, (tokens, experts), without noise.

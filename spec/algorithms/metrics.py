@@ -26,7 +26,7 @@ def routing_metrics(routing: Routing) -> dict[str, Array]:
         dropped   = 1 - coverage
         entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats
 
-    where `m[t, e]` is `sum_c combine[t, e, c]` divided by the sum over all experts: the fraction of token t's weight on expert e.
+    where `m[t, e]` is `sum_c combine[t, e, c]` divided by its sum over all experts: the fraction of token t's combine weight on expert e.
     A token without positive combine weights has entropy 0.
 
     Args:

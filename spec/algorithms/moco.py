@@ -25,9 +25,9 @@ MO-3: Is the cross-entropy multiplied by twice the temperature?
     Alternative b: no, the cross-entropy is not multiplied by a factor.
         By: MoCo (arXiv 1911.05722), eq. (1).
 MO-4: When is the momentum encoder updated?
-    Reading: the encoder is updated before the keys are computed, from the parameters that compute the queries.
+    Reading: the encoder is updated from the parameters that compute the queries. The keys are computed after the update.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
-    Alternative b: after the optimiser step, from the new parameters. The keys are the same, as both encoders start equal.
+    Alternative b: after the optimiser step, from the new parameters. The keys are the same because both encoders start equal.
         By: the paper, Algorithm 1.
     Alternative c: the encoder is updated after the keys are computed, but before the optimiser step.
 MO-5: Over which images does batch normalisation compute the mean and variance?
@@ -146,7 +146,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
     """Computes `(x - mean) / sqrt(variance + epsilon)` for each feature, with the mean and the population variance of the batch.
 
-    The normalisation has no scale and no bias. Evaluation skips the projector and the predictor, so running statistics are not needed.
+    The normalisation has no scale and no bias. Evaluation skips the layers that use it, so running statistics are not needed.
 
     Args:
         x: (batch, width), all images of the batch.

@@ -1,4 +1,4 @@
-"""Noisy top-k gating: logits with noise of a learned scale, and a softmax over the chosen experts only.
+"""Noisy top-k gating: adds noise of a learned scale to the logits, and applies the softmax only to the chosen experts.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), eqs. (3)-(5), (8)-(11) |
 |---|---|
@@ -14,7 +14,7 @@ With K = 1, the gate is always 1, so only the auxiliary losses train the router'
 Ambiguity ledger
 
 NK-2: Does the noise scale have a lower bound above 0?
-    Reading: no, the noise scale is the softplus of the noise logit, which can be arbitrarily close to 0.
+    Reading: no, the noise scale is the softplus of the noise logit. This scale can be arbitrarily close to 0.
         By: the paper, eq. (4).
     Alternative b: yes, 0.01 is added to the softplus of the noise logit.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating;
@@ -29,7 +29,7 @@ NK-5: What is the load of an expert if there is no noise?
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (noisy_gating=False);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
 NK-6: What is the load of an expert if the noise scale vanishes?
-    Reading: a token adds the limit: 1, 1/2 or 0 for a clean logit above, at or below the threshold. Scales below 2^-63 give no gradient.
+    Reading: the limit. A token adds 1, 1/2 or 0 for a clean logit above, at or below the threshold. Scales below 2^-63 give no gradient.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
     Alternative b: the quotient of eq. (9) is computed as written. In float32, its gradient is NaN for noise logits below -44.
 NK-7: What is the load of an expert if K = E, so that fewer than K other experts exist?

@@ -8,8 +8,8 @@
 | `choices` | k |
 
 Consider the 0-1 matrix x that maximises `sum_te x[t, e] s[t, e]` with K experts per token and K T / E tokens per expert.
-The dual prices are alpha for tokens and beta for experts. Coordinate descent sets alpha[t] to a quantile of `s[t, e] - beta[e]` over
-experts, and beta[e] to a quantile of `s[t, e] - alpha[t]` over tokens. BASE solves this assignment problem with K = 1 for each group.
+The dual variables are alpha for tokens and beta for experts. Coordinate descent sets alpha[t] to a quantile of `s[t, e] - beta[e]` over
+experts, and beta[e] to a quantile of `s[t, e] - alpha[t]` over tokens. BASE layers solve this problem, with K = 1, in each group.
 
 Ambiguity ledger
 
@@ -19,7 +19,7 @@ QB-1: Over which tokens is the quantile taken?
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-2: Which required bias of an expert is used as the quantile?
-    Reading: the quantile is the required bias of rank K T / E, interpolated within its histogram bin.
+    Reading: the quantile is the required bias of rank K T / E, interpolated within the histogram bin that contains this rank.
     Alternative b: the quantile is the required bias of rank K T / E + 1, computed without bins.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.
     Alternative c: the quantile is the required bias of rank K T / E, computed without bins.
@@ -66,7 +66,7 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
         bins: number of bins, at least 1.
 
     Returns:
-        (experts, bins) counts, stored as floats and summed over groups.
+        (experts, bins) counts, stored as floats. A backend returns their sum over its groups.
 
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
@@ -95,7 +95,7 @@ def _ends(bias: Array) -> tuple[Array, Array]:
 def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
     """Returns the bias after a step of T tokens. With this bias, K T / E of these tokens would have chosen each expert:
 
-        q[e] = the required bias of expert e with rank K T / E, interpolated within its bin;    b'[e] = q[e] - mean of q
+        q[e] = the required bias of expert e with rank K T / E, interpolated within the bin;    b'[e] = q[e] - mean of q
 
     If all counts are 0, the bias is 0.
 

@@ -19,14 +19,14 @@ RE-1: How does the penalty change if exactly K T gates are above 0?
 Often done differently
 
 RE-2: How does the loss weight the gates of each expert?
-    Reading: gates are weighted by the expert's token count relative to the target, so the loss balances the load.
+    Reading: each gate is weighted by the token count of its expert divided by the target K T / E, so the loss balances the load.
         By: the paper, eq. (10); thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
     Alternative b: the gates of all experts have equal weights, as in the L1 norm.
         By: the paper, eq. (9) (replaced by eq. (10)).
 RE-3: Does the token count of an expert carry a gradient?
     Reading: no, the token count carries no gradient.
         By: the paper, section 3.4; thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
-    Alternative b: yes, the gradient flows through a smooth count.
+    Alternative b: yes, the gradient flows through a differentiable approximation of the count.
 """
 
 import numpy as np
@@ -102,7 +102,7 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
         choices: K, from 1 to experts.
 
     Returns:
-        A scalar integer, stored as a float and summed over groups.
+        A scalar integer, stored as a float. A backend returns the sum over its groups.
 
     Source: ReMoE, eqs. (7) and (8).
 

@@ -36,7 +36,7 @@ def router_jitter(tokens: ArrayLike, noise: ArrayLike | None, *, epsilon: float 
     Args:
         tokens: X, (tokens, width).
         noise: (tokens, width), uniform on [-1, 1] (the range is not checked), or None.
-        epsilon: at least 0.
+        epsilon: the largest relative change of an entry, at least 0.
 
     Returns:
         (tokens, width).

@@ -21,7 +21,7 @@ ALGORITHMS = (
 
 
 def collapse_metrics(routing: Routing) -> dict[str, Array]:
-    """Measures how close the softmaxes of Soft MoE are to one-hot vectors. Such a collapse can happen as the width grows.
+    """Measures how close the softmaxes of Soft MoE are to one-hot vectors. The softmaxes can become one-hot as the width grows.
 
         dispatch_max = mean over slots of max_t dispatch[t, e, c]
         combine_max  = mean over tokens of max_e,c combine[t, e, c]
@@ -116,7 +116,7 @@ def slot_similarity(slots: Shared) -> Array:
         slots: Phi, (width, experts, capacity).
 
     Returns:
-        A symmetric matrix (slots, slots), with slots = experts * capacity. The diagonal is 1 up to the epsilon of `normalize_l2`.
+        A symmetric matrix (slots, slots), with slots = experts * capacity. The diagonal is slightly below 1 (see `normalize_l2`).
 
     Source: Soft MoE, appendix I, Figures 28 to 30.
 

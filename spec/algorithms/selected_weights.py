@@ -50,7 +50,7 @@ def normalize_selected(
 
         B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
-    The sum includes choices that are dropped later at full experts. `token_choice(normalize=...)` excludes dropped choices from the sum.
+    The sum includes choices that are dropped later because an expert is full. `token_choice(normalize=...)` excludes dropped choices.
 
     Args:
         scores: A, (tokens, experts), the selection scores.
@@ -60,7 +60,7 @@ def normalize_selected(
         epsilon: the number that is added to the norm, at least 0. If epsilon is 0, a norm of 0 is an error.
 
     Returns:
-        (tokens, experts), for `token_choice(scores, combine_scores=...)`.
+        (tokens, experts), to pass to `token_choice` as `combine_scores`.
 
     Raises:
         ContractError: the weights of a token's chosen experts sum to 0, and `epsilon` is 0.
@@ -85,10 +85,10 @@ def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
 
     Args:
         gates: G, (tokens, experts).
-        scale: greater than 0.
+        scale: the constant, greater than 0.
 
     Returns:
-        (tokens, experts), for `token_choice(scores, combine_scores=...)`.
+        (tokens, experts), to pass to `token_choice` as `combine_scores`.
 
     Source: deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
 
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Divides each row of `weights` by its norm over the entries where `kept` is 1, if any. Both arrays are (tokens, experts)."""
+    """Divides each row of `weights` (tokens, experts) by the norm of the entries that `kept` marks. A row without marks is unchanged."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

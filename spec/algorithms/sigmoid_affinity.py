@@ -18,7 +18,7 @@ def sigmoid_affinity(logits: ArrayLike) -> Array:
     Returns:
         (tokens, experts), from 0 to 1.
 
-    Source: Megatron-LM's router for one choice.
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing (topk == 1).
 
     >>> sigmoid_affinity([[0.0, 1.0]]).round(10).tolist()
     [[0.5, 0.7310585786]]

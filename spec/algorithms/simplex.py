@@ -11,7 +11,7 @@ Ambiguity ledger
 SI-1: If only some of several equal values may be non-zero, which of them are non-zero?
     Reading: the values with the lowest indices are non-zero.
         By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
-    Alternative b: the values that an unstable sort happens to keep.
+    Alternative b: the values that an unstable sort happens to keep are non-zero.
         By: PythonOT/POT, ot/utils.py, projection_sparse_simplex (argsort).
 """
 
@@ -26,7 +26,7 @@ __all__ = ["project_simplex", "project_sparse_simplex"]
 
 
 def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
-    """Returns the p closest to v with `p >= 0` and `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)`. If u is v in descending order,
+    """Returns the vector p closest to v with `p >= 0` and `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)`. Here, u is v in descending order:
 
         rho = max {j : u[j] - (u[1] + ... + u[j] - mass) / j > 0},    tau = (u[1] + ... + u[rho] - mass) / rho
 

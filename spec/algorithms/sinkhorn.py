@@ -38,9 +38,9 @@ SK-4: How is the plan differentiated if it carries a gradient?
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (use_implicit_differentiation).
 
-V-MoE's code iterates on `exp(L)` (`lse_mode=False`) instead of in the log domain. Unless a number overflows, both give the
-same plan. If all tokens are equal, the plan is uniform, regardless of their logits. Rounding errors then determine the largest
-entry of each row, so a router that selects by the plan may send all tokens to the same expert.
+V-MoE's code iterates on `exp(L)` (`lse_mode=False`) instead of in the log domain. Unless a number overflows, both methods give
+the same plan. If all tokens have equal logits, the plan is uniform, even if experts have different logits. Rounding errors then determine
+the largest entry of each row, so a router that selects experts by the plan may send all tokens to the same expert.
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ ALGORITHMS = (Algorithm("sinkhorn", "Liu et al. 2024 (arXiv 2401.15969), eq. (8)
 
 
 def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """Computes the plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` by `iterations` updates, starting at `f = 0`:
+    """Computes the plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` by up to `iterations` updates, starting at `f = 0`:
 
         g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
         f[t] = -logsumexp_e(L[t, e] + g[e])

@@ -1,4 +1,4 @@
-"""The smooth step of DSelect-k, a continuous relaxation of a code bit."""
+"""The smooth step of DSelect-k, which maps a real number to a value from 0 to 1, a relaxed bit of an expert's code."""
 
 import numpy as np
 

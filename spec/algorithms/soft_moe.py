@@ -101,7 +101,7 @@ def soft_routing(
     "identity" must be set for both tensors or for neither. "identity" requires equal numbers of slots and tokens.
 
     Returns:
-        Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens. `combine` sums to 1 over experts and slots.
+        A Routing with tensors (tokens, experts, capacity). `dispatch` sums to 1 over tokens. `combine` sums to 1 over experts and slots.
 
     Raises:
         ConfigError: "identity" is set for only one of the two tensors.
@@ -128,7 +128,7 @@ def soft_routing(
         slots = scale * normalize_l2(slots, 0, form=norm_form)
     logits = np.einsum("td,dec->tec", tokens, slots)
 
-    # Dispatch, combine. There is no selection, because every slot is used.
+    # Dispatch, combine. There is no selection step, because every slot mixes all tokens.
     D = softmax(logits, axis=0)
     C = softmax(logits, axis=(1, 2))
     if dispatch == combine == "soft":

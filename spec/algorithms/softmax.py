@@ -1,7 +1,7 @@
 """The softmax affinity and the gating noise of V-MoE. Sparse-MLP uses the same affinity and noise.
 
-Sparse-MLP (arXiv 2109.02008), eq. (2), writes TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts. 1 / N^2 is
-the variance, so the standard deviation is 1 / N as in V-MoE. The gates of the K chosen experts are not divided by their sum.
+Sparse-MLP (arXiv 2109.02008), eq. (2), writes TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts. Here, 1 / N^2 is
+the variance, so the standard deviation is 1 / N, as in V-MoE. The gates of the K chosen experts are not divided by their sum.
 
 | here | Routers (arXiv 2401.15969) | V-MoE (arXiv 2106.05974) |
 |---|---|---|
@@ -36,7 +36,7 @@ SA-3: Are the K selected weights of a token divided by their sum?
         fmoe/gates/naive_gate.py, NaiveGate.forward (the softmax of the chosen logits); google/praxis,
         praxis/gshard_utils.py, top2_gating_on_logits.
 SA-4: From which distribution is the initial kernel of a router drawn?
-    Reading: LeCun normal (truncated, variance 1 / D). Switch uses a tenth of the variance, and noisy top-k uses zeros.
+    Reading: LeCun normal (truncated, variance 1 / D). Switch uses a tenth of this variance, and noisy top-k starts with zeros.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter (flax.linen.Dense).
     Alternative b: another distribution, such as a normal distribution with a fixed standard deviation.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal with standard deviation

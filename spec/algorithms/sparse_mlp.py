@@ -1,6 +1,6 @@
 """Sparse-MLP: the rescale sub-layer, and an ambiguity ledger for the parts of the paper's network outside the routers.
 
-A sparse block maps its input to new numbers of tokens and channels. One MoE layer routes channels and mixes tokens. A second MoE layer
+A sparse block first changes the numbers of tokens and channels. One MoE layer then routes channels and mixes tokens. A second MoE layer
 routes tokens and mixes channels. Both layers have residual connections. A final map restores the sizes. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
@@ -10,8 +10,8 @@ routes tokens and mixes channels. Both layers have residual connections. A final
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
 With one expert and a slot for every token, the gate is 1 and a sparse block equals a dense block. Without the head, models S, B and L have
-21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). Of the models in Table 5, the one with two sparse blocks at the
-start has 70.0 million (paper: 69), and the one with four at the end has 80.8 (paper: 79, see SL-9). No public implementation is known.
+21.3, 70.0 and 130.4 million parameters (paper: 21 or 22, 69 and 130). The model of Table 5 with two sparse blocks at the start has 70.0
+million (paper: 69). The model with four sparse blocks at the end has 80.8 million (paper: 79, SL-9). No public implementation is known.
 
 Ambiguity ledger
 
@@ -25,10 +25,10 @@ SL-3: Is an axis mapped if its size does not change, such as the channel axis in
     Reading: no, only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
     Alternative b: yes, by a square matrix, which would add 1.1 million parameters to Sparse-S.
 SL-4: Is there a residual connection around the two rescale sub-layers?
-    Reading: no, the residual connections lie between the two rescale sub-layers, at the new sizes.
+    Reading: no, the residual connections lie between the two rescale sub-layers, where the arrays have the new sizes.
     Alternative b: yes, a residual connection surrounds both sub-layers.
 SL-5: Which channels or tokens form a routing group?
-    Reading: all channels or all tokens of the batch form a group, unless the model option `group_size` or `group_images` splits it.
+    Reading: all channels or all tokens of the batch form a group, unless the model option `group_size` or `group_images` splits the batch.
     Alternative b: the channels or the tokens of one image form a group.
 SL-6: What is the capacity factor?
     Reading: 1.05 in the models (capacity rounded up), and 1 by default in `importance_score`. The paper states none.
@@ -46,7 +46,7 @@ SL-9: How many parameters does Sparse-B have if its last four blocks are sparse 
     Reading: 80.8 million. The same counting gives 59.1 million for Mixer-B, 70.0 million for Sparse-B and 130.4 million
         for Sparse-L, where the paper's tables give 59, 69 and 130 million.
     Alternative b: 79 million, that is, 69 + (69 - 59). For any rescale sizes, this contradicts the 130 million of Sparse-L (16 experts
-        in six of 14 blocks): to reach 130, two more blocks must add 10.7 to 11.1 million, but to reach 79, at most 10.4 million.
+        in six of 14 blocks): two more sparse blocks must add 10.7 to 11.1 million to reach 130, but at most 10.4 million to reach 79.
         By: the paper, caption of Table 5.
 """
 
@@ -76,7 +76,7 @@ AXES = {
 
 
 def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
-    """Applies two linear maps, first to the tokens and then to the channels, without an activation in between:
+    """Applies one linear map along the token axis and then one along the channel axis, without an activation in between:
 
         R(x) = (W_S^T x + b_S 1^T) W_C + 1 b_C^T
 
@@ -84,7 +84,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
         x: one image, (tokens, channels).
         params: `token_kernel` W_S (tokens, new tokens) and `token_bias` b_S (new tokens,), `channel_kernel` W_C (channels,
             new channels) and `channel_bias` b_C (new channels,). Without the token parameters, only the channels
-            are mapped. Without the channel parameters, only the tokens are mapped. At least one pair is required.
+            are mapped. Without the channel parameters, only the tokens are mapped. At least one kernel with its bias is required.
 
     Returns:
         (new tokens, new channels).
@@ -92,7 +92,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
     Raises:
         ConfigError: a kernel or bias is missing, `params` is empty, or a parameter is unknown.
 
-    Source: Sparse-MLP, section 3 (two linear layers, one per axis); eqs. (4) and (7) name it.
+    Source: Sparse-MLP, section 3 (two linear layers, one per axis); R_1 and R_2 in eqs. (4) and (7).
 
     >>> tokens = {"token_kernel": [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], "token_bias": [0.0, 0.0, 10.0]}
     >>> rescale([[1.0, 2.0], [3.0, 4.0]], tokens).tolist()

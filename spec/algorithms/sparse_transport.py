@@ -9,7 +9,7 @@ Ambiguity ledger
 
 ST-1: How accurately is the dual solved?
     Reading: 20 Adam updates from 0 with learning rate 0.01, or fewer if the gradient norm falls to 1e-3. The plan
-        deliberately stays far from the optimum, because the plan should only nudge the choice.
+        deliberately stays far from the optimum, because the plan should change the choice of experts only slightly.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: the dual is solved to convergence (`solver="lbfgs"`).
@@ -19,10 +19,10 @@ ST-3: Does the plan carry a gradient?
     Alternative b: yes, through the unrolled updates.
     Alternative c: yes, by implicit differentiation at the optimum.
 ST-5: Which dual problem is maximised?
-    Reading: the semi-dual, over one potential per token. The columns of the plan sum to T / E after every update.
+    Reading: the semi-dual, a function of one potential per token. The columns of the plan sum to T / E after every update.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         _get_sparsity_constrained_ot_algorithm.
-    Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows both duals.
+    Alternative b: the dual, a function of the potentials of tokens and experts (`objective="dual"`). The paper allows both duals.
 ST-6: What is the plan if k < T / E, so that no plan has row sums of 1?
     Reading: the plan that the same updates produce. Its columns sum to T / E, and at least T - k E of its rows are 0.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,

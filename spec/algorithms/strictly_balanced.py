@@ -24,10 +24,10 @@ BG-3: What are the initial thresholds?
 
 Often done differently
 
-BG-4: Are the gates that the mask keeps divided by their sum?
-    Reading: yes, the kept gates are divided by their sum.
+BG-4: Are a token's gates inside the mask divided by their sum?
+    Reading: yes, the gates inside the mask are divided by their sum.
         By: the paper, eq. (16).
-    Alternative b: no, the kept gates are not divided.
+    Alternative b: no, the gates inside the mask are not divided.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
 BG-5: Which tokens do the experts take at evaluation?
     Reading: each expert takes all tokens with a gate above the expert's threshold.
@@ -98,7 +98,7 @@ def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
 
 
 def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
-    """Sets the gates outside the mask to 0 and divides the gates of each token by their sum:
+    """Sets the gates outside the mask to 0 and divides the remaining gates of each token by their sum:
 
         G[t, e] = g[t, e] M[t, e] / sum_e' g[t, e'] M[t, e']
 

@@ -7,7 +7,7 @@
 
 The generator has no state, and its numbers do not depend on the backend, the device or the sharding of the batch. The
 seed, the step, the stream (the purpose of the numbers in the model), the row (the token's index in the global batch)
-and the column (the expert, or the token's entry) determine each number:
+and the column (the expert, or the entry of the token vector) determine each number:
 
     key          = threefry((seed's low word, seed's high word), (step, stream))
     word[r, c]   = threefry(key, (first + r, c // 2))[c % 2]
@@ -15,7 +15,7 @@ and the column (the expert, or the token's entry) determine each number:
     normal, normal' = r cos(a), r sin(a)     with r = sqrt(-2 log(1 - u)), a = pi (2 u' - 1) of two uniform numbers u, u'
 
 Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding. With unit
-roundoff u, the error is at most `4 u r (1 + |a|)`, which is below 17 u r. The radius r is at most 5.77.
+roundoff u, the error of a normal number is at most `4 u r (1 + |a|)`, which is below 17 u r. The radius r is at most 5.77.
 
 Ambiguity ledger
 
@@ -27,7 +27,7 @@ RN-2: How are two random words converted to normal numbers?
     Reading: the Box-Muller transform is used, with the first word for the radius.
     Alternative b: the Box-Muller transform is used, with the first word for the angle and the sine before the cosine.
         By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
-    Alternative c: the inverse normal CDF of each word is used, which is inaccurate in parts of its range in float32.
+    Alternative c: the inverse normal CDF is applied to each word. In float32, it is inaccurate in parts of its range.
 """
 
 import numpy as np
@@ -54,7 +54,7 @@ ALGORITHMS = (
 Words = NDArray[np.int32]
 
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
-"""Rotations of the second word, in bits: the first tuple for four rounds, the second for the next four, and so on in turn."""
+"""Rotations of the second word, in bits. Four rounds use the first tuple, the next four use the second tuple, and so on in turn."""
 PARITY = 0x1BD11BDA
 """Constant that is xored into the third word of the key schedule."""
 INJECTIONS = 5
@@ -65,7 +65,7 @@ LOW = 2**32 - 1
 
 
 def threefry(key: Shared, counter: Leading) -> Words:
-    """Computes the two random words of each counter. Words are 32-bit integers, returned as int32.
+    """Computes two random words from each counter. Words are 32-bit integers, returned as int32.
 
         x = counter + key,    key'' = key[0] ^ key[1] ^ 0x1BD11BDA
         x[0] <- x[0] + x[1];    x[1] <- rotate(x[1]) ^ x[0]                      20 rounds
@@ -101,7 +101,7 @@ def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Wor
     """Computes the words of one stream with the formula for `word[r, c]` in the docstring of this module.
 
     Args:
-        origin: (4,) integers: the low word and high word of the seed, the step and the first row. Only the lowest 32 bits are used.
+        origin: (4,) integers: the seed's low word, its high word, the step, and the first row. Only their lowest 32 bits are used.
         stream: the index of the stream, at least 0.
         rows: the number of rows R, at least 1.
         columns: the number of columns C, at least 1. The words of a column do not depend on C.

@@ -1,4 +1,4 @@
-"""Token Choice: each token chooses its K best experts. The choices get slots in priority order until the capacity is reached.
+"""Token Choice: each token chooses its K best experts. Choices get an expert's slots in priority order until the expert is full.
 
 | here | Routers (arXiv 2401.15969), Algorithm 1 |
 |---|---|
@@ -108,7 +108,7 @@ def token_choice(
         capacity: C, the number of slots per expert, at least 1.
         combine_scores: (tokens, experts), the combine weights, by default `scores`.
         order: (tokens,) integers, the order in which tokens are assigned, by default 0, 1, 2, ...
-        keep: (tokens, tries) booleans, True where a token makes the choice. By default, tokens make all choices.
+        keep: (tokens, tries) booleans: whether token t makes its i-th choice. By default, tokens make all choices.
         hold: whether a choice that is not made still takes up a slot, which stays empty. If False, such a choice requests no slot.
         tries: the maximum number of experts that a token tries, from `choices` to experts, by default `choices`.
         slot_order: With "choice", all first choices get slots before any second choice. With "token", all choices of a token
@@ -117,11 +117,11 @@ def token_choice(
             "euclidean" (the square root of the sum of squares), or None for no division.
 
     Returns:
-        Routing of (tokens, experts, capacity).
+        A Routing with tensors (tokens, experts, capacity).
 
     Raises:
         ConfigError: `slot_order="token"` with `tries` above `choices`.
-        ContractError: `order` is not a permutation, or the sum of weights to normalise is 0.
+        ContractError: `order` is not a permutation, or the sum of the weights to normalise is 0.
 
     Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
     appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,
@@ -184,7 +184,7 @@ def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Arr
 def extended(
     best: Array, ordered: Array, choices: int, capacity: int, allowed: Array, *, hold: bool, slot_order: str
 ) -> Array:
-    """Computes the dispatch tensor with the options of `token_choice`. `allowed` (tokens, tries) marks the choices that are made."""
+    """Computes the dispatch tensor for `keep`, `hold`, `tries` and `slot_order`. `allowed` (tokens, tries) marks the choices made."""
     (tokens, experts), stages = best.shape, allowed.shape[1]
     dispatch, filled, assigned = np.zeros((tokens, experts, capacity)), [0] * experts, [0] * tokens
     requests = [(token, stage) for stage in range(stages) for token in ordered]

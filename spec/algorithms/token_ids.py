@@ -12,12 +12,12 @@ Ambiguity ledger
 TI-1: What is a token id in an image?
     Reading: the codeword nearest to the normalised pixels of the patch, or the position of the patch. The class token
         has an additional id.
-    Alternative b: a code of the hidden state, which changes during training.
+    Alternative b: a code computed from the hidden state, which changes during training.
 TI-2: How are the pixels of a patch normalised?
     Reading: as `(x - mean) / sqrt(variance + 1e-6)`, so a single-colour patch becomes 0 instead of rounding noise.
     Alternative b: as (x - mean) / sqrt(variance), which is undefined for a single-colour patch.
     Alternative c: the pixels are not normalised.
-TI-3: Which id precedes the first token in bigrams and previous ids?
+TI-3: Which id do bigrams and previous ids use as the id before the first token?
     Reading: id 0 precedes the first token.
     Alternative b: a separate id precedes the first token.
 """
@@ -74,7 +74,7 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
 
 
 def normalized_patches(patches: Array) -> Array:
-    """Normalises each row of `patches` (tokens, pixels) to mean 0 and variance 1, like the codewords."""
+    """Normalises each row of `patches` (tokens, pixels) to mean 0 and variance 1, because the codewords are normalised too."""
     centred = patches - np.mean(patches, axis=1, keepdims=True)
     return centred / np.sqrt(variance(patches, axis=1)[:, None] + EPSILON)
 
@@ -123,13 +123,13 @@ def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
     Args:
         first: (tokens,) integers, at least 0.
         second: (tokens,) integers, from 0 to `vocabulary - 1`.
-        vocabulary: V, the number of different second ids, at least 1 and below 2^31.
+        vocabulary: V, the number of possible values in `second`, at least 1 and below 2^31.
 
     Returns:
         (tokens,) integers.
 
     Raises:
-        ContractError: the id of a pair needs more than 64 bits.
+        ContractError: the id of a pair does not fit in int64.
 
     Source: Hash, section 3.1 (bigram hashes).
 

@@ -56,7 +56,7 @@ Found = TypeVar("Found", SemiDual, Dual)
 def transport_semi_dual(
     potential: ArrayLike, utility: ArrayLike, *, capacity: int, regularization: float = 1.0
 ) -> SemiDual:
-    """Computes the semi-dual, the gradient and the transport plan:
+    """Computes the semi-dual, its gradient and the transport plan:
 
         s(alpha)        = sum_t alpha[t] - sum_e conj(alpha + U[:, e])
         conj(x)         = max <x, p> - gamma / 2 |p|^2   over p >= 0, sum(p) = T / E, at most k non-zeros
@@ -64,7 +64,7 @@ def transport_semi_dual(
         gradient[t]     = 1 - sum_e P[t, e]
 
     For every alpha, the columns of P sum to T / E and have at most k non-zeros. Row t sums to 1 only if `gradient[t]` is 0.
-    For k < T, the problem is not convex. There may be no alpha at which the gradient is 0.
+    For k < T, the transport problem is not convex. The gradient may be nonzero at every alpha.
 
     Args:
         potential: alpha, (tokens,).
@@ -97,11 +97,11 @@ def transport_semi_dual(
     return finite(semi_dual(alpha, utility, 1.0, tokens / experts, capacity, gamma))
 
 
-@np.errstate(over="ignore", invalid="ignore")  # `check_overflow` raises the error
+@np.errstate(over="ignore", invalid="ignore")  # no NumPy warnings: `check_overflow` raises an error
 def semi_dual(
     alpha: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> SemiDual:
-    """Computes `transport_semi_dual` without checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
+    """Computes `transport_semi_dual` without argument checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
     columns = []
     value = row_mass * np.sum(alpha)
     for u in utility.T:
@@ -122,7 +122,7 @@ def transport_dual(
     capacity: int,
     regularization: float = 1.0,
 ) -> Dual:
-    """Computes the dual, the gradients and the transport plan from `x = alpha + beta[e] + U[:, e]` for each column e:
+    """Computes the dual, its gradients and the transport plan from `x = alpha + beta[e] + U[:, e]` for each column e:
 
         P[t, e]            = max(x[t], 0) / gamma on the k largest entries of x, else 0
         value              = sum_t alpha[t] + T / E sum_e beta[e] - gamma / 2 |P|^2
@@ -163,11 +163,11 @@ def transport_dual(
     return finite(dual(alpha, beta, utility, 1.0, tokens / experts, capacity, gamma))
 
 
-@np.errstate(over="ignore", invalid="ignore")  # `check_overflow` raises the error
+@np.errstate(over="ignore", invalid="ignore")  # no NumPy warnings: `check_overflow` raises an error
 def dual(
     alpha: Array, beta: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> Dual:
-    """Computes `transport_dual` without checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
+    """Computes `transport_dual` without argument checks, for rows of mass `row_mass` and columns of mass `column_mass`."""
     columns = []
     for b, u in zip(beta, utility.T, strict=True):
         x = alpha + b + u

@@ -36,7 +36,7 @@ def start(problem: Problem) -> Array:
 
 
 def solve_adam(problem: Problem, steps: int, learning_rate: float, tolerance: float) -> Array:
-    """Minimises the negative objective with Adam, starting at 0 (b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root).
+    """Minimises the negative objective with Adam, starting at 0 (b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the square root).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -62,9 +62,9 @@ def solve_lbfgs(problem: Problem) -> Array:
     """Minimises the negative objective with L-BFGS-B, starting at 0.
 
     Stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
-    iterations. If all entries may be non-zero, the problem is convex. The entries of the final gradient are then at most
+    iterations. If all plan entries may be non-zero, the problem is convex. The entries of the final gradient are then at most
     about 1e-6 (measured on 60 random problems). Otherwise, the maximum can lie at a kink, where the gradient jumps
-    across 0. The row and column sums of the plan then differ from the required sums by the gradient.
+    across 0. The row and column sums of the plan then differ from the required sums by the entries of the gradient.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS

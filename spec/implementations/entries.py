@@ -77,7 +77,7 @@ def _named(thing: Any) -> Iterator[Any]:
         for value in vars(thing).values():
             yield getattr(value, "fget", None) or getattr(value, "__func__", value)
     elif isinstance(thing, FunctionType):
-        public = thing.__module__.startswith(f"{SPEC}.routers.")  # in routers, attributes may name functions
+        public = thing.__module__.startswith(f"{SPEC}.routers.")  # in routers, an attribute may have a function's name
         for name in _names(thing.__code__):
             found = thing.__globals__.get(name)
             found = getattr(spec, name, None) if found is None and public and name in spec.__all__ else found

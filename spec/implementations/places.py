@@ -1,6 +1,6 @@
 """Web addresses of the sources in the ledger: papers, lines of public code, and measured packages.
 
-For each repository, `places.json` contains a commit and, by path, the first line of each function or class that the ledger names.
+For each repository, `places.json` contains a commit and, by path, the line numbers of the functions and classes that the ledger names.
 `python -m generator.find_places` (in docs/) writes `places.json` from clones of the repositories and checks that each name exists.
 """
 
@@ -40,7 +40,7 @@ def code(where: str) -> Code:
 
 @cache
 def places() -> dict[str, Any]:
-    """The commit and the line numbers of each repository: {"commit": ..., "lines": {path: {name: line}}}."""
+    """Maps each repository to its commit and line numbers: {"commit": ..., "lines": {path: {name: line}}}."""
     return dict(json.loads(files(__package__).joinpath("places.json").read_text()))
 
 
@@ -60,7 +60,7 @@ def addresses(implementation: Implementation, module: str) -> list[str]:
 
 
 def _own_paper(module: str) -> str:
-    """Returns the citation of a module's paper, from the module's table of symbols or, if there is none, its first algorithm."""
+    """Returns the citation of a module's paper: the header of the symbol table or, without a table, the first algorithm's citation."""
     table = re.search(r"^\| here \|(.*)$", sys.modules[module].__doc__ or "", re.MULTILINE)
     return table[1] if table else str(sys.modules[module].ALGORITHMS[0].cites)
 

@@ -5,7 +5,7 @@
 A router calls public functions of the specification. The conformance suite checks each of these functions separately.
 Backends do not run these files: `moespec.backends.routers` implements each router again, for arrays with a groups axis. Tokens
 are (T, D). `Router.noise` describes the array `noise`. With `noise=None`, routing uses no noise. `train` selects the capacity
-and, in some routers such as BASE, the assignment of tokens. The text below the field of an option documents the option.
+and, in some routers such as BASE, the assignment of tokens. The docstring below an option's field documents the option.
 `moespec.spec.options` documents shared options. `options.capacity(train=train)` is the number of slots C of an expert:
 `capacity_factor` K T / E, rounded. At evaluation, `eval_capacity_factor` (if set) replaces `capacity_factor`.
 

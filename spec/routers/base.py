@@ -32,7 +32,7 @@ class Options(RouterOptions):
     """Options of `base`."""
 
     shards: Count = 1
-    """random parts of a group's tokens in training, each balanced separately"""
+    """number of random parts into which training splits a group; each part is balanced separately"""
 
     def check_training(self) -> None:
         """Raises ConfigError unless `experts` divides the number of tokens in each shard, as exact balance requires."""

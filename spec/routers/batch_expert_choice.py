@@ -17,11 +17,11 @@ BE-1: Among which tokens does an expert choose in training?
     Alternative b: an expert chooses among the tokens of one image, also at evaluation (`softmax_expert_choice`).
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: if n tokens have a predicted probability above the expert's threshold, the n tokens with the largest scores.
+    Reading: if n tokens have a predicted probability above an expert's threshold, the expert takes the n tokens with the largest scores.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
-    Alternative b: every token with a predicted probability above the expert's threshold (`eval_take="above"`).
+    Alternative b: an expert takes every token with a predicted probability above its threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
-    Alternative c: without a predictor, every token with a score above the expert's threshold (`predictor=False`).
+    Alternative c: without a predictor, an expert takes every token with a score above its threshold (`predictor=False`).
 BE-3: How are the scores computed from the logits?
     Reading: the scores are the softmax of the logits over the experts.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train.
@@ -67,7 +67,7 @@ class Options(RouterOptions):
     eval_capacity_factor: Factor | None = None
     """capacity factor at evaluation; None for no limit, so that all tokens above a threshold have a slot"""
     eval_take: Literal["largest", "above"] = "largest"
-    """tokens that an expert takes at evaluation: the n with the largest scores, if n are above its threshold, or those above it"""
+    """tokens taken at evaluation if n are above an expert's threshold: the n with the largest scores, or the n above it"""
     predictor: bool = True
     """use a learned predictor for the choice at evaluation instead of the scores"""
     predictor_weight: Weight = 1.0
@@ -127,7 +127,7 @@ def route(
     check_logits(logits, options)
     scores = softmax_affinity(logits)
 
-    # At evaluation, the prediction or, without a predictor, the score decides whether an expert takes a token.
+    # At evaluation, the thresholds apply to the predicted probabilities or, without a predictor, to the scores.
     by = scores
     if options.predictor:
         predicted = capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])

@@ -54,7 +54,7 @@ def check_logits(logits: Array, options: Any) -> None:
 
 
 def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:
-    """Returns the balance loss. The load counts the first `choices` (default: 1) choices of each token in `scope`."""
+    """Returns the balance loss. The load counts the first `choices` choices (default: 1) of each token in the groups of `scope`."""
     load = None if scope == "group" else expert_load(scores, choices=choices or 1, scope=scope)
     return balance_loss(scores, load) if choices is None else balance_loss(scores, load, choices=choices)
 
@@ -68,7 +68,7 @@ def auxiliary_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> dict[str, Array]:
-    """Returns the unweighted auxiliary losses whose weights are not 0.
+    """Returns the auxiliary losses whose weights are not 0, before they are multiplied by the weights.
 
     `importance_loss` uses the softmax of the logits. `load_loss` uses the clean logits, the noisy logits and `choices`, and
     requires noise. `balance_loss` uses the softmax of the noisy or clean logits (option `balance_logits`) and counts the

@@ -1,4 +1,4 @@
-"""DSelect-k: K selectors with trained expert codes, per token or shared by all tokens.
+"""DSelect-k: K selectors choose experts by codes, which are computed from each token or learned as values that all tokens share.
 
 | here | DSelect-k (arXiv 2106.03760) |
 |---|---|

@@ -68,7 +68,7 @@ class Options(RouterOptions):
 
 
 def noise(options: Options) -> Noise | None:
-    """Describes the noise that keeps or samples the second expert. With `second_expert="all"`, describes the noise for the jitter."""
+    """Describes the noise by which tokens keep or sample their second expert or, with `second_expert="all"`, the noise for the jitter."""
     if options.second_expert == "sampled":
         return Noise((options.tokens, options.experts), (2.0**-24, 1.0))
     return Noise((options.tokens,), (0.0, 1.0)) if options.second_expert == "random" else jitter_noise(options)
@@ -77,7 +77,7 @@ def noise(options: Options) -> Noise | None:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts based on the softmax, with gates that sum to 1 over both experts.
+    """Token Choice of two experts based on the softmax. By default, the gates of both experts sum to 1.
 
     noise: (tokens,), uniform on [0, 1). A token keeps its second expert if 2 g2 exceeds the noise, where g2 is the
     normalised gate of the second expert. If the second expert is sampled, noise is (tokens, experts), uniform on (0, 1). If noise is None
@@ -106,7 +106,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     scores = softmax_affinity(logits)
 
-    # In training, the noise keeps or drops a token's second expert, or samples it. The scores remain the combine weights.
+    # In training, the noise decides whether a token keeps its second expert, or which expert it samples. The combine weights use `scores`.
     selection = scores
     keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":

@@ -67,7 +67,7 @@ def route(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """Sends each token to the expert that the table assigns to the token id. Without ids, the position of a token is the id.
+    """Sends each token to the expert that the table assigns to the token id. Without ids, a token's position is its id.
 
     params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. This router uses no noise. Training and
     evaluation have the same routing unless `eval_capacity_factor` is set.

@@ -43,7 +43,7 @@ class Options(RouterOptions):
     branches: Count | None = None
     """number of groups of experts of equal size; None for the largest divisor of experts up to its square root"""
     choices_per_level: Count = 2
-    """branches that a token chooses, and experts in each branch; all if there are fewer"""
+    """number of branches that a token chooses, and of experts that it chooses in each branch; at most all of them"""
     importance_weight: Weight = 0.1
     load_weight: Weight = 0.1
 

@@ -1,4 +1,4 @@
-"""Importance-score routing: Token Choice by the softmax among the most important tokens, in training and at evaluation.
+"""Importance-score routing: in training and at evaluation, only the most important tokens choose experts, by the softmax.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|

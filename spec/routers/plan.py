@@ -35,7 +35,7 @@ RT-4: Do the sparsity-constrained routers add noise to the logits in training?
 Often done differently
 
 RT-2: With which weights do plan-based routers combine the outputs?
-    Reading: with the softmax. The plan only selects and carries no gradient.
+    Reading: with the softmax. The plan only selects experts or tokens and carries no gradient.
         By: the paper, sections 2.2 and 3.4;
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py, _replace_combine_weights.
     Alternative b: with the plan (`combine_with="plan"`). A Sinkhorn plan is then differentiated through its iterations.

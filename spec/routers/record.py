@@ -62,7 +62,7 @@ class Router(Generic[OptionsOf]):
     cost: the cost of routing one group, in multiply-adds unless stated otherwise.
     compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
         takes a backend `B` and arrays with a leading groups axis. `moespec.backends.routers` implements the built-in routers.
-    revision: the revision of the row in the conformance matrix. functions: the public functions that the row also covers.
+    revision: the revision of the router's row in the conformance matrix. functions: other public functions that this row covers.
     """
 
     name: str

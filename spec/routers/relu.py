@@ -1,4 +1,4 @@
-"""ReLU routing: a token goes to all experts with logits above 0, and the logits are the combine weights.
+"""ReLU routing: a token goes to all experts with logits above 0, and these logits are the combine weights.
 
 | here | ReMoE (arXiv 2412.14711), section 3 |
 |---|---|
@@ -56,7 +56,7 @@ class Options(RouterOptions):
     initial_penalty: Positive = 1e-8
     """initial weight of the loss that drives gates to 0"""
     penalty_multiplier: Positive = 1.2
-    """factor of the penalty after a step with too many gates above 0, and its divisor after a step with too few"""
+    """multiplies the penalty after a step with too many gates above 0, and divides it after a step with too few"""
 
     def capacity(self, *, train: bool = True) -> int:
         """Returns the number of slots C of an expert, which is at most the number of tokens."""

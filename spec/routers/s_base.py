@@ -2,13 +2,13 @@
 
 | here | Clark et al. 2022 (arXiv 2202.01169) |
 |---|---|
-| plan (T, E) | Pi, the transport plan with E equal fractions |
+| plan (T, E) | Pi, the transport plan with the same total for each expert |
 | selection in training | argmax of the plan |
 | selection at evaluation | argmax of the logits |
 | gate | softmax (or sigmoid) of the logits at the chosen expert |
 
-In training, S-BASE is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax may be unbalanced. For example,
-the plan is uniform if all tokens are equal. Rounding errors then determine the argmax, and all tokens may choose the same expert.
+In training, S-BASE is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but the argmax of its rows may not be. If all
+tokens are equal, for example, the plan is uniform. Rounding errors then determine the argmax, and all tokens may choose the same expert.
 
 Ambiguity ledger
 

@@ -78,25 +78,25 @@ class Options(RouterOptions):
     affinity: Literal["sigmoid", "sqrt_softplus", "softmax"] = "sigmoid"
     """function from logits to scores: sigmoid, square root of the softplus (DeepSeek-V4), or softmax"""
     epsilon: Scalar = 1e-20
-    """constant added to the sum that divides the gates"""
+    """constant added to the sum by which the gates are divided"""
     scale: Positive = 1.0
     """factor of the final gates"""
     expert_groups: Count = 1
     """number of groups of experts of equal size"""
     chosen_groups: Count = 1
-    """number of groups, by best score, that a token chooses from"""
+    """number of best-scoring groups from which a token chooses experts"""
     group_score: Literal["top_2", "top_k_over_m", "max"] = "top_2"
-    """score of a group: the sum of its 2 best experts, the sum of its K / M best with M chosen groups, or its best expert"""
+    """score of a group: the sum of its 2 best scores, the sum of its K / M best scores with M chosen groups, or its best score"""
     group_bias: bool = True
     """include the bias in the score of a group"""
     outside: Literal["excluded", "zero"] = "excluded"
     """score of experts outside the chosen groups: minus infinity or 0"""
     bias_update_rate: Scalar = 0.001
-    """step size of an expert's bias against its load; 0 keeps the bias"""
+    """step size of the bias updates, which counteract the load; 0 keeps the bias"""
     recentre_bias: bool = False
     """subtract the mean over all experts from the bias updates"""
     bias_update: Literal["sign", "quantile"] = "sign"
-    """bias update: by the rate against the load, or to the quantiles of the biases that tokens require, with mean 0"""
+    """bias update: by the rate against the load, or to the quantiles of the biases that tokens require, shifted to mean 0"""
     bias_bins: Count = 1000
     """histogram bins for the quantiles of an expert's required biases"""
 
@@ -118,7 +118,7 @@ class Options(RouterOptions):
 
     @property
     def best_of_group(self) -> int:
-        """The number of best experts of a group whose scores add up to the score of the group."""
+        """The number of a group's best experts whose scores are added to get the score of the group."""
         return {"top_2": 2, "top_k_over_m": self.choices // self.chosen_groups, "max": 1}[self.group_score]
 
 
@@ -191,7 +191,7 @@ def route(
         required = required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)
         statistics = {"required": required}
 
-    # Losses. The importance and balance losses use scores that sum to 1.
+    # Losses. The importance and balance losses use scores that sum to 1 for each token.
     losses: dict[str, Array] = {}
     shares = scores
     if options.affinity != "softmax" and (options.importance_weight or options.balance_weight):

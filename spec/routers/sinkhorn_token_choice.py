@@ -86,7 +86,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Plan. If the plan only selects, stop_gradient makes the logits constant, so the plan carries no gradient.
+    # Plan. Unless the plan provides the combine weights, stop_gradient prevents gradients through the plan.
     planned = noisy if options.combine_with == "plan" else stop_gradient(noisy)
     plan = sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
     combine_with, from_clean = options.combine_with, options.combine_from_clean_logits

@@ -85,8 +85,8 @@ def route(
     noise, train: see `softmax_token_choice`. With `jitter`, the noise is applied to the tokens instead of the logits.
 
     The plan carries no gradient. If the plan provides the combine weights, only the auxiliary losses train the kernel. With
-    `transport_objective="semi_dual"`, the rows of the plan sum to 1, so `batch_priority="sum"` orders the tokens by
-    rounding errors. With `batch_priority="max"`, rounding errors order the tokens that the plan assigns to only one expert.
+    `transport_objective="semi_dual"`, each row of the plan sums to 1. Rounding errors then decide the order of all tokens if
+    `batch_priority="sum"`, and the order of the tokens that the plan assigns to only one expert if `batch_priority="max"`.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

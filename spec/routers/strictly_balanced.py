@@ -54,7 +54,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """Returns `kernel` (width, experts), and `thresholds` (experts,) with the value 1 / experts."""
+    """Returns `kernel` (width, experts), and `thresholds` (experts,), all equal to 1 / experts."""
     thresholds = np.full(options.experts, 1 / options.experts, np.float32)
     return {**init_kernel(generator, options), "thresholds": thresholds}
 
@@ -62,11 +62,11 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice based on the softmax in training. At evaluation, an expert takes all tokens whose gates exceed the expert's threshold.
+    """In training, Expert Choice based on the softmax. At evaluation, an expert takes all tokens whose gates exceed the expert's threshold.
     A token's chosen gates are divided by their sum. With `eval_capacity_factor`, a full expert keeps the tokens with the largest weights.
 
-    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether each expert chooses C tokens, without
-    thresholds. This router uses no noise.
+    params: `kernel` (width, experts) and `thresholds` (experts,). train: if True, each expert chooses C tokens;
+    if False, the thresholds choose the tokens. This router uses no noise.
 
     Source: Shazeer et al. 2017, appendix F.
 

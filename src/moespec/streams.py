@@ -10,7 +10,7 @@ __all__ = ["Output", "open_streams"]
 
 
 class Output(io.FileIO):
-    """A raw output file that stores its first write error, such as a full disk, in `failed`. A closed pipe on standard output raises."""
+    """A raw output file that stores its first write error in `failed`. If standard output is a closed pipe, a write raises an error."""
 
     failed: OSError | None = None
 
@@ -28,7 +28,7 @@ class Output(io.FileIO):
 def open_streams() -> Output:
     """Replaces standard output and standard error, even if they are closed, as in a service. Returns the new standard output.
 
-    Warnings become one line that begins with `moespec:`.
+    Each warning is printed as one line that begins with `moespec:`.
     """
     for number in range(3):
         try:

@@ -60,10 +60,10 @@ class OfRun(Stored):
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
-    """Returns the configuration to which the options of the command line apply: from a file, the run to resume, or `default`.
+    """Returns the configuration of a file, of the run to resume, or `default`, before most options of the command line are applied.
 
     The configuration already uses the models, routers and optimiser of the command line. If the command line sets the length of the run,
-    the configuration has no length. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
+    all fields `LENGTHS` are None. Raises ConfigError for an unusable file, and for an option that the file's model or router lacks.
     """
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
@@ -87,8 +87,8 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
 def check_written(arguments: Sequence[str], *configs: Config) -> None:
     """Raises ConfigError for an option of the command line or its configuration file that affects none of the resulting configurations.
 
-    An option in the file is also accepted if it has an effect when the command line only changes model and router. `init_skip` in the
-    file is always accepted, since a later use of the file may need it. A file that a run wrote contains every field and is not checked.
+    An option in the file is also accepted if it affects the file's configuration with the model and the router of the command line. The
+    file may always set `init_skip`, for other runs with `init`. A file that a run wrote contains every field and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     check_effect([SHORT.get(word, word) for word in words], *configs)

@@ -1,1 +1,1 @@
-"""The commands of `moespec`. Each module defines one command: the arguments, `main`, which parses the arguments, and the command itself."""
+"""The commands of `moespec`. Each module defines a command's arguments, `main`, which parses the arguments, and the command function."""

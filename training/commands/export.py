@@ -29,9 +29,9 @@ from moespec.training.weights.record import Weights
 __all__ = ["FORMATS", "export_command", "main"]
 
 DESCRIPTION = ".json"
-"""Suffix for the metadata of a StableHLO program, which cannot hold metadata."""
+"""Suffix of a second file with the metadata of a StableHLO program, since the program file cannot store metadata."""
 LARGEST = 2**31 - 2**20
-"""Upper limit on parameters in bytes: a protobuf message (ONNX) or a flat buffer (StableHLO) holds fewer than 2^31 bytes."""
+"""Maximum size of the parameters in bytes: a protobuf message (ONNX) or a flat buffer (StableHLO) holds fewer than 2^31 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
         print("note: the program computes in float32, since ONNX runtimes lack bfloat16 operators on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
-    for suffix in sorted(files, key=len, reverse=True):  # a name that is too long fails before any write
+    for suffix in sorted(files, key=len, reverse=True):  # longest name first: if it is too long, nothing is written
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
@@ -107,7 +107,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | s
 
 
 def metadata(weights: Weights) -> dict[str, str]:
-    """Returns the metadata of moespec's weight files (`moespec.training.weights.own`) and the entry `moespec.images`, each as JSON.
+    """Returns the metadata that moespec's weight files contain (`moespec.training.weights.own`), and `moespec.images`, each as JSON.
 
     `moespec.images` gives the axes, shape and dtype of the input, the number that must divide the batch size, and `Weights.images` if
     known. The input for pixels x is `(x / white - mean) / std`.
@@ -153,4 +153,4 @@ FORMATS: dict[str, Format | None] = {
     "pt2": Format(partial(_of_torch, "export_pt2"), "torch"),
     "safetensors": None,  # `moespec convert` writes this format
 }
-"""Export formats by name, which is also the file extension."""
+"""Export formats by name. The name of a format is also its file extension."""

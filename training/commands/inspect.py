@@ -21,7 +21,7 @@ from moespec.training.runs import label, left_out, load_run
 __all__ = ["inspect_command", "main"]
 
 INSPECTED = 16
-"""Maximum number of images of a folder to draw."""
+"""Maximum number of images in a folder; a folder with more images is an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class InspectArguments(OfRun):
 
     moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis draws the inputs, outputs and similarity of Soft
     MoE's slots for validation images, and writes the numbers to a .json file.
-    The image is routed as a group of one image, even if the model was trained with several images per group. The
-    channels and mixed tokens that Sparse-MLP routes have no position in the image and are drawn in index order.
+    The image is routed as a group of one image, even if the model was trained with several images per group.
+    Sparse-MLP routes channels and mixed tokens, which have no position in the image and are drawn in index order.
     """
 
     image: Path | None = None

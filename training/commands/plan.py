@@ -54,7 +54,7 @@ class PlanArguments(Configured):
 def main(words: list[str]) -> None:
     """Prints the plan of each mesh and the cost of the run. With --sharding, prints how the requested or best mesh shards the parameters.
 
-    utilisation: the assumed fraction of the chip's peak rate, for the operations that `objectives.table.training_flops` counts.
+    utilisation: the assumed rate of the operations that `objectives.table.training_flops` counts, as a fraction of the chip's peak rate.
     """
     given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
     check_written(words, given.settings)
@@ -124,7 +124,7 @@ def _json(config: Config, each: Plan) -> dict[str, Any]:
 
 
 SHOWN = 10
-"""Number of meshes in the table, best first."""
+"""Number of meshes in the table, which lists the best meshes first."""
 HEADINGS = (
     *("mesh", "param.", "optim.", "grad.", "copies", "activ.", "batch", "all"),
     *("slots", "gathers", "reduced", "TFLOP", "compute", "memory", "links", "longest", "sum", ""),

@@ -44,7 +44,7 @@ __all__ = ["combinations", "entries", "main"]
 
 DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
-"""Fields that may change before a study is resumed, because they do not affect its results."""
+"""Fields that may change when a study is resumed, because they do not affect the results of the study."""
 MOST = 100  # maximum number of entries of a grid, since a study compares all pairs
 
 

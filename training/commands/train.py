@@ -137,7 +137,7 @@ def _train(
     say: Callable[[str], None],
 ) -> None:
     directory, there = RunDirectory(path), os.path.exists(path)
-    # Everything that can fail before the first training step runs before the folder of the run is created.
+    # The folder of the run is created last, after all the work that can fail before the first training step.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
 

@@ -1,7 +1,7 @@
 """The configuration of a training run: its model, data, optimiser, schedule and training.
 
-Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The
-defaults match no recipe: AdamW with its usual coefficients, without weight decay, gradient clipping or augmentation. At the start
+Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The defaults
+differ from every recipe: AdamW with its usual coefficients, no weight decay, no gradient clipping and no augmentation. At the start
 of a run, fields that are None get values from the named model or the data (`moespec.training.loop.resolve`). The run saves these values.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 BackendName = Literal["auto", "jax", "torch", "numpy"]
 
 TRACKERS = {"tensorboard": "data", "wandb": "wandb"}
-"""Packages that `log` may name, and the extra that installs each."""
+"""Packages that `log` may name, and the pip extra that installs each package."""
 
 
 RSQRT = Only("name", "rsqrt")

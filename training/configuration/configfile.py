@@ -52,10 +52,10 @@ FORMER = {"data": "cache", "hash": "path"}
 FORMER_LOGS = ("mlflow", "trackio")
 """Former values of `log`."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
-"""Options of different routers. Only files that early versions of 0.1 wrote contain all of them."""
+"""Options that belong to different routers. Only files that early versions of 0.1 wrote contain all these options."""
 Section = TypeVar("Section")
 flat = partial(flatten, separator=".")
-"""The values of nested tables by dotted key."""
+"""Converts nested tables to one flat dict from dotted keys to values."""
 
 
 def recipes() -> dict[str, str]:
@@ -81,8 +81,8 @@ def digits() -> Config:
 def read(path: Path, base: Config | None = None, *, model: str | None = None, router: str | None = None) -> Config:
     """Returns `base` (by default, `Config()`) with the fields that a TOML file sets. `model` and `router` override the file.
 
-    The sections data, optimizer, schedule and training come only from the file; fields that the file does not set get their defaults. The
-    router options in the file apply to the router that the file names. If `router` replaces it, options with default values are dropped.
+    The sections data, optimizer, schedule and training come only from the file; fields that the file does not set get their defaults.
+    Router options in the file apply to the file's router. If `router` replaces this router, options with default values are dropped.
 
     Raises ConfigError, naming the file and the key, for a file that is not TOML, an unknown key (suggesting similar keys) or an
     invalid value.
@@ -130,7 +130,7 @@ def values(path: Path) -> dict[str, Any]:
 
 
 def written(path: Path) -> list[str]:
-    """Returns the dotted keys in a file. Adds `format` for a run of an early version of 0.1; later versions write this key."""
+    """Returns the dotted keys in a file. Adds `format` if an early version of 0.1 wrote the file without this key."""
     table = _loaded(path)
     return [*flat(table), *(["format"] if _of_version_0_1(table) else [])]
 
@@ -167,7 +167,7 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration. If a file lacks the option `eval_take`, sets the value that reproduces the earlier evaluation."""
+    """Returns a run's configuration. If `batch_expert_choice` lacks `eval_take`, sets the value that older versions used implicitly."""
     older = {
         name: {**section, "router_options": {"eval_take": "above", **options}}
         for name in ("model", "text")

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}
-"""The values that a training run uses for fields of a ViT that are None. By itself, a ViT is dense."""
+"""The values that a training run uses for fields of a ViT that are None. Without these values, a ViT is dense by default."""
 SHORT = {
     "model": "model.name",
     "data": "data.name",
@@ -58,7 +58,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in {"router", "block"}.intersection(vars(self)):
             object.__setattr__(self, field, named_routers(getattr(self, field)))
-        # `router_options` may be any mapping. After a change of router, options with the old defaults are dropped.
+        # `router_options` may be any mapping. After a change of router, options with the old router's defaults are dropped.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions from a step to a rate, in Python floats, the same for every backend.
+"""Learning-rate schedules: functions from a step to a learning rate. Every backend uses the same rates, in Python floats.
 
 Steps are n = 0, 1, ..., total - 1. All schedules here warm up linearly, `peak * n / warmup` for n < warmup. Source: the code
 of vmoe and big_vision.
@@ -83,7 +83,7 @@ def linear(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Sch
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqrt, "linear": linear}
-"""Name -> schedule, as named in a configuration."""
+"""The built-in schedules by their names in a configuration."""
 
 
 def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: float) -> Schedule:

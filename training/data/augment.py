@@ -1,4 +1,4 @@
-"""Augments batches with shifts, flips, mixup and cutmix. Every augmentation depends only on the seed and the step."""
+"""Augments batches with shifts, flips, mixup and cutmix. The random numbers of every augmentation depend only on the seed and the step."""
 
 import math
 
@@ -45,8 +45,8 @@ def crop_and_flip(
 def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
     """Draws the weight with which `mixed` mixes each example of the (shuffled) batch with its neighbour.
 
-    The whole batch gets one weight from Beta(alpha, alpha), reflected to at least 1/2 (Zhang et al. 2018, eq. 1). The reflection
-    only decides which of the two examples gets the larger weight.
+    The whole batch gets one weight from Beta(alpha, alpha) (Zhang et al. 2018, eq. 1). A weight w below 1/2 is replaced by 1 - w, which
+    only changes which of the two examples gets the larger weight.
     """
     sample = generator(seed, MIXUP, step).beta(alpha, alpha)
     return np.float32(max(sample, 1 - sample))
@@ -55,10 +55,10 @@ def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
 def cutmix(
     images: NDArray[np.uint8], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Pastes a rectangle of the neighbour in the (shuffled) batch into each image, and mixes the targets by the area of the rectangle.
+    """Pastes into each image a rectangle of its neighbour in the (shuffled) batch, and mixes the targets by the area of the rectangle.
 
     All images get the same rectangle, with the image's aspect ratio and a uniformly random centre. The rectangle covers the fraction
-    `1 - weight` of the image, with weight from Beta(alpha, alpha). After clipping to the image, the weight is `1 - area / (H W)`.
+    `1 - w` of the image, with w from Beta(alpha, alpha), and is clipped to the image. The weight of the targets is `1 - area / (H W)`.
 
     Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
     """

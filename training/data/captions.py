@@ -1,4 +1,4 @@
-"""Checks and stores captions of images. Captions are third-party texts, and a data set may have millions of captions."""
+"""Checks and stores captions of images. Captions are untrusted texts, and a data set may have millions of captions."""
 
 import re
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ LONGEST = 2**16
 """Maximum number of characters in a caption."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SURROGATE = re.compile(r"[\ud800-\udfff]")
-"""Half a UTF-16 surrogate pair: JSON may contain one, UTF-8 cannot."""
+"""Half of a UTF-16 surrogate pair, which JSON can contain but UTF-8 cannot."""
 
 
 def caption(value: object, name: str) -> str:

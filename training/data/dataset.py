@@ -24,7 +24,7 @@ from moespec.training.data.pictures import Pictures
 __all__ = ["Dataset", "Split", "array_split", "as_picture", "held_out", "numbered_classes", "read_names"]
 
 LOOKED_AT, HEAD = 4096, 2**14
-"""Maximum number of images of a split that the digest of the contents covers, and of bytes per image file."""
+"""Limits of the digest of the contents: the number of images of a split, and the number of bytes read from each image file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Split:
     """One split of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
     `whole(index)` returns the picture from which an image was cropped, by default the image itself. pictures: the files that `read` opens,
-    if any. captions: one caption for each image of a data set of pairs, in which a label is the number of a picture, not a class.
+    if any. captions: one caption for each image, only in a data set of pairs; the label of a pair is the number of its picture.
     ids: the token ids of the captions, `(images, length)`. features: the output of a locked tower for the images, `(images, width)`.
     """
 
@@ -121,7 +121,7 @@ class Dataset:
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
     """Returns a split of images `(images, height, width, channels)`. Raises ConfigError unless each image has an integer label."""
-    with np.errstate(invalid="ignore"):  # ignores NaN and infinity, which the next check rejects
+    with np.errstate(invalid="ignore"):  # no warning for NaN and infinity, which the next check rejects
         whole = labels.astype(np.int64)
     if len(images) != len(labels) or (whole != labels).any():
         raise ConfigError(f"labels={shown(labels)}: expected {len(images)} integers, one for each image")
@@ -159,7 +159,7 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
 
 
 def read_names(path: Path, called: str) -> tuple[str, ...]:
-    """Reads class names from a text file, one per line. Raises a DataError that begins with `called` for an unreadable file."""
+    """Reads class names from a text file, one per line. If the file is unreadable, raises a DataError that begins with `called`."""
     try:
         return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an invalid file name

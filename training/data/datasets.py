@@ -44,9 +44,9 @@ SIZES = {
     "idx": {"image_size": 28, "channels": 1, "classes": 10},
     **{name: {"image_size": 32, "channels": 3, "classes": kind.labels[-1]} for name, kind in KINDS.items()},
 }
-"""Image size, channels and classes of data sets whose name fixes them."""
+"""Image size, number of channels and number of classes of the data sets for which the name determines these values."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
-"""Data sets of pictures of any size, and the functions that find their classes and files."""
+"""Names of data sets with pictures of any size, and the function that finds the classes and files of each data set."""
 DIGITS = Path(__file__).parent / "digits.npz"
 
 
@@ -56,9 +56,9 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
 
 
 def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
-    """Returns the data set `own` of `config` with the images of another data set as the validation split. The images are the validation
-    split of the other data set, or all of its images if it has no such split, prepared like the images of `own`. Classes are matched
-    by name and may be a subset. Raises ConfigError if both data sets are the same, and DataError if classes or images do not fit `own`.
+    """Returns `own`, the data set of `config`, with the images of another data set as the validation split. If the other data set has a
+    validation split, only that split is used. Images are prepared like the images of `own`. Classes are matched by name and may be a
+    subset of the classes of `own`. Raises ConfigError for the run's own data, and DataError if classes or images do not fit `own`.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):

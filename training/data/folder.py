@@ -1,11 +1,11 @@
-"""Reads a data set from a folder of images with one folder per class or a table of labels, directly or under `train/` and `val/`.
+"""Reads a data set from a folder of images, or from its folders `train/` and `val/`. Subfolders or a table give the classes.
 
 photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
 photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
 All images below the folder of a class belong to the class. The validation split may have any name in `found.HELD`. The table is
-`labels.csv` in the folder, or a .csv file beside the folder with the same name. The table has a header and one row per image. `IMAGE`
-lists names of the column with the image's path in the folder, with or without extension. `LABEL` lists names of the class column.
+`labels.csv` in the folder of images, or, beside a folder such as `train/`, the file `train.csv`. The table has a header and one row per
+image. The column of image paths, with or without extensions, has a name from `IMAGE`. The column of classes has a name from `LABEL`.
 """
 
 import csv
@@ -53,7 +53,7 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
 
 
 def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
-    """Returns all images below a folder, ordered by name, or a single image file, and notes on other files.
+    """Returns the images below a folder, ordered by name, and notes on ignored files. If `path` is a file, returns only this file.
 
     Raises DataError for a missing path or a folder without images.
     """
@@ -93,7 +93,7 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
 
 
 def _table(folder: Path) -> Path | None:
-    """Returns `labels.csv` in a folder (with at most one subfolder) or the table beside it (with none). Raises DataError if both exist."""
+    """Returns `labels.csv` in a folder with at most one subfolder, or the table beside a folder with none. DataError if both exist."""
     tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
     found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
     if len(found) > 1:

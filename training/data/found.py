@@ -50,7 +50,7 @@ def directories(folder: Path) -> list[str]:
 
 
 def beside(folder: Path, known: Container[str | None], left: LeftOut, kind: str) -> None:
-    """Counts the files and subfolders of a folder in `left`, except the names in `known`."""
+    """Adds the files and subfolders of a folder, except the names in `known`, to the counts of `left`."""
     for name, is_folder in entries(folder):
         if name not in known:
             left.add("hidden" if hidden(name) else kind, f"{name}{'/' * is_folder}")
@@ -108,7 +108,7 @@ def validation_name(names: Collection[str], source: object) -> str | None:
 
 
 def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
-    """Returns the path of the file `name`. Raises a DataError that begins with `where` unless the file is below the folder.
+    """Returns the path of the file `name`. If the file is not below the folder, raises a DataError that begins with `where`.
 
     links: whether to accept a link to a file outside the folder, as in the Hugging Face cache.
     """

@@ -97,7 +97,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Keeps the Hugging Face libraries off the network, even if they are already imported; by default, they report each load online."""
+    """Keeps the Hugging Face libraries off the network, even if already imported; by default, the libraries report each load online."""
     from huggingface_hub import constants
 
     config = datasets.config
@@ -161,7 +161,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
 
 
 def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
-    """Returns the images as the bytes of their files. Raises DataError if there is no image column or `others` is empty."""
+    """Returns the undecoded image column. Raises DataError without image column, or if `others` (label or caption columns) is empty."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "images (type Image)"

@@ -23,7 +23,7 @@ __all__ = ["load_idx", "read_idx"]
 
 UNSIGNED_BYTE = 8
 DEFLATE = 1032
-"""Maximum number of bytes to which one byte of a gzip file expands. It limits how much is read if a header is wrong."""
+"""Maximum number of bytes to which one byte of a gzip file expands. If a header is wrong, this factor limits how many bytes are read."""
 
 
 def load_idx(folder: Path) -> Dataset:

@@ -30,11 +30,11 @@ __all__ = [
 Array = Any
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 VIEW = 2**48
-"""Offset between the random numbers of two views of an image; exceeds the steps and images of any run."""
+"""Offset that separates the random numbers of the views of an image; larger than the number of steps or images of any run."""
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
-    """Returns the indices of the images of step `step` (from 0), `(batch,)`. Each `part` has its own permutations of the images."""
+    """Returns the indices of the images of step `step` (from 0), `(batch,)`. Different values of `part` give different permutations."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
         _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]
@@ -65,9 +65,9 @@ def training_batch(
     """Returns the augmented images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)` of step `step`.
 
     Order of augmentations: crop, shift and flip; colours, RandAugment, the user's transform, erasing; cutmix or mixup. For mixup,
-    this function mixes the targets; `prepared` mixes the images on the device, with weight "mixup". Without classes, there are no targets.
+    this function mixes the targets, and `prepared` later mixes the images with the weight "mixup". Without classes, there are no targets.
 
-    rows: the rows of the batch to return. For mixup, "neighbours" are the images before each of these rows. view: the number of the view.
+    rows: the rows of the batch to return. For mixup, "neighbours" holds the image before each of these rows. view: the index of the view.
     """
     mixes = bool(config.mixup or config.cutmix)
     # The neighbour of the first row is placed before this row and dropped after mixing.
@@ -94,7 +94,7 @@ def training_batch(
 def views_of_step(
     dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """Returns views of the images of a step by name. Each view is `{"images"}`, augmented with its own configuration."""
+    """Returns the views of a step's images by view name. Each view is `{"images"}`, augmented with its own configuration."""
     return {
         name: {"images": training_batch(dataset, config, batch, seed, step, rows=rows, view=view)["images"]}
         for view, (name, config) in enumerate(views.items())

@@ -23,8 +23,8 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
     """Reads a data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)` or `(N, 1)`.
 
     The file has the arrays `train_images`, `train_labels`, `validation_images` and `validation_labels` (or `val_*`, `valid_*`).
-    Otherwise, `held_out` splits the arrays `images` and `labels`; with `validation_share` 1, both splits contain all images. The optional
-    array `maximum` is the value of white, by default 255. Nothing is unpickled. Raises DataError naming the file.
+    If the file has `images` and `labels` instead, `held_out` splits them; with `validation_share` 1, both splits contain all images. The
+    optional array `maximum` is the value of white, by default 255. Nothing is unpickled. Raises DataError for an unusable file.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")

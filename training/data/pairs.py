@@ -8,8 +8,8 @@
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
 Image paths in a table are relative to the table's folder and must stay below this folder. An image may have several captions: a list
-(JSON and `datasets`) or several rows of a table. Each caption forms a pair, and the image's number is its label. Column names are from
-Hugging Face's image folders (`file_name`, `text`) and mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`, `title`).
+(JSON and `datasets`) or several rows of a table. Each caption and its image form a pair, labelled with the image's number. Column names are
+from Hugging Face's image folders (`file_name`, `text`) and mlfoundations/open_clip, `src/open_clip_train/params.py` (`filepath`, `title`).
 """
 
 import csv

@@ -36,7 +36,7 @@ FORMATS = {
     **{"BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jfif", ".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".ppm",)},
     **{"TIFF": (".tif", ".tiff"), "WEBP": (".webp",)},
 }
-"""Formats that Pillow may recognise, regardless of the file name; some of Pillow's other formats start programs."""
+"""The only formats that Pillow may open, whatever the file name: for some other formats, Pillow starts external programs."""
 ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
 Seen = TypeVar("Seen")
 MOST = 2**28
@@ -51,8 +51,8 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, modul
 class Files(Protocol):
     """A numbered sequence of image files. Worker processes get pickled copies of this object.
 
-    name: the file's name in errors. open: the object that Pillow opens. known: the name and size of a file, equal on all machines; empty if
-    the size is unknown without reading the file.
+    name: the file's name in errors. open: the path or stream that Pillow opens. known: the name and size of a file, equal on all
+    machines; empty if the size is unknown without reading the file.
     """
 
     def __len__(self) -> int: ...
@@ -174,7 +174,7 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
 
 def _opened(file: BinaryIO, look: Callable[[Image.Image], Seen]) -> Seen:
     with Image.open(file, formats=list(FORMATS)) as image:
-        # Pillow reads 16-bit grey as mode I from PNG (before version 11) and PPM.
+        # Pillow opens 16-bit grey PPM files, and before version 11 also 16-bit grey PNG files, in mode I.
         if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
             kind = "floating-point numbers" if image.mode == "F" else "signed or 32-bit integers"
             raise DataError(f"its pixels are {kind}, whose value range is unknown; save it with 8 or 16 bits")

@@ -29,8 +29,8 @@ class Prefetcher:
         cloudpickle pickles `make` for each worker.
     receive: a function to call with each step and its result on a thread of this process, for example to move results to a device.
 
-    A Prefetcher is a context manager and an iterable of `(step, result)` in order. If `make` raises for a step, iteration raises there.
-    Raises RunError if a worker dies. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with their parent.
+    A Prefetcher is a context manager and an iterable of `(step, result)` in order. If `make` raises for a step, the iterator raises at this
+    step. Raises RunError if a worker dies. Leaving the context ends threads and workers. Workers ignore Ctrl-C and end with their parent.
     """
 
     def __init__(

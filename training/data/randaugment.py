@@ -17,10 +17,10 @@ strength. The table gives the strength of each operation at magnitude M.
 
 Areas outside the moved picture are grey (128). For images smaller than 224 pixels, translations and cutouts are proportionally smaller.
 
-Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. The code of big_vision imitates the operations
-of Pillow, which this module calls. Contrast differs: big_vision blends the picture with a grey value of (number of pixels / 256), which is
-196 at 224 x 224 pixels. This module blends the picture with its mean, as Pillow does and big_vision's comment says. From magnitude 10 on,
-the threshold of Solarize is above white, so nothing is inverted. TensorFlow's behaviour for a threshold above 255 was not examined.
+Source: google-research/big_vision, pp/autoaugment.py, distort_image_with_randaugment. The code of big_vision imitates Pillow's
+operations, and this module calls Pillow. Contrast differs: big_vision blends the picture with a grey value of (number of pixels / 256),
+which is 196 at 224 x 224 pixels. This module blends the picture with its mean, as Pillow does and big_vision's comment says. From magnitude
+10 on, Solarize inverts nothing, since its threshold is above white. TensorFlow's behaviour for a threshold above 255 was not examined.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ __all__ = ["OPERATIONS", "randaugment"]
 
 GREY = 128
 FULL = 224
-"""Image side in pixels from which distances are the same as in the recipes."""
+"""Images whose longer side has at least this many pixels get translations and cutouts of the same size as in the recipes."""
 
 Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 

@@ -40,7 +40,7 @@ INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moesp
 HELD_WORD = re.compile(f"{'|'.join(sorted(HELD, reverse=True))}|test")
 """Words that mark the path of a validation shard, if the paths of other shards contain the word train."""
 LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
-"""Maximum size in bytes of a label, of JSON with a label, and of a caption."""
+"""Maximum sizes in bytes of the members that contain a label, JSON with a label, and a caption."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Shards:
 
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """Returns the class names, which are the labels, and the images of the shards in a folder, ordered by name.
+    """Returns the class names, which are the numbers from 0 to the largest label, and the images of each split, ordered by shard name.
 
     Shards with the word val or test in their paths form the validation split if other shards have the word train (`train-000.tar` and
     `val-000.tar`, or folders `train/` and `val/`). Otherwise, all shards form one split. captions: whether to read captions instead of
@@ -105,7 +105,7 @@ def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int
 
 
 def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
-    """Returns the table of all images and notes on skipped members, from the index in the folder if the index matches the shards."""
+    """Returns the table of all images, with notes on skipped members. Reads the index in the folder if it is valid, else rebuilds it."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     with (

@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 CROP, JITTER, GREY, BLUR, SOLARISE, RANDAUGMENT, TRANSFORM, ERASE = range(8)
-"""The part of the random stream PICTURE that each operation uses."""
+"""The number that selects the random numbers of each operation within the stream PICTURE."""
 COLOURS = ("jitter", "grey", "blur", "solarise", "randaugment")
-"""Fields of operations that need 8-bit images, grey or RGB."""
+"""Fields of `DataConfig` whose operations need 8-bit grey or RGB images."""
 SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
-"""Random erasing: range of the area fraction, and the smallest aspect ratio; the largest is its inverse."""
+"""Random erasing: smallest and largest area fraction, and smallest aspect ratio; the largest aspect ratio is 1 / `FLATTEST`."""
 ATTEMPTS = 1000
 RATIO_LIMIT = 1e-7
 BLUR_RADIUS = (0.1, 2.0)
@@ -38,7 +38,7 @@ BLUR_RADIUS = (0.1, 2.0)
 Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
 Numbers = NDArray[np.int64]
 Box = tuple[int, int, int, int]
-"""Crop `(left, top, width, height)` in whole pixels; it is then resized to the size of the model's images."""
+"""A crop `(left, top, width, height)` in whole pixels, before it is resized to the size of the model's images."""
 
 
 def cut_out(

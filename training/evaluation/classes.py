@@ -13,7 +13,7 @@ __all__ = ["always", "beside", "by_class", "class_tables", "confused", "confusio
 
 Numbers = NDArray[np.integer[Any]]
 CLASSES = 20
-"""Largest number of classes for a full table; above it, tables list the classes with the lowest recall and the most confused pairs."""
+"""Maximum number of classes for a full table. For more classes, tables list the classes of lowest recall and the most confused pairs."""
 
 
 def always(dataset: Dataset) -> tuple[str, float]:

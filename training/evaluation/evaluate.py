@@ -44,7 +44,7 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
         return [layer.settings.tokens for layer in layers_of(model, size // sizes.devices)]
 
     for size in range(-(-images // parts), batch):
-        with suppress(SpecError):  # a batch of this size does not fill the groups
+        with suppress(SpecError):  # raised if a batch of this size does not fill the groups
             if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
                 return size
     return batch

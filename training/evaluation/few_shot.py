@@ -36,9 +36,9 @@ def few_shot(
     l2: Sequence[float],
     seeds: int,
 ) -> dict[str, Any]:
-    """Computes the accuracy on `test` of a ridge regression fitted to `shots` images per class of `train`.
+    """Fits ridge regressions to `shots` images of each class in `train`, and computes the accuracies on `test`.
 
-    train, test: features `(N, D)` and labels `(N,)`. Returns for each number of shots `{"shots_10": {"accuracy", "l2",
+    train, test: features `(N, D)` and labels `(N,)`. Returns an entry for each number of shots, `{"shots_10": {"accuracy", "l2",
     "by_seed"}}`: the mean accuracy over the seeds 0, 1, ..., the best L2 regularisation, and the accuracy for each seed.
     """
     (features, labels), (held, held_labels) = train, test
@@ -61,9 +61,9 @@ def few_shot(
 def ridge(
     features: NDArray[Any], labels: NDArray[np.integer[Any]], held: NDArray[Any], *, classes: int, l2: Sequence[float]
 ) -> list[NDArray[np.intp]]:
-    """Fits ridge regressions to `features` `(N, D)`, `labels` `(N,)`. Returns predicted labels `(M,)` of `held` `(M, D)` for each `l2`.
+    """Fits ridge regressions to `features` `(N, D)` and `labels` `(N,)`. Returns predicted labels `(M,)` of `held` `(M, D)` for each `l2`.
 
-    As in the public code, a single eigendecomposition, of the smaller of X'^T X' and X' X'^T, gives the solutions for all `l2`.
+    As in the sources, one eigendecomposition of the smaller of X'^T X' and X' X'^T gives the solutions for all values in `l2`.
     """
     from scipy.linalg import eigh  # imported here, since the import is slow
 
@@ -89,7 +89,7 @@ def ridge(
 def best_l2(accuracies: Array) -> int:
     """Returns the column of `accuracies` (seeds, L2 values) with the best mean rank, the first one if several are equal.
 
-    The rule follows vmoe, which averages ranks over data sets instead of seeds. The choice of the column depends on the test images.
+    The rule follows vmoe, which averages ranks over data sets instead of seeds. The chosen L2 value depends on the test images.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1), axis=1)
     return int(np.argmax(ranks.mean(axis=0)))

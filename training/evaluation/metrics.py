@@ -15,7 +15,7 @@ __all__ = ["line", "make_features", "make_forward", "moe_metrics", "unflatten", 
 
 EXPERTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
 SHOWN = ("coverage", "dropped", "entropy", "dispatch_max", "combine_max", *EXPERTS)
-"""The scalars to show, in this order, if a layer has them."""
+"""The scalar metrics that `line` shows, in this order. Metrics that a layer lacks are omitted."""
 
 
 def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
@@ -50,8 +50,8 @@ def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
 def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
     """Adds statistics to the metrics of each layer in the output of a model. Training steps do not compute these statistics.
 
-    Soft routings get `collapse_metrics`, and other routings get `experts_per_token`. MultiHash gets no statistics, since the router mixes
-    the experts of a token inside the MLP.
+    Soft routings get `collapse_metrics`, and other routings get `experts_per_token`. MultiHash gets no statistics, since
+    it mixes the experts of a token inside the MLP and a routing cannot describe this mixture.
     """
 
     def statistics(layer: MoeLayer, routing: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Classifies images by the nearest neighbours of their frozen features, with more weight on nearer neighbours.
 
     s_ij      cosine of the features of image i and training image j
-    score     sum over the k largest s_ij with label c of exp(s_ij / temperature)
+    score     sum of exp(s_ij / temperature) over those of the k largest s_ij whose image j has label c
     label     arg max over c
 
 Source: facebookresearch/dino, `eval_knn.py`, `knn_classifier` (temperature 0.07; k = 20 "is usually working the best"), after
@@ -54,7 +54,7 @@ def spread(features: NDArray[Any]) -> float:
 
         1 - |mean of f_i / |f_i||^2
 
-    This is the sum of the variances of the entries of the normalised features.
+    The spread equals the total variance of the normalised features, summed over the D dimensions.
     """
     mean = unit(features).mean(axis=0)
     return float(1 - mean @ mean)

@@ -30,8 +30,8 @@ class SlotStatistics(NamedTuple):
 
     dispatch: `(G, T)`, the weight of a token summed over all slots (Figure 24, left); the mean of `dispatch` is S / T.
     combine: `(G, S)`, the weight of a slot summed over all tokens, divided by the smallest such sum in its group (Figure 24).
-    cumulative_dispatch: `(T,)`, the mean fraction of a slot's weight on its k largest tokens (Figure 26, the line).
-    cumulative_combine: `(S,)`, the mean fraction of a token's combine weight on its k largest slots.
+    cumulative_dispatch: `(T,)`; entry k is the mean fraction of a slot's weight in its k + 1 largest weights (Figure 26, the line).
+    cumulative_combine: `(S,)`; entry k is the mean fraction of a token's combine weight in its k + 1 largest weights.
     tokens_needed `(G, S)`, slots_needed `(G, T)`: the number of largest weights that make up 90 % of the weight of a slot, or of a token.
     similarity: `(S, S)`, inner products of the normalised parameters of the slots (Figures 28 to 30).
     """

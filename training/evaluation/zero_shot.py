@@ -1,16 +1,16 @@
 """Zero-shot classification assigns an image to the class whose prompts have the most similar features.
 
-    w_c     mean over the prompts of class c of z / |z|, normalised to length 1
+    w_c     mean of z / |z| over the prompts of class c, where z are the features of a prompt; the mean is then scaled to length 1
     label   arg max over c of the cosine of w_c and the image's features
 
 Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/discriminative_classifier.py`, _average_embeddings,
-after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are used unchanged, whereas
-`prompt_engineering.py` of big_vision converts them to lower case without punctuation.
+after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. This module uses names and prompts unchanged, whereas
+`prompt_engineering.py` of big_vision converts both to lower case and removes punctuation.
 
 Retrieval finds the captions of an image among all texts, and the image of a caption among all images.
 
     s_ij        cosine of the features of image i and text j
-    recall@k    how often a correct item is among the k items with the largest s; the lower index wins ties
+    recall@k    fraction of queries for which a correct item is among the k items with the largest s; in a tie, the lower index comes first
 
 Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/image_text_retrieval.py` (k = 1, 5, 10; for an image with several
 captions, any of them counts).

@@ -1,13 +1,13 @@
 """Shows how each MoE layer routes one image, that is, which expert handles which patch, as numbers and as a picture.
 
 The image is routed separately, as a group of one image, and the capacity of the experts is scaled to this group. If a model's groups are
-parts of an image, the groups are kept, and an expert's panel shows its slots in all groups.
+parts of an image, the groups do not change, and the panel of an expert shows the expert's slots in all groups.
 
 Sparse-MLP routes channels, and tokens that mix the patches of the entire image. Channels and tokens have no position in the image and are
 drawn row by row, in numerical order, on a full grid that is as square as possible.
 
-All panels of a layer share a colour scale. The routing of patches to experts is drawn on the image: the panel of an expert shows the
-patches of the expert in the expert's colour, more opaque for larger weights. The scale of Soft MoE is in multiples of the uniform weight,
+All panels of a layer share a colour scale. Unless slots are mixtures, the routing of patches is drawn on the image: an expert's panel tints
+the patches that the expert handles. Larger weights are more opaque. The scale of Soft MoE is in multiples of the uniform weight,
 1 / tokens: white is the uniform weight, red is larger and blue is smaller. The scale covers at least half to twice the uniform weight.
 
 Only the drawing functions import matplotlib. Training does not need matplotlib, since the report of a run shows grids of pixels.
@@ -59,12 +59,12 @@ TINT = 0.5
 
 
 class BlockRouting(NamedTuple):
-    """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
+    """The routing of one image by one MoE layer, with the weights of each cell in the grid of patches `(rows, columns)`.
 
     block: the name of the layer. tokens: the number of tokens in a group.
     items: the content of the grid: "patches", or "channels" or "tokens" in numerical order.
-    experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of the combine weights over its slots).
-    slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures; if not, a slot holds at most one item.
+    experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of the combine weights over the expert's slots).
+    slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether a slot is a mixture of items; otherwise, a slot holds at most one.
     """
 
     block: str
@@ -143,7 +143,7 @@ def squarest(items: int) -> tuple[int, int]:
 
 
 def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -> str:
-    """Describes the class with the largest logit and the probability of this class, from a softmax over all classes or a sigmoid.
+    """Describes the class with the largest logit, and its probability according to a softmax over all classes or to a sigmoid.
 
     >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
     ', predicted dog (probability 0.881)'
@@ -164,7 +164,7 @@ def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
 
 
 def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
-    """Returns the panels of experts or, for Soft MoE, of slots: the names in `chosen`, or by default eight evenly spaced experts or slots.
+    """Returns the panels of experts or, for Soft MoE, of slots: the panels named in `chosen`; by default, eight evenly spaced panels.
 
     chosen: experts, such as "3". For Soft MoE, "3.0" is the first slot of expert 3, and "3" means all slots of expert 3. The weights of
     Soft MoE are multiples of the uniform weight. Raises ConfigError for unknown names and for too many panels.
@@ -274,7 +274,7 @@ def tinted(
 
 
 def _ends(routing: BlockRouting) -> tuple[float, float]:
-    """Returns the ends of a layer's colour scale. For Soft MoE, the ends are x and 1 / x, with the uniform weight 1 in the middle."""
+    """Returns the ends of a layer's colour scale. For Soft MoE, the ends are 1 / x and x, so that the uniform weight 1 is in the middle."""
     if not routing.soft:
         return 0.0, max(float(routing.experts.max()), 1e-12)
     weights = routing.slots[routing.slots > 0] * routing.tokens
@@ -292,7 +292,7 @@ def weights_of(routing: BlockRouting) -> str:
 
 
 def shaded(routing: BlockRouting, panel: Panel) -> NDArray[np.float64]:
-    """Returns an RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours of `draw`."""
+    """Returns the weights of a panel as an RGB grid `(rows, columns, 3)`, in the colours that `draw` uses."""
     ends, weights = np.array(_ends(routing)), panel.weights
     if routing.soft:
         ends, weights = np.log(ends), np.log(weights)  # a missing weight is NaN, so `log` never gets 0
@@ -312,8 +312,8 @@ def _range(panel: Panel, soft: bool) -> str:
 def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns an RGB grid. A patch has the colour of the expert with the largest weight, or is dark if no expert handles the patch.
 
-    The colour is paler for more even weights. For Soft MoE, a patch is white if all experts have the same weight, and fully coloured
-    if one expert has at least twice the mean weight.
+    The colour is paler if the experts have similar weights. For Soft MoE, a patch is white if all experts have the same weight, and
+    fully coloured if one expert has at least twice the mean weight.
     """
     total = routing.experts.sum(axis=2)
     fraction = routing.experts.max(axis=2) / np.where(total > 0, total, 1)

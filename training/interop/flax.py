@@ -1,7 +1,7 @@
 """Converts parameters of the ViT and MLP-Mixer of google-research/big_vision and google-research/vision_transformer, and back.
 
-Flax modules have the layouts of this project: kernels have input axes first, and attention kernels are `(D, heads, D/heads)` and
-`(heads, D/heads, D)`. Names differ. The class token of big_vision has no position; in this project, its position embedding is 0.
+Flax stores parameters in the same layouts as this project: kernels have input axes first, and attention kernels are `(D, heads, D/heads)`
+and `(heads, D/heads, D)`. Names differ. big_vision has no position embedding for a class token; here, this embedding is 0.
 
 Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
 """
@@ -23,7 +23,7 @@ __all__ = ["BIG_VISION", "VISION_TRANSFORMER", "flax", "mlp_names", "renumbered"
 def flax(
     encoder: str, positions: str, pool: str, attention: str, norm2: str, mlp: str, *, of_pool: tuple[str, str, str]
 ) -> Table:
-    """Returns the parameter names of a flax ViT with these module names. of_pool: attention, norm and MLP of the attention pooling."""
+    """Returns the parameter names of a flax ViT with these module names. of_pool: the attention, norm and MLP modules for pooling."""
     block, (pool_attention, pool_norm, pool_mlp) = rf"{encoder}/encoderblock_\1", of_pool
     return {
         r"(embedding|head)/(kernel|bias)": r"\1/\2",
@@ -43,7 +43,7 @@ def flax(
 
 
 def mlp_names(ours: str, theirs: str) -> Table:
-    """Returns a table from our parameter names of an MLP to their names."""
+    """Returns a table that maps our parameter names of an MLP to their parameter names."""
     layers = (("w1", "Dense_0/kernel"), ("b1", "Dense_0/bias"), ("w2", "Dense_1/kernel"), ("b2", "Dense_1/bias"))
     return {f"{ours}/{own}": f"{theirs}/{other}" for own, other in layers}
 
@@ -60,10 +60,10 @@ def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns parameters of vision_transformer by name, with the modules of a block numbered as in the released files.
+    """Renames parameters of vision_transformer so that the modules of a block are numbered as in the released files.
 
     Released files number all modules of a block together (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`);
-    the current code numbers each kind separately (flax's `convert_pre_linen`).
+    the current code numbers each kind of module separately (see flax's `convert_pre_linen`).
     """
     if not any("/MlpBlock_0/" in name for name in flat):
         return dict(flat)
@@ -77,7 +77,7 @@ def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _WithoutToken(Layout):
-    """Stores the positions of patches without the position of the class token, which must be 0."""
+    """Stores the position embeddings of patches. Omits the position embedding of the class token, which must be 0."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return (1, shapes[0][1] - 1, shapes[0][2])

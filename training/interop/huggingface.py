@@ -1,4 +1,4 @@
-"""Converts parameters and configuration of `ViTForImageClassification` and `ViTModel` of Hugging Face transformers, and back.
+"""Converts parameters and configurations of transformers' `ViTForImageClassification` and `ViTModel` (Hugging Face) to ours and back.
 
 Parameters have the names used in weight files. Version 5 of transformers still writes these names, but has renamed the modules.
 """
@@ -20,7 +20,7 @@ def _check(config: VitConfig) -> None:
 
 
 def _names(config: VitConfig) -> Table:
-    """Returns parameter names of `ViTForImageClassification` or, without classes, of `ViTModel`. The pooler is our `representation`."""
+    """Returns parameter names of `ViTForImageClassification` or, without classes, of `ViTModel`, whose pooler is our `representation`."""
     model = "vit." if config.classes else ""
     block = rf"{model}encoder.layer.\1"
     embeddings, attention = f"{model}embeddings", rf"{block}.attention.attention.\2"

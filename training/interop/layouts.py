@@ -61,7 +61,7 @@ class Convolution(Layout):
 
 
 class Linear(Layout):
-    """A linear layer stored with outputs first and axes flattened. Several of our layers are stacked along the outputs.
+    """A linear layer stored with outputs first and axes flattened. Several of our layers are concatenated along the output axis.
 
     inputs: the number of leading input axes in our kernel; 0 for a bias or a scale.
     """
@@ -85,7 +85,7 @@ class Linear(Layout):
 SAME = Layout()
 
 Table = Mapping[str, str | tuple[str, Layout]]
-"""A pattern of our names -> their name, with a layout unless the parameter is stored unchanged."""
+"""A regular expression for our names -> their name, and a layout if the parameter is stored differently."""
 
 
 def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
@@ -115,7 +115,7 @@ _SELDOM: Has = {
     **{"expert_hidden": [0], "expert_activation": ["gelu"], "expert_bias": [True]},
     **{"shared_experts": [0], "block": [{}]},
 }
-"""The supported values of these fields, for projects whose `has` lacks the field."""
+"""Fields that a project's `has` may omit -> the values that the project then supports."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _shape(shapes: Shapes, name: str, axes: int) -> tuple[int, ...]:
 
 
 def _depth(shapes: Shapes, first: str) -> int:
-    """Returns the number of blocks, from the numbers in parameter names. first: the name of a parameter in block 0."""
+    """Infers the number of blocks from the block numbers in parameter names. first: the name of a parameter in block 0."""
     start, _, rest = first.partition("0")
     numbers = (re.fullmatch(rf"{re.escape(start)}(\d+){re.escape(rest)}", name) for name in shapes)
     return 1 + max((int(number[1]) for number in numbers if number), default=-1)

@@ -146,7 +146,7 @@ def _epsilon(of_timm: Arguments) -> float:
 
 
 _EITHER = {True: True, False: False}
-"""Options of `Arguments.choose` for a boolean argument of which both values are supported."""
+"""Options of `Arguments.choose` for a boolean argument that may be true or false."""
 
 
 _REQUIRED: dict[str, Any] = {
@@ -169,7 +169,7 @@ def models_of_timm() -> dict[str, dict[str, Any]]:
 
 
 def timm_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments for `config_from_timm` that describe the model in a `config.json` of timm on the hub.
+    """Converts the `config.json` of a timm model on the Hugging Face hub to arguments for `config_from_timm`.
 
     Raises ConfigError for an `architecture` that is not a `VisionTransformer` of timm.
     """

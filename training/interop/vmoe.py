@@ -1,4 +1,4 @@
-"""Converts parameters of google-research/vmoe's `VisionTransformerMoe` to ours and back, and its configurations to `VitConfig`.
+"""Converts parameters of google-research/vmoe's `VisionTransformerMoe` to ours and back, and vmoe's configurations to `VitConfig`.
 
 Letters in shape comments: D width, E experts.
 """

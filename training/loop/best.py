@@ -25,7 +25,7 @@ class Best(NamedTuple):
 
 
 def check_measure(config: Config, others: Sequence[str]) -> None:
-    """Raises ConfigError unless `training.keep_best` is empty, a result of the run's evaluation, or in `others` ([evaluation.NAME])."""
+    """Raises ConfigError unless `training.keep_best` is empty, names a result of the run's evaluation, or is in `others`."""
     own = ["accuracy", "balanced_accuracy", "loss", "top5"] if objective_of(config).head else ["accuracy"]
     if (measure := config.training.keep_best) and measure not in (*own, *others):
         raise ConfigError(f"training.keep_best={measure!r}: expected one of {', '.join([*own, *others])}")

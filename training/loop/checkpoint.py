@@ -7,13 +7,13 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
                           data position, backend, seconds of training, version of moespec, and the SHA-256 of
                           arrays.safetensors and of state.json
 
-With several processes, a thread of each process writes its shards (`moespec.training.loop.shards`) to a file,
-`arrays-00001-of-00004.safetensors`, and a note with the file's checksum. Once all notes exist, process 0 writes
+On several devices, a thread in each process writes the shards of the process (`moespec.training.loop.shards`) to a file,
+such as `arrays-00001-of-00004.safetensors`, and the file's checksum to a note. Once all notes exist, process 0 writes
 state.json, which names the files, and renames the folder. Processes communicate only through the folder, so training continues
 while the threads write. Any number of processes can read the checkpoint; each process loads only the arrays or shards that it needs.
 
 A checkpoint is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend can read any checkpoint. The recorded
-configuration determines which optimiser values a checkpoint contains. Format 1 contains both moments of all parameters.
+configuration determines which optimiser values a checkpoint contains. A checkpoint of format 1 always contains both moments.
 """
 
 import json
@@ -48,7 +48,7 @@ ARRAYS, STATE = "arrays.safetensors", "state.json"
 ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)}
 }
-"""Required entries of state.json, in addition to its format, its checksum and the arrays' checksums."""
+"""Required entries of state.json besides the format, the checksum of state.json and the checksums of the arrays."""
 PATIENCE, LOOK = 600.0, 0.05
 """Seconds that process 0 waits for the files of the other processes, and seconds between two checks."""
 MORE: dict[str, Any] = {"overrides": list, "owed": list, "logged": int, "stamp": dict, "best": dict | None}
@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint and returns its path. Keeps the newest `keep` checkpoints, step `spare`, and the best steps that these record."""
+    """Writes a checkpoint and returns its path. Removes all but the newest `keep`, step `spare`, and the best steps in their records."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -89,7 +89,7 @@ def _encoded(state: dict[str, Any]) -> bytes:
 
 
 def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
-    """Writes the record of a checkpoint after its arrays, renames the checkpoint, and removes older checkpoints; see `write`."""
+    """Completes a checkpoint whose arrays are written: writes its record, renames it, and removes older checkpoints; see `write`."""
     final, temporary = folder / f"{record['step']:08d}", _unfinished(folder, record["step"])
     write_synced(temporary / STATE, signed(record))
     sync_directory(temporary)

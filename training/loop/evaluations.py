@@ -37,7 +37,7 @@ __all__ = ["Evaluate", "EvaluationSet", "Evaluations", "load_sets"]
 
 
 class EvaluationSet(NamedTuple):
-    """One evaluation: settings, images, all correct labels if images have several, and the model with the capacity of the evaluation."""
+    """One evaluation. labels: all correct labels of each image, or None if each has one. model: has the capacity of the evaluation."""
 
     settings: EvaluationConfig
     dataset: Dataset
@@ -89,7 +89,7 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
-    """Returns the reason why an evaluation is impossible for the run or its data, or "". head: the number of classes of the run."""
+    """Returns why the run or the evaluation's data make an evaluation impossible, or "". head: the number of classes of the run."""
     kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no text tower (objective={config.objective!r})"
@@ -115,7 +115,7 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
 
 
 def _model(config: Config, settings: EvaluationConfig) -> Model:
-    """The model of the run, with the evaluation capacity that the settings define, if any."""
+    """The model of the run. If the settings define an evaluation capacity, the model uses this capacity."""
     section = config.model
     if settings.capacity_factor is not None:
         factor, fields = {"eval_capacity_factor": settings.capacity_factor}, section.set()

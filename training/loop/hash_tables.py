@@ -1,7 +1,7 @@
 """Builds the codebook and tables of the router `hash` from a data set.
 
 k-means on normalised patches of training images computes the codebook. The initial codewords are distinct patches, drawn at random
-from the seed. The frequencies of token ids come from training images without augmentation.
+with the seed of the run. Token ids are counted in training images without augmentation.
 """
 
 import sys
@@ -135,7 +135,7 @@ def _tables(
     if options.experts > len(codebook):
         raise ConfigError(f"model.codes={len(codebook)}: hash.kind={kind!r} needs at least {options.experts} codewords")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
-    # Class tokens and registers have no pixels, so their embeddings are 0, like those of patches with a single colour.
+    # Class tokens and registers have no pixels, so their embeddings are 0, like the embedding of a single-coloured patch.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
     clusters = hash_table_clustered(embeddings, words)
     return (clusters if kind == "clustered" else hash_table_dispersed(clusters, experts=options.experts))[None]
@@ -151,5 +151,5 @@ def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[ND
 
 
 def table_options(model: vit.VitConfig) -> Options:
-    """The options of the routers that use token ids; all blocks share the same tables."""
+    """The options of the first router that uses token ids, since all blocks share the same tables."""
     return cast(Options, vit.router_config(vit.of_block(model, vit.id_blocks(model)[0])))  # see `needed`

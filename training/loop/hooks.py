@@ -65,11 +65,11 @@ class AfterStep:
     rate: float = 0.0
     """learning rate of the step"""
     measured: Mapping[str, Any] = field(default_factory=dict)
-    """metrics of the step, arrays of the backend"""
+    """metrics of the step, as arrays of the backend"""
     pending: list[str | None] = field(default_factory=list)
     """evaluations still to do after this step; None stands for the run's own images"""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """results of the finished evaluations, by the kind of their line in metrics.jsonl"""
+    """results of the finished evaluations, by the "kind" of the evaluation's line in metrics.jsonl"""
     logged: Mapping[str, Any] = field(default_factory=dict)
     """the "train" line of metrics.jsonl for this step, on process 0; empty if there is none"""
     stopped_by: signal.Signals | None = None
@@ -86,7 +86,7 @@ class AfterStep:
 
     @cached_property
     def exported(self) -> dict[str, Any]:
-        """The state as it is saved, with NumPy arrays on one device and with the shards of this process on several devices."""
+        """The state in the form that a checkpoint stores: NumPy arrays on one device, the shards of this process on several devices."""
         return self.B.export_state(self.state)
 
     def every(self, steps: int) -> bool:
@@ -110,7 +110,7 @@ Hook = Callable[[AfterStep], None]
 
 
 class Stop:
-    """Stops the run on a signal. This hook runs first, so that all processes agree on the signal. `end` is called last."""
+    """Stops the run on a signal. Runs first, so that later hooks know the signal on which the processes agree. `end` is called last."""
 
     def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
         self._interruption, self._saver, self._run = interruption, saver, run
@@ -137,7 +137,7 @@ class Stop:
 class Finite:
     """Ends a run that diverges. Values are checked only at steps that are logged, evaluated or saved.
 
-    If a value is not finite, a run on one device repeats the steps since the last checkpoint, and checks all values after each step.
+    To find the first value that is not finite, a run on one device repeats the steps since the last checkpoint and checks each step.
     """
 
     explain: Callable[[int], RunError]
@@ -179,7 +179,7 @@ def diverged(
         if not math.isfinite(value):
             return _error(f"the loss is {value}", step, rate, updates=step)
         if not math.isfinite(norm):
-            # Clipping spreads NaN to all parameters. A step with the unclipped gradient shows the first parameter with NaN.
+            # Clipping spreads NaN to all parameters. An SGD step without clipping shows which gradient is not finite.
             alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
             moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
             params = flatten(B.export_state(moved)["params"])

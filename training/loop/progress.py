@@ -15,7 +15,7 @@ __all__ = ["Progress", "called", "kind_of", "told"]
 
 
 COLLAPSED = 0.01
-"""Spread below which the features are reported as nearly the same."""
+"""If the spread of the features is below this value, a warning says that the features are nearly constant."""
 
 
 class Progress:

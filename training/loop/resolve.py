@@ -77,7 +77,7 @@ def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
 
 
 def without_data(config: Config) -> ModelConfig:
-    """Returns the section `model` without reading the data: the data set's name determines sizes, and the objective determines the head.
+    """Completes the section `model` without reading the data: sizes follow from the name of the data set, the head from the objective.
 
     Raises ConfigError if neither the name nor the model determines the image size.
     """
@@ -133,7 +133,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
             _check_layer(layer, training=name == "batch")
     try:
         check_memory(f"model.name={config.model.name!r}, as configured", family(chosen).parameter_count(chosen))
-    except MemoryError as error:  # counting may create the parameters of a router
+    except MemoryError as error:  # `parameter_count` may create a router's parameters
         raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))

@@ -22,7 +22,7 @@ from moespec.version import version
 __all__ = ["Start", "begin", "record_of", "settle", "trained_params"]
 
 GENERATOR = "threefry2x32-20"
-"""The generator of noise and dropout. Checkpoints without this entry come from an early version 0.1, which used another generator."""
+"""The generator of noise and dropout. Checkpoints without this entry come from early 0.1 versions with another generator."""
 
 
 class Start(NamedTuple):
@@ -111,7 +111,7 @@ def record_of(
 
 
 def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, Any]) -> None:
-    """Records `noted`, the pending evaluations and the best evaluation, in the checkpoint of `step`."""
+    """Records `noted` (the pending evaluations and the best evaluation) in the checkpoint of `step`."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
         checkpoint.amend(path, {**checkpoint.read_record(path), **noted})
@@ -120,7 +120,7 @@ def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, A
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | str | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """Returns the parameters (NumPy) of the model and the objective, and the step, from a checkpoint: the newest, `step` or "best".
+    """Returns the parameters (NumPy) in a checkpoint (the newest, `step` or "best"), and the step of the checkpoint.
 
     average: whether to use the averages of the parameters where available. Raises CheckpointError if there is no checkpoint, if the
     checkpoint is damaged, or if `config` describes another model or other data.

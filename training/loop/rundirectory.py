@@ -77,7 +77,7 @@ class RunDirectory:
         return tuple(names)
 
     def check_classes(self, names: Sequence[str], advice: str = "") -> None:
-        """Raises RunError if the class names of the data differ from those of the run, since labels would change their meaning."""
+        """Raises RunError if the data and the run have different class names, since labels would change their meaning."""
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
@@ -104,7 +104,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevents other processes from training in this folder within the context. The system releases the lock when the process ends.
+        """Within this context, no other process can train in this folder. The system releases the lock when the process ends.
 
         Raises BusyError if another process holds the lock, and RunError for a folder that is neither empty nor a run.
         """
@@ -131,7 +131,7 @@ class RunDirectory:
         classes. With `override`, the run resumes with `config`, and its checkpoints record the step of the change. If the run has
         no checkpoint, `config` replaces its configuration. With `resume`, RunError is raised if config.toml is incomplete.
 
-        With another number of steps, the run resumes from the newest checkpoint up to which all learning rates stay the same.
+        If `config` changes the number of steps, the run resumes from the newest checkpoint before which no learning rate changes.
         Later checkpoints, which belong to the cooldown, are moved aside. Returns the new paths of the moved checkpoints.
         """
         self._make()
@@ -146,7 +146,7 @@ class RunDirectory:
                 raise RunError(f"{self.path / CONFIG}: the entries {', '.join(sorted(lost))} are missing, and {advice}")
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
-        self.checkpoints.mkdir(exist_ok=True)  # created first, since this folder identifies a run
+        self.checkpoints.mkdir(exist_ok=True)  # created first: by this folder, `_make` recognises a run
         if classes:
             write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
@@ -248,7 +248,7 @@ class RunDirectory:
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | str | None = None) -> Path | None:
-        """The folder of the checkpoint at `step` (or "best"; default: the newest, if any). Raises CheckpointError if it is missing."""
+        """The folder of the checkpoint at `step` (or "best"; default: the newest, if any). Raises CheckpointError for a missing step."""
         steps = checkpoint.steps(self.checkpoints)
         if step == "best" and (best := self.best()) is not None:
             step = best.step

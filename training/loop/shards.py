@@ -126,7 +126,7 @@ def _in_memory(file: ArrayFile) -> dict[str, Part]:
 
 
 def _in_file(file: ArrayFile) -> dict[str, Part]:
-    """Returns the shards in a file, which are read from disk on request."""
+    """Returns the shards in a file. The `read` function of a shard reads from disk."""
 
     def reader(name: str) -> Callable[[Index], NDArray[Any]]:
         def read(index: Index) -> NDArray[Any]:

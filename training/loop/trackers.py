@@ -33,7 +33,7 @@ PROJECT, NAME = "moespec", "trackers.json"
 
 
 def check_log(config: Config) -> None:
-    """Raises ConfigError if a logger in `config.log` needs a package that is not installed, or a function that cannot be imported."""
+    """Raises ConfigError if a logger in `config.log` needs a package that is not installed, or is a function that cannot be imported."""
     for name in config.logs:
         if name not in TRACKERS:
             own_function("log", name, load=True)
@@ -94,7 +94,7 @@ def _known(file: Path) -> dict[str, str]:
 
 
 class _Wandb:
-    """The hook that sends each step's numbers in metrics.jsonl to Weights & Biases."""
+    """A hook that sends the numbers that metrics.jsonl contains for a step to Weights & Biases."""
 
     def __init__(self, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
         start = partial(_started, importlib.import_module("wandb"), run.resolve().name, config)

@@ -203,7 +203,7 @@ class Batches:
     def _view(self, step: int, batch: dict[str, Any], view: int) -> Any:
         if self._draws:
             images, seed = self._config.training.batch, self._config.training.seed
-            first = view * images  # each view has its own range of image numbers
+            first = view * images  # each view uses different rows of the random keys
             numbers = of_step(self._views * images, seed=seed, step=step)
             batch = {**batch, "random": numbers[first + self._rows.start : first + self._rows.stop]}
         arrays = self._B.put(batch)

@@ -29,11 +29,11 @@ from moespec.training.loop.hooks import AfterStep
 __all__ = ["Watchdog", "ended", "tell"]
 
 START = 5
-"""Number of timeouts within which a process must connect. Before its first step, its heartbeats may pause for as long."""
+"""A process must connect within this many timeouts. Before its first step, a process may send no heartbeat for as long."""
 WORD, AGAIN = 5.0, 60.0
 """Seconds before the first message about missing processes, and seconds between later messages."""
 GRACE = 5.0
-"""Seconds in which a process can report its own error after another process has failed, since all may have the same error."""
+"""After another process has failed, a process has this many seconds to report its error, since all may have the same error."""
 MOST = 4096
 """Maximum size of a message in bytes."""
 
@@ -70,7 +70,7 @@ class _Contact:
 
 
 class Watchdog:
-    """Connects this process to the others. address: the address of this process for the others. step: the number of finished steps."""
+    """Connects this process to the others. address: the address at which others reach this process. step: the number of finished steps."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
@@ -105,7 +105,7 @@ class Watchdog:
                 if server in ready:
                     strangers.append(_Contact(server.accept()[0], self._timeout))
                 for gone in [each for each in self._contacts if each.connection in ready]:
-                    self._contacts.remove(gone)  # no process sends data yet, so this connection is lost
+                    self._contacts.remove(gone)  # no process sends data yet: a readable connection is lost
                     missing.add(gone.index)
                 for new in [each for each in strangers if each.connection in ready]:
                     strangers.remove(new)
@@ -247,7 +247,7 @@ class Watchdog:
         Watchdog.abandoned = not well
         for each in self._contacts:
             each.send(left=error and error[:1000])
-        # Waits until the other processes have read the message, since JAX aborts them if process 0, its coordinator, ends first.
+        # Waits until the other processes have read the message, since JAX aborts them if its coordinator, process 0, ends first.
         self._thread.join(GRACE + 2 if self._index == 0 else 1)
 
 
@@ -258,7 +258,7 @@ def tell(after: AfterStep) -> None:
 
 
 def ended(status: int) -> int:
-    """Returns `status` or, after a failed run with several processes, exits at once with `status`, since JAX and torch would wait."""
+    """Returns `status` or, after a failed run with several processes, exits with it at once: JAX and torch would wait for the others."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()

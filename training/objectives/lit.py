@@ -3,7 +3,7 @@
     z_image = features of the image tower, z_text = features of the text tower   (`moespec.models.text`)
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
-The negatives come from all devices: each device gathers all features and computes the loss. The scale (as a logarithm) and the bias are
+The negatives come from all devices: each device gathers all features and computes the loss. The logarithm of the scale, and the bias, are
 trained with the towers. A locked image tower is not trained. Without augmentation, the features of a locked tower are computed once and
 cached in the folder of the run. A resumed run recomputes some features as a check.
 
@@ -85,7 +85,7 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """Returns the layout of the parameters: the text tower, and the scale and (sigmoid loss) the bias of the cosine similarities."""
+    """Returns the layout of the parameters: the text tower, the scale of the similarities and, for the sigmoid loss, their bias."""
     section = config.lit
     bias = {"bias": Parameter((), constant(section.bias))} if section.loss == "sigmoid" else {}
     scale = {"scale": Parameter((), constant(math.log(section.scale))), **bias}

@@ -1,11 +1,11 @@
-"""MoCo v3: the features of one view of an image must identify, within the batch, the momentum encoder's features of the other view.
+"""MoCo v3: the encoder learns to match its features of one view of an image to the momentum encoder's features of the other view.
 
     q = predictor(projector(features of the model))          for both views
-    k = the same with the averaged parameters, without the predictor
+    k = projector(features of the model), with the averaged parameters, for both views
     loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
 
 The momentum encoder uses the parameter average that the optimiser keeps (`optimizer.ema`). The momentum encoder runs in evaluation mode,
-without noise and dropout, and with the evaluation capacity. Auxiliary losses come only from the trained encoder, averaged over both
+without noise and dropout, and with the evaluation capacity. Only the trained encoder has auxiliary losses, averaged over both
 views. Batch normalisation, negatives and the loss cover the images on all devices: each device gathers all features.
 
 Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
@@ -138,7 +138,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Counts the output values of projector and predictor per image (two views), and their multiplications per view."""
+    """Counts, per image, the values that projector and predictor output for both views, and the operations of both for one view."""
     own = _layout(config, model)
     outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
     return 2 * outputs, 2 * parameters.count(own)

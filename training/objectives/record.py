@@ -55,7 +55,7 @@ def is_plain(data: DataConfig) -> bool:
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """Returns the configuration of a contrastive objective, without mixup, cutmix, label smoothing and class balancing. Raises
+    """Returns the configuration with mixup, cutmix, label smoothing and class balancing off, as contrastive objectives require. Raises
     ConfigError if `training.loss` is set, or if a batch has one image, several micro-batches, or more images than the training set."""
     training = config.training
     if training.loss != "softmax":

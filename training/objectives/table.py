@@ -49,7 +49,7 @@ def training_flops(
 
 
 def shapes_of(config: Config, model: Model) -> Params:
-    """Returns the shapes of all parameters of a run: those of the model and of the objective."""
+    """Returns the shapes of all parameters of a run: the parameters of the model and of the objective."""
     own = objective_of(config).layout(config, model)
     return {**family(model).parameter_shapes(model), **parameters.shapes(own)}
 

@@ -1,1 +1,1 @@
-"""Estimates the memory, operations and communication of training without the devices, for the command `moespec plan`."""
+"""Estimates, without access to the devices, the memory, operations and communication of training, for the command `moespec plan`."""

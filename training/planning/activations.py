@@ -13,7 +13,7 @@ the input and the output count twice, because slots are exchanged. A router keep
 expert. Soft MoE keeps two float32 values per token and slot, and copies of both in the compute dtype.
 
 Two costs occur once per step: the working set of one block's backward pass (`4 heads S'` bytes and `H` values per token), and the images
-with three float32 copies of the tokens. With recomputation (activation checkpointing), only one block at a time keeps more than its input.
+and three float32 copies of the tokens. With recomputation (activation checkpointing), only one block at a time keeps more than its input.
 
 The estimate is close to the memory that compilers use, and usually above it; `benchmarks/plan_check.py` measures the difference. Attention
 kernels that do not store the attention weights need less memory.
@@ -45,7 +45,7 @@ def bytes_of_dtype(config: Tower) -> int:
 
 
 def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> float:
-    """Returns the bytes kept for `images` images or texts. split: whether experts are sharded over devices."""
+    """Returns the bytes of the activations of `images` images or texts on a device. split: whether experts are sharded over devices."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in family(config).moe_layers(config, images):
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)

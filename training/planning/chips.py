@@ -48,7 +48,7 @@ class Chip(NamedTuple):
         return self.float32 if self.float32 and dtype == "float32" else self.flops
 
     def hops(self, devices: int) -> float:
-        """The mean number of links between two of `devices` devices that are placed as compactly as the torus allows.
+        """The mean number of links on a path between two devices, if `devices` devices are placed as compactly as the torus allows.
 
         On a ring of k devices, with k even, the mean distance is k/4, including the distance of a device to itself. For
         other numbers of devices, which do not form such rings, the formula is an estimate.

@@ -2,10 +2,10 @@
 
 Over the links, a device receives the following, and sends the same amount:
 
-    slots        slots of the device's groups whose experts are on other devices. Slots travel to the experts and back in the forward
-                 and the backward pass, and again in the forward pass of recomputed blocks.
+    slots        slots that other devices send to this device's experts, and this device's own slots, which experts on other devices send
+                 back. Both transfers happen in the forward and the backward pass, and again in the forward pass of recomputed blocks.
     gathers      the parameter shards that other devices along `fsdp` hold, in float32, for each micro-batch and again for recomputed blocks
-    reductions   the gradients. If n devices hold the same shard, each device receives 2 (n - 1)/n of the shard once per step.
+    reductions   the gradients. If n devices hold the same shard, each receives 2 (n - 1)/n times the shard's size once per step.
                  Along `fsdp`, where gradients are scattered, each device receives n - 1 shards for each micro-batch.
 
 Memory traffic: the forward pass, the backward pass and the optimiser each read the parameters; recomputed blocks read them once more. The
@@ -45,7 +45,7 @@ class Owned(NamedTuple):
 
 
 def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
-    """Returns the bytes of all parameters on a device, from their nested shapes. Raises ConfigError if experts cannot be divided evenly."""
+    """Returns the bytes on a device for parameters with these nested shapes. Raises ConfigError if experts cannot be divided evenly."""
     total = Owned()
     for path, shape in leaves(shapes):
         split = split_axes(path, tuple(shape), sizes)
@@ -61,7 +61,7 @@ def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSize
 
 
 def part(shape: tuple[int, ...], split: Split, sizes: MeshSizes) -> int:
-    """The number of an array's elements that a device holds."""
+    """The number of elements of an array that one device holds."""
     return math.prod(shape) // sizes.size([axis for axis in split if axis])
 
 

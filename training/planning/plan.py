@@ -2,15 +2,15 @@
 
 A step takes at least as long as the longest of three parts. If the parts do not overlap, the step takes about the sum of the parts:
 
-    compute      the operations of each tower at the chip's peak in the model's dtype: three forward passes (four with recomputation)
-                 for each image or text that trains the tower, and one for any other input. Each device also computes
-                 the loss (with projector and predictor, if any) for the images of all devices.
-    memory       parameters, gradients and optimiser state, at the bandwidth of the memory
-    links        the bytes that a device receives, over all its links. Slots travel over several links and
-                 count once for each link.
+    compute      The chip executes the operations of all towers at its peak rate in the model's dtype. An image or text that trains a
+                 tower costs three forward passes (four with recomputation); any other input costs one. Each device also
+                 computes the loss (with projector and predictor, if any) for the images of all devices.
+    memory       The chip reads and writes parameters, gradients and optimiser state at its memory bandwidth.
+    links        The device receives data from other devices at the total bandwidth of its links. A slot travels over several links
+                 and counts once for each link.
 
-The best mesh fits into memory and minimises the longest part. If the longest parts agree to four digits, the smallest
-sum wins. If the sums agree to two digits, the smallest `fsdp` wins, then the smallest `expert`.
+The best mesh fits into memory and minimises the longest part. Among meshes whose longest parts agree to four digits, the smallest
+sum of the parts wins. Among meshes whose sums agree to two digits, the smallest `fsdp` wins, then the smallest `expert`.
 """
 
 import math
@@ -139,9 +139,9 @@ def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshS
 
 
 def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
-    """Returns plans, best first, for all meshes of `devices` devices that divide batch, groups and experts, or for the configured mesh.
+    """Returns plans, best first, for all meshes of `devices` devices that divide batch, groups and experts evenly.
 
-    If no mesh is possible, raises ConfigError with the reason for the first mesh.
+    If `config` sets a mesh, plans only this mesh. If no mesh is possible, raises ConfigError with the reason for the first mesh.
     """
     if config.mesh != MeshConfig():
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]

@@ -30,7 +30,7 @@ def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
 def timed(
     B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
 ) -> list[float]:
-    """Returns the milliseconds per image of several forward passes of `batch` images, without compilation.
+    """Times several forward passes of `batch` images, without compilation, and returns the milliseconds per image for each pass.
 
     The times include the copy of the logits to the host. params: arrays of `B`. forward: a compiled `make_forward` function, if available.
     """

@@ -63,7 +63,7 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
 def curves(
     training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
 ) -> list[Chart]:
-    """Returns charts of the loss (training and, with a head, validation) and of the results on the validation images by step.
+    """Returns charts over the steps: the loss (training and, with a head, validation), and the results on the validation images.
 
     measure: the name of the loss in the records, and its title. called: the title of the accuracy.
     mixes: whether mixup or cutmix makes the loss noisy. If so, the chart also shows the running mean, and the loss as a pale line.

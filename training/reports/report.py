@@ -69,7 +69,7 @@ def write_report(
 ) -> Path:
     """Writes report.html into the folder `run` and returns its path. `params` are NumPy arrays.
 
-    devices: the number of devices of the run, from which the report computes device-days (with evaluations), or None if unknown.
+    devices: the number of devices of the run, or None if unknown. From this number, the report computes device-days, including evaluations.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
@@ -169,7 +169,7 @@ def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: s
 
 
 def _machine(backend: str) -> dict[str, str]:
-    """The versions, device and peak memory of this process, on the host and, if the framework counts it, on the accelerator."""
+    """The versions, the device and the peak memory of this process: host memory and, if the framework counts it, accelerator memory."""
     device, taken = {"torch": _torch, "jax": _jax}.get(backend, lambda: ("", None))()
     named = {"moespec": version(), "Python": platform.python_version(), backend: version(backend)}
     words = ", ".join(f"{name} {of}" for name, of in named.items())

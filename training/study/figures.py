@@ -1,4 +1,4 @@
-"""Draws the figures of a study: the measure against each cost, and curves over the steps. Each figure has one pair of axes, for a paper.
+"""Draws the figures of a study, each with one pair of axes: the measure against each cost, and curves over the steps.
 
 The names of the entries form a column to the right of the axes, without overlap. A thin line joins each name to the point of the entry.
 """
@@ -30,7 +30,7 @@ COSTS = {
 """The costs of an entry, with their axis labels: first the exact counts of operations, then the measured times."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, minimum height, line height of the names. In points: font size."""
-STYLE: Any = {  # the files contain text instead of outlines
+STYLE: Any = {  # the files store text as text, not as outlines of letters
     **{"font.size": SIZE, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False},
     **{"lines.linewidth": 1, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"},
 }
@@ -61,7 +61,7 @@ def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str,
 
 
 def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure":
-    """Plots the measure against a cost, with error bars (spread, quartiles), and the Pareto front, dashed if the cost is a time."""
+    """Plots the measure against a cost, with spread and quartiles as error bars, and the Pareto front, which is dashed for a time."""
     entries = results["entries"]
     points = {name: (entry[cost], 100 * entry["accuracy"]) for name, entry in entries.items()}
     figure, axis = _axes(points, COSTS[cost], label)

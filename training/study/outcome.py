@@ -128,7 +128,7 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def measures(config: Config, own: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of results of scheduled evaluations, such as `few_shot/shots_10/accuracy`. own: results of each user-defined metric."""
+    """The names of results of scheduled evaluations, such as `few_shot/shots_10/accuracy`. own: result names of user-defined metrics."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():

@@ -29,7 +29,7 @@ FIXED, MEDIANS = ("parameters",), ("dropped", "imbalance", "seconds")
 
 
 def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
-    """Returns the content of results.json: the accuracies and costs of each entry, and the interval of each pair of entries.
+    """Returns the content of results.json: the accuracies and costs of entries, and the difference of each pair with its interval.
 
     measure: one of `outcome.measures`, compared instead of the head's accuracy. failed: entry -> seed -> reason. Entries that failed with
     any seed are not compared; seeds that some entries lack are ignored. Raises ConfigError if the numbers of evaluated images differ.
@@ -104,7 +104,7 @@ def _percent(value: dict[str, float | None] | None) -> str:
 
 
 def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
-    """Writes the files of a study except its runs and outcomes. commands: the user's text for each entry -> its configuration."""
+    """Writes the files of a study except its runs and outcomes. commands: maps the user's text for an entry to its configuration."""
     by_step = _by_step(folder, results)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files = draw(results, by_step)

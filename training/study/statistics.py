@@ -53,7 +53,7 @@ def differences(right: Mapping[str, NDArray[np.bool_]], *, seed: int = 0) -> lis
     first, second = np.triu_indices(len(names), 1)
     drawn = replicates[:, first] - replicates[:, second]
     error = drawn.std(axis=0)
-    # Entries that are correct on the same images have an error of 0 and do not widen other intervals.
+    # If two entries are correct on the same images, the error of their difference is 0. The pair must not widen other intervals.
     scaled = np.abs(drawn - drawn.mean(axis=0)) / np.where(error > 0, error, np.inf)
     quantile = float(np.quantile(scaled.max(axis=1), LEVEL))
     pairs = []
@@ -75,7 +75,7 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])
         difference, error = float(apart.mean()), float(apart.std(ddof=1)) / math.sqrt(seeds)
-        # Coarse numbers can give all seeds the same difference and hide the random variation. The interval then includes 0.
+        # If a measure is coarse, all seeds can have the same difference although chance affects it. The interval then includes 0.
         half = quantile * error if error > 1e-12 else difference
         found.append(Difference(first, second, difference, difference - half, difference + half))
     return found

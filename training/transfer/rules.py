@@ -35,7 +35,7 @@ Array = NDArray[Any]
 
 
 class Transferred(NamedTuple):
-    """params: the initial parameters. new, resized, upcycled: names of the parameters of each kind."""
+    """params: the initial parameters. new, resized, upcycled: names of the parameters that are new, resized or upcycled."""
 
     params: Params
     new: list[str]
@@ -44,7 +44,7 @@ class Transferred(NamedTuple):
 
 
 def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
-    """Returns the parameters of a model with `config`: those from `source` by the rules above, and new ones from `initial`.
+    """Returns the parameters of a model with `config`. The rules above take each parameter from `source` or from `initial`.
 
     skip: a regular expression. Parameters whose names contain a match are not copied. Raises ConfigError for an invalid
     `skip`, a source of another model family, and a parameter that the rules do not cover.
@@ -92,7 +92,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
 
 
 _FREE = ("head/", "ids/")
-"""Prefixes of parameter names that may be missing from the source or from the model."""
+"""Prefixes of the names of parameters that the source or the model may lack."""
 
 
 def _new(name: str, fresh: Array, result: Transferred) -> Array:

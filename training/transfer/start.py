@@ -67,7 +67,7 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """Returns the name of a model with these sizes or, if none exists, of any model of the family. Both work, since all fields are set."""
+    """Returns the name of a model with these sizes or, if none exists, of any model of the family. Either works: all fields are set."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
 
     def sizes_of(model: Model) -> list[Any]:
@@ -81,7 +81,7 @@ def _name(config: Model) -> str:
 def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
     """Returns the configuration with the model of the weights at `path` and, if `path` is a run, with the data and backend of the run.
 
-    other_data: whether to keep the data of `config`, with the mean and standard deviation of the run.
+    other_data: whether to keep the data of `config`, but normalise images with the mean and standard deviation of the run.
     """
     model, run = model_of(read(Path(path), Given())), RunDirectory(Path(path)).config()
     if run is None:

@@ -110,7 +110,7 @@ MARKS = {
     "Transformer/posembed_input/pos_embedding": "vision_transformer",
     "Transformer/encoder_norm/scale": "big_vision",
 }
-"""Parameters that identify a project's file; the first that is present decides."""
+"""Name of a parameter -> the format of files that contain this parameter. If several match, the first counts."""
 
 
 def _told(path: Path, arrays: Mapping[str, Any]) -> str:

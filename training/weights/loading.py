@@ -15,7 +15,7 @@ __all__ = ["Loaded", "load"]
 
 
 class Loaded(NamedTuple):
-    """model: see `moespec.models.Model`. params: the parameters of the model, arrays of the model's backend."""
+    """model: see `moespec.models.Model`. params: the parameters of the model, as arrays of the model's backend."""
 
     model: Model
     params: Any

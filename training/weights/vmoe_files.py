@@ -98,7 +98,7 @@ def _read_index(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _fill(array: NDArray[Any], filled: NDArray[np.bool_], part: NDArray[Any], slices: Any) -> None:
-    """Writes a flat part of an array to its position. Raises ValueError if the part does not fit."""
+    """Writes a flattened part of an array to the position given by `slices`. Raises ValueError if the part does not fit."""
     if not isinstance(slices, tuple) or len(slices) != array.ndim:
         raise ValueError(f"slices {slices!r} do not fit an array with {array.ndim} axes")
     for (start, stop), size in zip(slices, array.shape, strict=True):
@@ -164,7 +164,7 @@ def _unpacked(path: Path) -> Any:
 
 
 def _decoded(code: int, data: bytes) -> Any:
-    """Decodes the value of a msgpack extension type. Returns None for values that are not parameters."""
+    """Decodes the value of a msgpack extension type. Returns None for types that do not store parameters."""
     if code == ARRAY:
         shape, dtype, content = msgpack.unpackb(data, raw=True)
         return np.frombuffer(content, _stored(dtype.decode())).reshape(shape)

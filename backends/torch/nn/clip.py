@@ -28,7 +28,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     if not norms:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    # Clamping instead of branching lets the host continue without waiting for the norm. torch adds the same 1e-6.
+    # Unlike an `if`, `clamp` does not make the host wait for the norm. torch's function adds the same 1e-6.
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         local = gradient.to_local() if is_split(gradient) else gradient

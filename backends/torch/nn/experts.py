@@ -35,7 +35,7 @@ class Perceptrons(nn.Module):
             f"{parameter[0]}{linear[2:]}": getattr(module, parameter)
             for linear, module in self.named_children()
             for parameter in ("weight", "bias")
-            if getattr(module, parameter) is not None  # includes computed parameters, as in `weight_norm`
+            if getattr(module, parameter) is not None  # finds computed parameters too, as in `weight_norm`
         }
 
 

@@ -25,7 +25,7 @@ from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
 KEEPING: RouterName = "sigmoid_token_choice"
-"""With the default options of this router, a layer of copies of an MLP computes the same function as the MLP."""
+"""With this router and its default options, a layer whose experts all copy one MLP computes the same function as the MLP."""
 OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "device", "dtype"}
 """Arguments of `MoE` that `from_mlp` sets itself and does not accept."""
 
@@ -34,7 +34,7 @@ OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_exp
 class MoE(Reporting, HubMixin):
     """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
-    The axes between the first and the last run over the tokens of an image: (images, tokens, width) as in a ViT, or
+    All axes except the first and the last are token axes: (images, tokens, width) as in a ViT, or
     (images, height, width of the image, channels) as in Swin and ConvNeXt.
 
     device, dtype: the device and dtype of parameters, as in other torch modules. On the meta device, no initial values are drawn.
@@ -72,8 +72,8 @@ class MoE(Reporting, HubMixin):
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
             saved["router"] = layer.router  # Stores the name of the router, even if a `Router` was passed.
-        # `_layer` looks up the layer by its text, which torch.compile treats as a constant. Otherwise, torch.compile would
-        # replace numbers that differ between layers with symbols, but computing a capacity needs concrete values.
+        # `_layer` looks up the layer by its `repr`, because torch.compile treats strings as constants. If the layer were an attribute,
+        # torch.compile would replace numbers that differ between layers with symbols, but a capacity needs concrete values.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype

@@ -13,7 +13,7 @@ from moespec.spec.errors import ConfigError, ShapeError
 
 ROWS = 5
 ALLOWED = 1e-9
-"""The allowed difference between outputs of about 1, computed in float64. The two forms of GELU differ by 1e-4."""
+"""The largest allowed difference between float64 outputs, which are about 1. The two forms of GELU differ by 1e-4."""
 
 ACTIVATIONS = (
     *(("gelu", "tanh", "gelu"), ("gelu", "erf", "gelu"), ("geglu", "tanh", "gelu"), ("geglu", "erf", "gelu")),
@@ -25,7 +25,7 @@ GATED = ("geglu", "swiglu")
 
 
 class Perceptron(NamedTuple):
-    """Views of an MLP's parameters, by their names in `expert_mlp`, and the options of a layer with the MLP's activation function."""
+    """The parameters of an MLP (views, by their names in `expert_mlp`), and the layer options that select the MLP's activation function."""
 
     weights: dict[str, Tensor]
     expert_activation: str

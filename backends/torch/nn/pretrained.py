@@ -1,4 +1,4 @@
-"""Loads Hugging Face transformers models with moespec layers, which the saved configuration records."""
+"""Loads Hugging Face transformers models that contain moespec layers. The saved configuration describes these layers."""
 
 from typing import Any, TypeVar
 

@@ -33,7 +33,7 @@ class Reporting(nn.Module):
         """Stores the losses and metrics of a forward pass, and returns its output `y`.
 
         A reentrant checkpoint runs the layer first without gradients, then again with gradients in the backward pass. The losses of the
-        first pass are leaves, which accumulate the gradient of the user's loss. In the second pass, backpropagation through `y` adds it.
+        first pass are leaves, which accumulate the gradient of the user's loss. The second pass's `y` sends this gradient to the losses.
         """
         if losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             if not torch.is_grad_enabled():

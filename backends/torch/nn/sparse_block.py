@@ -115,6 +115,6 @@ def _check_same(layer: MoE, moe: nn.Module) -> None:
         ours, theirs = layer.eval()(x), moe.eval()(x)
     moe.train(training)
     layer.train(training).forget()
-    allowed = max(torch.finfo(x.dtype).eps, 1e-7) ** 0.75  # 1e-7: transformers' routers compute in float32
+    allowed = max(torch.finfo(x.dtype).eps, 1e-7) ** 0.75  # at least 1e-7, as transformers' routers are in float32
     if not (ours - theirs).abs().max() <= allowed * theirs.abs().max():
         raise ConfigError(f"moe: {type(moe).__name__} does not compute what a layer with router {ROUTER} computes")

@@ -2,9 +2,9 @@
 
 An adapter defines the public names that the package claims to compute. Adapters only translate shapes and parameters. If a
 case sets no value, the package's default applies. A value that the package does not accept raises NotImplementedError,
-which the suite shows as *not implemented*. `docs/peers.md` shows the adapter's docstring, and the first paragraph of each
-function's docstring, which names the code of the package that runs.
+which the suite shows as *not implemented*. `docs/peers.md` shows the adapter's docstring and the first paragraph of each
+function's docstring. This paragraph names the package's code that the function runs.
 
-`on_torch` and `on_jax` contain the functions that adapters share: conversion to and from NumPy, gradients, and metrics of a
-routing. These functions come from a backend, and the suite does not compare them.
+`on_torch` and `on_jax` contain the functions that adapters share. Some of these functions, such as the conversion to and from NumPy,
+come from a backend. The suite does not compare shared functions.
 """

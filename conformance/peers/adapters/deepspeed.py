@@ -39,7 +39,7 @@ def _routed(logits: Tensor, choices: int, factor: float) -> Routed:
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`top1gating`, `top2gating` or `topkgating`, which apply a softmax, on the logarithm of the scores."""
+    """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, because these functions apply a softmax."""
     if (scores <= 0).any() or (choices == 1 and (scores.sum(dim=-1) != 1).any()):
         raise NotImplementedError("the gates take a softmax, so scores are positive, and sum to 1 for one choice")
     _, tokens, experts = scores.shape
@@ -47,7 +47,7 @@ def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
 
 
 def balance_loss(scores: Tensor) -> Tensor:
-    """The loss of `top1gating`, which applies a softmax, on the logarithm of the scores."""
+    """The loss of `top1gating` on the logarithm of the scores, because `top1gating` applies a softmax."""
     return torch.stack([_gating(logits, 1, 1.0)[0] for logits in log_of(scores)]).mean()
 
 

@@ -1,4 +1,4 @@
-"""Functions of JAX and losses of optax that programs use for computations that moespec specifies."""
+"""Functions of JAX and optax that programs use to compute what moespec specifies."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def softmax_affinity(logits: jax.Array) -> jax.Array:
 
 
 def batch_priority(scores: jax.Array, *, by: str = "max", choices: int = 1) -> jax.Array:
-    """`jax.numpy.argsort(descending=True)` of the largest score of each token, or of the sum of `jax.lax.top_k`."""
+    """`jax.numpy.argsort(descending=True)` of each token's largest score, or of the sum of the token's scores from `jax.lax.top_k`."""
     priority = scores.max(axis=-1) if by == "max" else lax.top_k(scores, choices)[0].sum(axis=-1)
     return jnp.argsort(priority, axis=-1, descending=True)
 

@@ -1,4 +1,4 @@
-"""Functions of the JAX backend that adapters of JAX packages share. The suite does not compare these functions."""
+"""The JAX backend's functions that adapters for JAX packages share. The suite does not compare these functions."""
 
 import importlib
 from typing import Any

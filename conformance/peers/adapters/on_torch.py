@@ -1,4 +1,4 @@
-"""Functions that adapters of torch packages share, some of them from the torch backend. The suite does not compare these functions."""
+"""The shared functions of adapters for torch packages. Some come from the torch backend. The suite does not compare shared functions."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ class Routed(NamedTuple):
 
 
 class SuiteExperts(nn.Module):
-    """The experts of a case, which replace a package's experts for inputs (groups, experts, capacity, width)."""
+    """A module that replaces a package's experts with the experts of a case. Its inputs are (groups, experts, capacity, width)."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class SuiteExperts(nn.Module):
 
 
 class SuiteExpert(nn.Module):
-    """One expert of a case, which replaces a package's expert for inputs (groups, capacity, width) or (capacity, width)."""
+    """A module that replaces a package's expert with an expert of a case. Its inputs are (groups, capacity, width) or (capacity, width)."""
 
     def __init__(self, experts: Experts, index: int, count: int) -> None:
         super().__init__()
         self.experts, self.index, self.count = experts, index, count
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Apply the expert to its slots. The suite's experts run only together, so this computes all experts and selects one."""
+        """Apply the expert to its slots. The suite's experts only run together, so run all experts and return one expert's outputs."""
         grouped = inputs.reshape(-1, *inputs.shape[-2:])
         outputs = self.experts(grouped[:, None].expand(-1, self.count, -1, -1))[:, self.index]
         return outputs.reshape(*inputs.shape[:-1], -1)
@@ -103,7 +103,7 @@ def float32_at_most(array: Tensor) -> None:
 
 
 def dense(experts: int, chosen: Tensor, gates: Tensor) -> Tensor:
-    """Return the gates (n, E), 0 for experts not chosen, from the chosen experts (n, K) and the gates of these experts (n, K)."""
+    """Scatter the gates (n, K) of the chosen experts (n, K) into an array (n, E), which is 0 for all other experts."""
     return gates.new_zeros(len(gates), experts).scatter(1, chosen, gates)
 
 
@@ -168,10 +168,10 @@ def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Te
 
 
 def top_k_router(choose: Callable[..., Tensor], *, double: bool = False) -> SimpleNamespace:
-    """Make a router from a package's choice of experts without a capacity. `route` receives the docstring of `choose`.
+    """Make a router from the gates of a package that has no capacity. `route` receives the docstring of `choose`.
 
-    `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) for a kernel (E, D), 0 unless the
-    expert is chosen. double: whether `choose` computes in float64.
+    `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) for a kernel (E, D); the gate of an
+    expert that a token does not choose is 0. double: whether `choose` computes in float64.
     """
 
     def route(

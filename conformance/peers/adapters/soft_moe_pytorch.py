@@ -1,7 +1,7 @@
 """soft-moe-pytorch: `SoftMoE`.
 
-The RMS norms of tokens and slots each have a trainable gamma. The gamma of the slots is the scale. The gamma of the tokens,
-which the paper does not have, keeps the initial value 1.
+The RMS norms of tokens and slots each have a trainable gamma. The adapter sets the gamma of the slots to the router's `scale`.
+The gamma of the tokens, which the paper does not have, keeps the initial value 1.
 """
 
 from typing import Any
@@ -54,7 +54,7 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
 
 
 def expert_mlp(inputs: Tensor, params: dict[str, Tensor], *, gelu: str = "erf") -> Tensor:
-    """`Experts` of `FeedForward`, with the form of `nn.GELU` from the case."""
+    """`Experts` of `FeedForward` modules, in which `nn.GELU` has the form that the case sets."""
     experts, width, hidden = params["w1"].shape
     if params["w2"].shape[2] != width:
         raise NotImplementedError("FeedForward has outputs as wide as its inputs")

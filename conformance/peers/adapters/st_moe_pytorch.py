@@ -2,7 +2,7 @@
 
 The threshold is 0, so that no choice is dropped at random. Dispatch contains only 0 and 1, because the straight-through option is off.
 The peer's capacity factor does not count choices (`CAPACITY_RULES["st_moe"]`), so the adapter multiplies the factor by choices.
-For `token_choice`, which receives a capacity, the adapter removes the peer's minimum capacity of 4. The router uses this minimum.
+The function `token_choice` receives a capacity, so the adapter disables the peer's minimum capacity of 4 there, but not in the router.
 """
 
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def _gating(tokens: Tensor, kernel: Tensor, choices: int, **options: Any) -> tup
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`TopNGating`, which applies a softmax, on the logarithm of the scores."""
+    """`TopNGating` on the logarithm of the scores, because `TopNGating` applies a softmax."""
     if (scores <= 0).any():
         raise NotImplementedError("TopNGating takes a softmax, so scores are positive")
     _, tokens, experts = scores.shape
@@ -72,7 +72,7 @@ def z_loss(logits: Tensor) -> Tensor:
 
 
 def balance_loss(scores: Tensor) -> Tensor:
-    """The balance loss of `TopNGating`, which applies a softmax, in training on the logarithm of the scores."""
+    """The balance loss of `TopNGating` in training, on the logarithm of the scores, because `TopNGating` applies a softmax."""
     return _losses(log_of(scores))[0]
 
 

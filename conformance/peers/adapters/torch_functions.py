@@ -1,4 +1,4 @@
-"""Functions of torch that programs use for computations that moespec specifies."""
+"""Functions of torch that programs use to compute what moespec specifies."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def softmax_affinity(logits: Tensor) -> Tensor:
 
 
 def batch_priority(scores: Tensor, *, by: str = "max", choices: int = 1) -> Tensor:
-    """`torch.argsort(descending=True)` of the largest score of each token, or of the sum of `torch.topk`."""
+    """`torch.argsort(descending=True)` of each token's largest score, or of the sum of the token's scores from `torch.topk`."""
     priority = scores.amax(dim=-1) if by == "max" else scores.topk(choices, dim=-1).values.sum(dim=-1)
     return priority.argsort(dim=-1, descending=True)
 

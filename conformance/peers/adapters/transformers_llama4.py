@@ -15,7 +15,7 @@ module: Any = importlib.import_module("transformers.models.llama4.modeling_llama
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`Llama4Router`, which applies a sigmoid, on the inverse sigmoid of the scores."""
+    """`Llama4Router` on the inverse sigmoid of the scores, because the router applies a sigmoid."""
     float32_at_most(scores)
     _, count, experts = scores.shape
     if choices > experts or (scores <= 0).any() or (scores >= 1).any():

@@ -25,7 +25,7 @@ def _choose(tokens: Tensor, kernel: Tensor, options: Any) -> Tensor:
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Any:
-    """`MixtralTopKRouter`, which applies a softmax, on the logarithm of the scores."""
+    """`MixtralTopKRouter` on the logarithm of the scores, because the router applies a softmax."""
     float32_at_most(scores)
     experts = scores.shape[2]
     if choices > experts or (scores <= 0).any():

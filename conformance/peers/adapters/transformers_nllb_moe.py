@@ -1,6 +1,6 @@
 """transformers: NLLB-MoE's router, with the capacity of the case and without padding.
 
-The random numbers of a case decide whether the router keeps a second expert. Cases that sample the second expert are not offered.
+The random numbers of a case decide which tokens keep their second expert. The adapter rejects cases that sample the second expert.
 """
 
 import importlib

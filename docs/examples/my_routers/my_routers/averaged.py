@@ -16,9 +16,9 @@ class Options(spec.RouterOptions):
     choices: Count = 2
     capacity_factor: Factor = 1.25
     strength: Scalar = 0.5
-    """factor of an expert's average load before it is subtracted"""
+    """multiple of an expert's average load that is subtracted from the expert's scores"""
     rate: Scalar = 0.1
-    """weight of a step's load in the average"""
+    """weight of the newest step's load in the average"""
 
 
 def state(options):

@@ -1,4 +1,4 @@
-"""Token Choice with softmax scores. Each expert has a learned temperature, which divides its logits."""
+"""Token Choice with softmax scores. Each expert has a learned temperature, which divides the expert's logits."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ def init(generator, options):
 
 
 def temper(logits, temperature):
-    """Returns the logits divided by a temperature. Golden vectors record this function as a separate step."""
+    """Returns the logits divided by the temperatures of the experts. Golden vectors record this function as a separate step."""
     return logits / temperature
 
 
