@@ -38,7 +38,7 @@ GS-2: Does the probability of keeping the second expert depend on its gate befor
 GS-3: Does a second choice that is not kept occupy a slot of its expert?
     Reading: yes, the expert counts the second choice even if it is not kept, and the slot stays empty.
         By: the paper, Algorithm 1, line 22.
-    Alternative b: no, the unkept choice requests no slot, and a later token can get the slot (`hold_unkept=False`).
+    Alternative b: no, a second choice that is not kept requests no slot, so a later token can get it (`hold_unkept=False`).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating (second_expert_policy="random"); lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py,

@@ -49,7 +49,7 @@ class Options(RouterOptions):
     ids: Annotated[int, Range(0)] = 0
     """number V of different token ids; 0 for the number of tokens"""
     hashes: Count = 1
-    """number N of hashes; more than one mixes experts inside the MLP (MultiHash), see `multi_hash_mlp`"""
+    """number N of hashes; for 2 or more, an MLP combines parts of N experts (MultiHash, see `multi_hash_mlp`)"""
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
