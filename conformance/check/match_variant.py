@@ -158,7 +158,7 @@ def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]
 
 
 def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
-    """If `state` is "pass", returns the stages of a case whose results all pass. Otherwise returns those failing stages that have a result."""
+    """If `state` is "pass", returns the stages of a case whose results all pass. Otherwise returns the stages whose results fail."""
     states: dict[str, set[str]] = {}
     for outcome in result.outcomes:
         states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)

@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield rules that choose experts in a token's M best groups. Tries two values of M: the most groups that a token uses, and one more."""
+    """Yield rules that choose experts in a token's M best groups, where M is the most groups that a token uses, or that number plus one."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
