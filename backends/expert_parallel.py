@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from moespec.backends.layer import with_shared
+from moespec.backends.common.expert_kinds import Kinds, weighted_inputs, with_kinds
 from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.routers import composed
@@ -62,15 +62,22 @@ class SplitExperts:
         routing: Any,
         params: Mapping[str, Array],
         *,
-        shared: Mapping[str, Array] | None = None,
-        **options: str,
+        gelu: str = "tanh",
+        activation: str = "gelu",
+        **kinds: Any,
     ) -> Array:
         """Computes the MoE layer with the experts of this device. If experts are split, devices exchange all slots, even empty slots."""
-        expert_mlp = self.single.expert_mlp
+        options: Any = {"gelu": gelu, "activation": activation}
         if self.sizes.expert == 1:
-            return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
-        y = self.moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
-        return with_shared(y, expert_mlp, tokens, shared, **options)
+            return self.single.moe_mlp(tokens, routing, params, **options, **kinds)
+        single, around = self.single, Kinds(**kinds)
+        experts = partial(single.expert_mlp, params=params, **options)
+
+        def mlps(x: Array, to: Any) -> Array:
+            weighted = weighted_inputs(single.xp, to, experts) if around.weights_on == "input" else (to, experts)
+            return self.moe_layer(x, *weighted)
+
+        return with_kinds(single.xp, single.moe_layer, single.expert_mlp, mlps, tokens, routing, around, **options)
 
     def rows_of_device(self, batch: int) -> int:
         """Returns the number of batch rows per device. Raises ShapeError if the number of devices does not divide the batch size."""

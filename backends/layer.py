@@ -11,13 +11,14 @@ import numpy as np
 
 from moespec.backends.optimizer import STATE, initial_params
 from moespec.spec.algorithms.gated_experts import AXES
+from moespec.spec.algorithms.input_gates import PLACES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS, Router, RouterName, router_name
 from moespec.spec.routing import Params
 
-__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained", "with_shared"]
+__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained"]
 
 Array = Any
 BETWEEN = {"gelu": "gelu", "quick_gelu": "quick_gelu", "geglu": "gelu", "swiglu": "silu"}
@@ -43,6 +44,18 @@ class Layer:
     seed: int = field(repr=False, compare=False)
     expert_bias: bool = field(repr=False, compare=False)
     shared_experts: int = field(repr=False, compare=False)
+    shared_gate: bool = field(repr=False, compare=False)
+    latent_width: int = field(repr=False, compare=False)
+    latent_norm: bool = field(repr=False, compare=False)
+    constant_experts: int = field(repr=False, compare=False)
+    copy_experts: int
+    zero_experts: int
+    weights_on: str
+
+    @property
+    def mlps(self) -> int:
+        """The number of experts that are MLPs."""
+        return self.options.experts - self.constant_experts - self.copy_experts - self.zero_experts
 
     @property
     def gated(self) -> bool:
@@ -50,13 +63,14 @@ class Layer:
         return self.expert_activation in ("geglu", "swiglu")
 
     @property
-    def form(self) -> dict[str, str]:
-        """The arguments `gelu` and `activation` of `moe_mlp`."""
-        return {"gelu": self.gelu, "activation": BETWEEN[self.expert_activation]}
+    def form(self) -> dict[str, Any]:
+        """The arguments of `moe_mlp` that are not arrays."""
+        form = {"gelu": self.gelu, "activation": BETWEEN[self.expert_activation], "weights_on": self.weights_on}
+        return {**form, "copies": self.copy_experts, "zeros": self.zero_experts}
 
-    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parameters of one expert with this hidden width, by the parameter names of the specification."""
-        sizes = {"width": self.options.width, "hidden": hidden, "output": self.options.width}
+    def shapes(self, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters of one MLP with these widths, by the parameter names of the specification."""
+        sizes = {"width": width, "hidden": hidden, "output": width}
         return {
             name: tuple(sizes[axis] for axis in axes.split()[1:])
             for name, axes in AXES.items()
@@ -114,6 +128,13 @@ def layer_of(
     expert_activation: str = "gelu",
     expert_bias: bool = True,
     shared_experts: int = 0,
+    shared_gate: bool = False,
+    latent_width: int = 0,
+    latent_norm: bool = False,
+    constant_experts: int = 0,
+    copy_experts: int = 0,
+    zero_experts: int = 0,
+    weights_on: str = "output",
     router_options: Mapping[str, Any],
 ) -> Layer:
     """The layers of all frameworks take the same arguments:
@@ -130,6 +151,12 @@ def layer_of(
     expert_bias: whether experts have biases.
     shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. The layer computes
         the shared experts as one expert of hidden width `shared_experts * hidden`.
+    shared_gate: whether the sigmoid of a linear function of the token weights the shared experts, as in Qwen2-MoE.
+    latent_width, latent_norm: the width at which the experts compute, between a projection down and a projection up, as in Nemotron 3
+        (0: `width`), and whether an RMSNorm precedes the projection up, as in Kimi K3.
+    constant_experts, copy_experts, zero_experts: how many of the `experts` are not MLPs, but mix the token with a learned vector,
+        return the token, or return 0, as in MoE++ and LongCat-Flash. They are the last experts, in this order.
+    weights_on: "output", or "input" if the combine weights multiply the inputs of the MLPs, as in Llama 4.
     expert_init: initial values of experts, either "independent" or "shared" by all experts.
     seed: seed of the initial values (Glorot uniform kernels, normal(1e-6) biases, router parameters), which are equal in all frameworks.
     router_options: options of the router (see `ROUTERS[router].Options`), such as choices or importance_weight. For a router that
@@ -146,6 +173,20 @@ def layer_of(
     check_option("expert_activation", expert_activation, tuple(BETWEEN))
     if type(expert_bias) is not bool:
         raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
+    check_option("weights_on", weights_on, PLACES)
+    for name, value in {"shared_gate": shared_gate, "latent_norm": latent_norm}.items():
+        if type(value) is not bool:
+            raise ConfigError(f"{name}={value!r}: expected True or False")
+    latent_width = check_at_least("latent_width", latent_width, 0)
+    if shared_gate and not shared_experts:
+        raise ConfigError("shared_gate=True: expected shared_experts=1 or more")
+    if latent_norm and not latent_width:
+        raise ConfigError("latent_norm=True: expected latent_width=1 or more")
+    kinds = {"constant_experts": constant_experts, "copy_experts": copy_experts, "zero_experts": zero_experts}
+    kinds = {name: check_at_least(name, value, 0) for name, value in kinds.items()}
+    if sum(kinds.values()) >= experts:
+        name = max(kinds, key=kinds.__getitem__)
+        raise ConfigError(f"{name}={kinds[name]}: expected at least one MLP among experts={experts}, got {kinds}")
     known = {each.name for each in fields(ROUTERS[chosen].Options)}
     decided = (
         {"ids": tokens} if ROUTERS[chosen].requires == "ids" else {"images": group_images} if "images" in known else {}
@@ -155,8 +196,8 @@ def layer_of(
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: expected 1, since this layer does not mix experts, got {of_router.hashes}")
     warn_untrained(chosen, of_router)
-    first = (hidden, expert_init, seed, expert_bias, shared_experts)
-    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first)
+    first = (hidden, expert_init, seed, expert_bias, shared_experts, shared_gate, latent_width, latent_norm)
+    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first, *kinds.values(), weights_on)
 
 
 SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}
@@ -176,18 +217,6 @@ def warn_untrained(router: str, options: RouterOptions) -> None:
     warnings.warn(f"{message}; use {remedy} (ledger SG-2)", stacklevel=4)
 
 
-def with_shared(
-    y: Array, expert_mlp: Callable[..., Array], tokens: Array, shared: Mapping[str, Array] | None, **options: str
-) -> Array:
-    """Adds the shared expert's output for the tokens (G, T, D) to `y`, the output of the routed experts, unless `shared` is None."""
-    if shared is None:
-        return y
-    alone = {name: value[None] for name, value in shared.items()}
-    served = expert_mlp(tokens[:, None], alone, **options)[:, 0]
-    check_size("w2", y, 2, served.shape[2], "the output width of the shared expert")
-    return y + served
-
-
 def documented(layer: Class) -> Class:
     """Appends the argument descriptions of `layer_of` to the docstring of a layer class."""
     layer.__doc__ = f"{inspect.getdoc(layer)}\n\n{inspect.getdoc(layer_of)}"
@@ -195,20 +224,21 @@ def documented(layer: Class) -> Class:
 
 
 def initial(layer: Layer) -> dict[str, Params]:
-    """The initial arrays of the `router`, the `experts` and, if there is one, the `shared` expert (see `drawn`)."""
+    """The initial arrays of the `router`, the `experts` and, if there are any, the other `PARTS` (see `drawn`)."""
     params: dict[str, Params] = {"router": {}, "experts": {}}
     for part, name, values in drawn(layer):
         params.setdefault(part, {})[name] = values
     return params
 
 
-PARTS = ("router", "experts", "shared")
+PARTS = ("router", "experts", "shared", "latent", "constants")
 
 
 def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str, Any]]:
     """Yields the part, the name and the value of each initial array, one float32 array at a time.
 
-    Kernels are Glorot uniform and biases normal(1e-6). `Router.init` returns the arrays of the router. The state of a router is a dict
+    Kernels are Glorot uniform, biases and the shared gate normal(1e-6), and the
+    vectors of constant experts standard normal. `Router.init` returns the arrays of the router. The state of a router is a dict
     with the name "state". Tables of hash layers contain expert numbers and are int32.
     """
     generator = np.random.default_rng(layer.seed)
@@ -217,14 +247,15 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
             yield "router", name, value.astype(np.int32) if name == "tables" else value
     if "router" in parts and (state := ROUTERS[layer.router].initial_state(layer.options)):
         yield "router", STATE, state
-    for part, hidden, experts in (
-        ("experts", layer.hidden, (layer.options.experts,)),
-        ("shared", layer.shared_experts * layer.hidden, ()),
+    D, latent = layer.options.width, layer.latent_width
+    for part, hidden, width, experts in (
+        ("experts", layer.hidden, latent or D, (layer.mlps,)),
+        ("shared", layer.shared_experts * layer.hidden, D, ()),
     ):
         if part not in parts or not hidden:
-            return
-        limit = math.sqrt(6 / (layer.options.width + hidden))
-        for name, shape in layer.shapes(hidden).items():
+            continue
+        limit = math.sqrt(6 / (width + hidden))
+        for name, shape in layer.shapes(hidden, width).items():
             values = np.empty((*experts, *shape), np.float32)
             # Draw one expert at a time, to save memory.
             for one in values if experts and layer.expert_init == "independent" else [values]:
@@ -232,6 +263,29 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
                     generator.uniform(-limit, limit, shape) if len(shape) == 2 else generator.normal(0, 1e-6, shape)
                 )
             yield part, name, values
+    for part, name, draw in _others(layer, generator):
+        if part in parts:
+            yield part, name, np.asarray(draw(), np.float32)
+
+
+def _others(layer: Layer, generator: np.random.Generator) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Yields the part, the name and the draw of each array around the MLPs."""
+    D, L, n = layer.options.width, layer.latent_width, layer.constant_experts
+
+    def kernel(*shape: int) -> Any:
+        limit = math.sqrt(6 / sum(shape[-2:]))
+        return generator.uniform(-limit, limit, shape)
+
+    if layer.shared_gate:
+        yield "shared", "gate", lambda: generator.normal(0, 1e-6, D)
+    if L:
+        yield "latent", "down", lambda: kernel(D, L)
+        yield "latent", "up", lambda: kernel(L, D)
+    if layer.latent_norm:
+        yield "latent", "norm", lambda: np.ones(L)
+    if n:
+        yield "constants", "value", lambda: generator.standard_normal((n, D))
+        yield "constants", "mix", lambda: kernel(n, D, 2)
 
 
 def regrouped(x: Array, shape: tuple[int, ...]) -> Array:

@@ -78,7 +78,8 @@ def is_decayed(path: Sequence[str]) -> bool:
     parameters that decay. Outside of routers, weight matrices decay, but biases, norms and position embeddings do not decay."""
     if "router" in path[-2:-1]:
         return _KINDS.get(path[-1], (False, False))[0]
-    return re.search(r"^(.*[_/])?(kernel|w1|w2|w3)$", "/".join(path)) is not None
+    matrices = "kernel|w1|w2|w3|latent/down|latent/up|shared/gate|constants/mix"
+    return re.search(rf"^(.*[_/])?({matrices})$", "/".join(path)) is not None
 
 
 def is_fixed(path: Sequence[str]) -> bool:

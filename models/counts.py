@@ -26,8 +26,8 @@ Filled = Callable[[MoeLayer], int]
 
 PLAIN = Experts(0)
 GELU, SILU = {"tanh": 8, "erf": 4}, 4
-NORM, SOFTMAX = 7, 4
-"""Operations per element of a layer normalisation with scale and bias, and of a softmax."""
+NORM, RMS_NORM, SOFTMAX = 7, 4, 4
+"""Operations per element of a layer normalisation with scale and bias, of an RMSNorm with scale, and of a softmax."""
 
 
 def flops(
@@ -93,18 +93,21 @@ def _head(config: Tower) -> dict[str, float]:
 
 
 def slots(layer: MoeLayer, *, train: bool = False) -> int:
-    """Returns the number of slots of all experts for one routing group. An expert without a capacity has a slot for each token."""
-    return layer.settings.experts * layer.settings.capacity(train=train)
+    """Returns the number of slots of all MLP experts for one routing group. An expert without a capacity has a slot for each token."""
+    return (layer.settings.experts - layer.experts.without_mlp) * layer.settings.capacity(train=train)
 
 
 def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> int:
-    """Returns the number of rows that the experts of a layer compute for one routing group."""
+    """Returns the number of rows that the MLP experts of a layer compute for one routing group. If the layer computes only the chosen
+    slots, this is the number for tokens that choose no expert without an MLP, the largest possible number.
+    """
     settings: Any = layer.settings
     there = slots(layer, train=train)
     if every_slot or settings.experts_choose or layer.router == "soft_moe":
         return there
     choices = settings.requests[1]
-    alone = filled_alone(settings.tokens, choices, settings.experts, there // settings.experts)
+    mlps = settings.experts - layer.experts.without_mlp
+    alone = filled_alone(settings.tokens, choices, mlps, there // mlps)
     return min(settings.tokens * choices, there) if alone else there
 
 
@@ -190,12 +193,15 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
     T, D, E, filled = settings.tokens, settings.width, settings.experts, filled_of(layer)
     if multi_hash.chosen(settings):
         return {"experts": groups * _mlp(T, D, of.hidden, gelu)}
-    experts = _mlp(filled, D, of.hidden, gelu, of) + (_mlp(T, D, of.shared, gelu, of) + T * D if of.shared else 0)
+    inner = of.latent or D
+    experts = _mlp(filled, inner, of.hidden, gelu, of) + (_mlp(T, D, of.shared, gelu, of) + T * D if of.shared else 0)
+    experts += T * (4 * D * of.latent + RMS_NORM * of.latent_norm * of.latent + 3 * D * of.shared_gate)
+    experts += 2 * T * D * bool(of.copies) + of.constants * settings.capacity() * (4 + 5) * D
     if layer.router == "soft_moe":  # logits, two softmaxes (over tokens, over slots), dispatch, combine
         router = float(T * filled * (6 * D + 2 * SOFTMAX))
     else:
         routed = settings.images if layer.router == "image_choice" else T  # type: ignore[attr-defined]
-        router = routed * (E * SOFTMAX + 2 * D * _columns(layer)) + 2 * filled * D
+        router = routed * (E * SOFTMAX + 2 * D * _columns(layer)) + 2 * filled * inner
         if layer.router == "cosine_token_choice":
             router += 2 * T * settings.dimensions * E  # type: ignore[attr-defined]
         router += 8 * T * E * getattr(settings, "sinkhorn_iterations", 0) * layer.router.startswith("sinkhorn")

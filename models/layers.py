@@ -12,7 +12,7 @@ from string import digits as DIGITS
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_origin
 
 from moespec.backends.contract import Backend
-from moespec.backends.layer import regrouped, with_shared
+from moespec.backends.layer import regrouped
 from moespec.backends.optimizer import STATE
 from moespec.models import parameters
 from moespec.models.checks import check_value
@@ -231,13 +231,22 @@ def _listed(moe: str, depth: int) -> tuple[int, ...]:
 
 class Experts(NamedTuple):
     """The form of a layer's experts: the hidden width, the activation, and whether the experts have biases. shared: the hidden width of
-    the expert that processes every token; 0 for no shared expert.
+    the expert that processes every token; 0 for no shared expert. shared_gate: whether a sigmoid gate weights this expert. latent: the
+    width at which the experts compute; 0 for the width of the tokens. latent_norm: whether an RMSNorm precedes the projection up.
+    constants, copies, zeros: the number of experts of each kind without an MLP. weights_on: as in `moe_mlp`.
     """
 
     hidden: int
     activation: str = "gelu"
     bias: bool = True
     shared: int = 0
+    shared_gate: bool = False
+    latent: int = 0
+    latent_norm: bool = False
+    constants: int = 0
+    copies: int = 0
+    zeros: int = 0
+    weights_on: str = "output"
 
     @property
     def gated(self) -> bool:
@@ -246,8 +255,25 @@ class Experts(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """True if the experts have the form of the MLP in a dense block, and no expert is shared."""
+        """True if all experts have the form of the MLP in a dense block, and no expert is shared."""
         return self == Experts(self.hidden)
+
+    @property
+    def without_mlp(self) -> int:
+        """The number of experts without an MLP, which are the last experts of the router."""
+        return self.constants + self.copies + self.zeros
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The fields after `shared`."""
+        return tuple(self)[4:]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `moe_mlp` that are not arrays and differ from the defaults, except `gelu`."""
+        form = {"activation": "silu" if self.activation == "swiglu" else "gelu"}
+        named = {"copies": self.copies, "zeros": self.zeros, "weights_on": self.weights_on}
+        return form | {name: value for name, value in named.items() if value not in (0, "output")}
 
 
 class MoeLayer(NamedTuple):
@@ -340,21 +366,27 @@ class Forward:
         """
         B, layer = self.B, self.moe_layers[name]
         grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
-        experts, shared = self.compute(p["experts"]), self.compute(p["shared"]) if "shared" in p else None
+        experts = self.compute(p["experts"])
+        around = {part: self.compute(p[part]) for part in ("shared", "latent", "constants") if part in p}
         needed = {"ids": regrouped(ids, grouped.shape[:2])} if ROUTERS[layer.router].requires == "ids" else {}
         if multi_hash.chosen(layer.settings):
             y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
             return regrouped(y, items.shape), output
         drawn: Any = {"state": p["router"].get(STATE), "noise": self._noise.get(name), "train": self._train}
         output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, **drawn, **needed)
-        activation = "silu" if layer.experts.activation == "swiglu" else "gelu"
-        options: Any = {"gelu": self.config.gelu, "activation": activation}
+        options: Any = {"gelu": self.config.gelu, **layer.experts.arguments}
         if getattr(self.config, "round_experts", False):
-            around = B.round_to_bfloat16
-            y = B.moe_layer(around(grouped), output.routing, lambda x: around(B.expert_mlp(x, experts, **options)))
-            y = with_shared(y, B.expert_mlp, grouped, shared, **options)
+            rounded = B.round_to_bfloat16
+            y = B.moe_layer(rounded(grouped), output.routing, lambda x: rounded(B.expert_mlp(x, experts, **options)))
+            for shared in around.values():  # `VitConfig` rejects other parts
+                y = (
+                    y
+                    + B.expert_mlp(grouped[:, None], {name: each[None] for name, each in shared.items()}, **options)[
+                        :, 0
+                    ]
+                )
         else:
-            y = B.moe_mlp(grouped, output.routing, experts, shared=shared, **options)
+            y = B.moe_mlp(grouped, output.routing, experts, **around, **options)
         return regrouped(y, items.shape), output
 
     def blocks(self, block: Block, params: Params, x: Array) -> Array:

@@ -167,8 +167,24 @@ def mlp(
     return layout
 
 
-def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:
-    """Returns the layout of an MoE layer: the parameters and state of the router, and `settings.experts` copies of the MLP `dense`."""
+def latent(width: int, latent: int, *, norm: bool) -> Params:
+    """Returns the layout of the projections around latent experts."""
+    layout: Params = {"down": Parameter((width, latent), glorot_uniform(width, latent))}
+    layout |= {"norm": Parameter((latent,), constant(1.0))} if norm else {}
+    return {**layout, "up": Parameter((latent, width), glorot_uniform(latent, width))}
+
+
+def constants(experts: int, width: int) -> Params:
+    """Returns the layout of constant experts. Their vectors start as standard normal numbers, as in MoE++."""
+    return {
+        "value": Parameter((experts, width), normal(1.0)),
+        "mix": Parameter((experts, width, 2), glorot_uniform(width, 2)),
+    }
+
+
+def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str, mlps: int = 0) -> Params:
+    """Returns the layout of an MoE layer: the parameters and state of the router, and copies of the MLP `dense`. mlps: the number of
+    copies; 0 for `settings.experts`."""
     route = ROUTERS[router]
     # Draw the router's parameters, since only the router knows their names. Unlike drawing experts, this is cheap.
     params = initial_params(route, np.random.default_rng(0), settings)
@@ -184,7 +200,7 @@ def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -
             **({STATE: state} if state else {}),
         },
         "experts": {
-            name: Parameter((settings.experts, *one.shape), _stacked(one.draw, expert_init))
+            name: Parameter((mlps or settings.experts, *one.shape), _stacked(one.draw, expert_init))
             for name, one in dense.items()
         },
     }

@@ -39,6 +39,7 @@ DECIDED = Decided(("width", "experts", "tokens", "ids", "images"))
 OF_BLOCK = (
     *("router", "experts", "router_options", "expert_init"),
     *("expert_hidden", "expert_activation", "expert_bias", "shared_experts"),
+    *("shared_gate", "latent_width", "latent_norm", "constant_experts", "copy_experts", "zero_experts", "weights_on"),
 )
 """The fields that `block` may override for a single MoE block: its router and its experts."""
 
@@ -73,6 +74,20 @@ class TransformerConfig(layers.BlocksConfig):
     """add biases to the experts"""
     shared_experts: layers.Size = option(0, only=MOE)
     """experts per block that process every token, in addition to the routed experts; computed as one expert of their total width"""
+    shared_gate: bool = option(False, only=MOE, rare=True)
+    """weight the shared experts by the sigmoid of a linear function of the token, as in Qwen2-MoE"""
+    latent_width: layers.Size = option(0, only=MOE, rare=True)
+    """width at which experts compute, between a projection down and a projection up; 0: the model's width"""
+    latent_norm: bool = option(False, only=MOE, rare=True)
+    """normalise the combined output of the experts before the projection up (RMSNorm), as in Kimi K3"""
+    constant_experts: layers.Size = option(0, only=MOE, rare=True)
+    """how many of the experts mix the token with a learned vector (MoE++)"""
+    copy_experts: layers.Size = option(0, only=MOE, rare=True)
+    """how many of the experts return the token (MoE++, LongCat-Flash)"""
+    zero_experts: layers.Size = option(0, only=MOE, rare=True)
+    """how many of the experts return zero (MoE++)"""
+    weights_on: Literal["output", "input"] = option("output", only=MOE, rare=True)
+    """whether the router's weights multiply the outputs of the experts, or their inputs, as in Llama 4"""
     block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """overrides of single MoE blocks, by block number, for the fields router, experts, router_options and so on;
     router_options override the model's options or, if the block changes the router, that router's defaults"""
@@ -117,7 +132,10 @@ class TransformerConfig(layers.BlocksConfig):
     def form(self) -> Experts:
         """The form of the experts in the MoE blocks."""
         hidden = self.expert_hidden or self.hidden
-        return Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
+        form = Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
+        without_mlp = {"constants": self.constant_experts, "copies": self.copy_experts, "zeros": self.zero_experts}
+        latent = {"latent": self.latent_width, "latent_norm": self.latent_norm}
+        return form._replace(shared_gate=self.shared_gate, **latent, **without_mlp, weights_on=self.weights_on)
 
     def _check_routing(self) -> RouterOptions:
         """Creates and checks the router options of the MoE blocks."""
@@ -126,10 +144,29 @@ class TransformerConfig(layers.BlocksConfig):
             raise ConfigError(
                 f"group_tokens={self.group_size}: {self.router} needs whole images; expected a multiple of {self.sequence} tokens"
             )
+        self._check_form()
         decided = {"width": self.width, "experts": self.experts, "tokens": self.group_size, "ids": self.id_count}
         options = settings(self.router, self.router_options, **decided, images=images)
         multi_hash.check(options, hidden=self.form.hidden, output=self.width, plain=self.form.plain)
         return options
+
+    def _check_form(self) -> None:
+        """Raises ConfigError if the fields of the experts contradict each other."""
+        if self.shared_gate and not self.shared_experts:
+            raise ConfigError("shared_gate=True: expected shared_experts=1 or more")
+        if self.latent_norm and not self.latent_width:
+            raise ConfigError("latent_norm=True: expected latent_width=1 or more")
+        kinds = {name: getattr(self, name) for name in ("constant_experts", "copy_experts", "zero_experts")}
+        if sum(kinds.values()) >= self.experts:
+            largest = max(kinds, key=kinds.__getitem__)
+            raise ConfigError(
+                f"{largest}={kinds[largest]!r}: at least one of experts={self.experts!r} must be an MLP, "
+                f"but {sum(kinds.values())} are constant, copy or zero experts"
+            )
+        if getattr(self, "round_experts", False) and self.form.kinds != Experts(0).kinds:
+            raise ConfigError(
+                "round_experts=True: expected experts that are MLPs of the model's width, and weights_on='output'"
+            )
 
     @property
     def sequence(self) -> int:
@@ -239,10 +276,20 @@ def _mlp_layout(config: TransformerConfig, hidden: int = 0, **form: bool) -> Par
 
 
 def _moe_layout(config: TransformerConfig) -> Params:
-    of, form = config.form, {"gated": config.form.gated, "biased": config.form.bias}
-    one, shared = (_mlp_layout(config, hidden, **form) for hidden in (of.hidden, of.shared))
-    layout = parameters.moe(config.router, router_config(config), one, config.expert_init)
-    return {**layout, "shared": shared} if of.shared else layout
+    of, D = config.form, config.width
+    draws: Any = {"kernel": glorot_uniform, "bias": normal(1e-6), "gated": of.gated, "biased": of.bias}
+    mlps = router_config(config).experts - of.without_mlp
+    one = parameters.mlp(of.latent or D, of.hidden, **draws)
+    layout = parameters.moe(config.router, router_config(config), one, config.expert_init, mlps)
+    if of.shared:
+        layout["shared"] = parameters.mlp(D, of.shared, **draws)
+    if of.shared_gate:
+        layout["shared"]["gate"] = Parameter((D,), normal(1e-6))
+    if of.latent:
+        layout["latent"] = parameters.latent(D, of.latent, norm=of.latent_norm)
+    if of.constants:
+        layout["constants"] = parameters.constants(of.constants, D)
+    return layout
 
 
 def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:

@@ -37,6 +37,8 @@ from moespec.spec.algorithms import (
     hierarchical_gating,
     image_pooling,
     importance_score,
+    input_gates,
+    latent_experts,
     layer,
     limoe,
     logit_cap,
@@ -66,6 +68,7 @@ from moespec.spec.algorithms import (
     transport_duals,
     transport_solvers,
     z_loss,
+    zero_computation_experts,
 )
 from moespec.spec.ledger import LedgerEntry, entries
 from moespec.spec.names import Names
@@ -78,10 +81,23 @@ MODULES: tuple[ModuleType, ...] = (
     *(capped_affinity, choice_probability, clustering, contrastive, convolution, cosine_logits, dropout),
     *(dselect_k, dselect_k_codes, dselect_k_losses, embedding, expert_choice, gated_experts, gelu),
     *(group_limited, gshard, hash_layers, hash_tables, hierarchical_gating, image_pooling, importance_score),
-    *(layer, limoe, logit_cap, loss_free, losses, metrics, moco, network, noisy_top_k, quantile_balancing),
+    *(
+        input_gates,
+        latent_experts,
+        layer,
+        limoe,
+        logit_cap,
+        loss_free,
+        losses,
+        metrics,
+        moco,
+        network,
+        noisy_top_k,
+        quantile_balancing,
+    ),
     *(relu_routing, router_jitter, routing_statistics, selected_weights, sigmoid_affinity, simplex, sinkhorn),
     *(smooth_step, soft_moe, softmax, sparse_mlp, sparse_transport, strictly_balanced, threefry, token_choice),
-    *(token_ids, transport_duals, transport_solvers, z_loss),
+    *(token_ids, transport_duals, transport_solvers, z_loss, zero_computation_experts),
     *(plan, *(sys.modules[router.Options.__module__] for router in ROUTERS.values())),
 )
 """The modules of the algorithms and of the routers."""

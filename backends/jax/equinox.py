@@ -42,6 +42,8 @@ class MoE(eqx.Module):  # type: ignore[misc]
     router: dict[str, Array]
     experts: dict[str, Array]
     shared: dict[str, Array]
+    latent: dict[str, Array]
+    constants: dict[str, Array]
     layer: Layer = eqx.field(static=True)
     inference: bool
 
@@ -60,17 +62,28 @@ class MoE(eqx.Module):  # type: ignore[misc]
         expert_activation: str = "gelu",
         expert_bias: bool = True,
         shared_experts: int = 0,
+        shared_gate: bool = False,
+        latent_width: int = 0,
+        latent_norm: bool = False,
+        constant_experts: int = 0,
+        copy_experts: int = 0,
+        zero_experts: int = 0,
+        weights_on: str = "output",
         inference: bool = False,
         **router_options: Any,
     ) -> None:
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
         start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
+        start |= {"shared_gate": shared_gate, "latent_width": latent_width, "latent_norm": latent_norm}
+        start |= {"constant_experts": constant_experts, "copy_experts": copy_experts, "zero_experts": zero_experts}
+        start["weights_on"] = weights_on
         self.layer = layer_of(
             width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )
         params = jax.tree.map(jnp.asarray, initial(self.layer))
         params["router"].pop(STATE, None)
-        self.router, self.experts, self.shared = (params.get(part, {}) for part in PARTS)
+        self.router, self.experts = params["router"], params["experts"]
+        self.shared, self.latent, self.constants = (params.get(part, {}) for part in PARTS[2:])
         self.inference = inference
 
     def __call__(
@@ -91,7 +104,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         Raises ShapeError if x has a different width or if the batch does not split into groups, and ConfigError if a key is missing.
         """
         train = not (self.inference if inference is None else inference)
-        params = {"router": self.router, "experts": self.experts, "shared": self.shared}
+        params = {part: getattr(self, part) for part in PARTS}
         return routed(self.layer, params, x, ids, key, train=train, state=state)
 
     def initial_state(self) -> State:

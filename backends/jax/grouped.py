@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.common.allocations import mostly_empty
+from moespec.backends.common.expert_kinds import Kinds, weighted_inputs, with_kinds
 from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
@@ -26,7 +27,6 @@ from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
-from moespec.backends.layer import with_shared
 from moespec.spec.checks import check_scores, check_size
 from moespec.spec.values import present
 
@@ -42,8 +42,14 @@ def moe_mlp(
     params: Mapping[str, Array],
     *,
     shared: Mapping[str, Array] | None = None,
+    latent: Mapping[str, Array] | None = None,
+    constants: Mapping[str, Array] | None = None,
+    copies: int = 0,
+    zeros: int = 0,
+    weights_on: str = "output",
     gelu: str = "tanh",
     activation: str = "gelu",
+    norm_epsilon: float = 1e-6,
 ) -> Array:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
@@ -52,15 +58,23 @@ def moe_mlp(
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
     options: Any = {"gelu": gelu, "activation": activation}
-    if is_split(params) or not isinstance(routing, SlotRouting):
-        y = moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
-    else:
-        width, experts = tokens.shape[2], routing.token.shape[1]
-        weights = expert_weights(xp, params, tokens.dtype, width=width, experts=experts)  # type: ignore[misc]
-        tokens, active = jnp.asarray(tokens), activate(gelu, activation)
-        y = layer_of_rows(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
-    result: Array = with_shared(y, expert_mlp, tokens, shared, **options)
-    return result
+    kinds = Kinds(shared, latent, constants, copies, zeros, weights_on, norm_epsilon)
+
+    def mlps(x: Array, to: Any) -> Array:
+        if is_split(params) or not isinstance(to, SlotRouting):
+            experts: Any = partial(expert_mlp, params=params, **options)
+            weighted = weighted_inputs(xp, to, experts) if weights_on == "input" else (to, experts)  # type: ignore[misc]
+            return moe_layer(x, *weighted)
+        weights = expert_weights(xp, params, x.dtype, width=x.shape[2], experts=to.token.shape[1])  # type: ignore[misc]
+        active = activate(gelu, activation)
+
+        def run(rows: Array, linear: Linear[Array]) -> Array:
+            return perceptron(rows, weights, linear, active)
+
+        return layer_of_rows(x, to, run, weigh_inputs=weights_on == "input")
+
+    y: Array = with_kinds(xp, moe_layer, expert_mlp, mlps, jnp.asarray(tokens), routing, kinds, **options)  # type: ignore[misc]
+    return y
 
 
 def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:
@@ -68,10 +82,13 @@ def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array
     return layer_of_rows(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
 
 
-def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear[Array]], Array]) -> Array:
+def layer_of_rows(
+    tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear[Array]], Array], *, weigh_inputs: bool = False
+) -> Array:
     """Computes the layer with experts `run(rows, linear)`, where `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
 
-    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`. One call of `run` maps the rows (R, D) of all groups to (R, D').
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`. One call of `run` maps the rows (R, D) of all groups to (R, D'). The combine
+    weights multiply the results of `run` or, if `weigh_inputs`, its rows.
     """
     groups, count, width = tokens.shape
     check_size("tokens", tokens, 0, len(routing.token), "the groups of routing")
@@ -80,12 +97,14 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
     if mostly_empty(routing):
         slots, ends = filled_rows(slots, len(tokens) * count, routing.token.shape[1])
         linear = partial(grouped_linear, ends=ends)
-    elif one_hot.pays(tokens, routing.token):
+    elif one_hot.pays(tokens, routing.token) and not weigh_inputs:
         outputs = run(one_hot.dispatch(tokens, routing.token, slots), linear)
         return one_hot.combine(count, outputs, slots.weight, routing.token, slots).astype(tokens.dtype)
     inputs = dispatch_rows(groups * count, tokens.reshape(1, groups * count, width), slots.token, slots.row)
-    outputs = run(inputs[0], linear)
-    result = combine_rows(groups * count, outputs[None], slots.weight, slots.token, slots.row)
+    rows, weight = inputs[0], slots.weight
+    if weigh_inputs:
+        rows, weight = (wide(rows) * weight[0, :, None]).astype(rows.dtype), jnp.ones_like(weight)
+    result = combine_rows(groups * count, run(rows, linear)[None], weight, slots.token, slots.row)
     return result.reshape(groups, count, -1).astype(tokens.dtype)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
-from moespec.backends.layer import Layer, regrouped
+from moespec.backends.layer import PARTS, Layer, regrouped
 from moespec.spec.errors import ConfigError, DtypeError
 from moespec.spec.routing import Noise, Params, State
 
@@ -35,8 +35,8 @@ def routed(
 ) -> Routed:
     """Applies the layer to x (images, ..., width). A router that needs ids uses `ids` (images, ...) or, by default, token positions.
 
-    params: dicts `router`, `experts` and `shared`, which is empty without a shared expert. state: the state of a router that keeps a
-        state. key: the random key of the gating noise in training. Raises ConfigError if a key is missing, DtypeError if the state has
+    params: a dict of arrays for each of `PARTS`, which is empty if the layer does not have this part. state: the state of a router
+        that keeps a state. key: the random key of the gating noise in training. Raises ConfigError if a key is missing, DtypeError if the state has
         a 16-bit dtype, and ShapeError if x has a different width or if the images do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
@@ -60,7 +60,8 @@ def routed(
     held = {k: jax.lax.stop_gradient(v) if k in router.frozen else v for k, v in params["router"].items()}
     output = router.route(held, tokens, options, state=state, noise=drawn, train=train, **needed)
     form: Any = layer.form
-    y = B.moe_mlp(tokens, output.routing, params["experts"], shared=params["shared"] or None, **form)
+    around = {part: params[part] or None for part in PARTS[2:]}
+    y = B.moe_mlp(tokens, output.routing, params["experts"], **around, **form)
     y = regrouped(y, of_image.shape).reshape(x.shape)
     return Routed(y, output.losses, output.metrics, output.statistics)
 

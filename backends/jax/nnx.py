@@ -14,6 +14,7 @@ A router's state, such as the bias of `sigmoid_token_choice`, is a `RouterState`
 Only this module imports Flax.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -95,21 +96,33 @@ class MoE(nnx.Module):  # type: ignore[misc]
         expert_activation: str = "gelu",
         expert_bias: bool = True,
         shared_experts: int = 0,
+        shared_gate: bool = False,
+        latent_width: int = 0,
+        latent_norm: bool = False,
+        constant_experts: int = 0,
+        copy_experts: int = 0,
+        zero_experts: int = 0,
+        weights_on: str = "output",
         deterministic: bool = False,
         rngs: nnx.Rngs | None = None,
         **router_options: Any,
     ) -> None:
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
         start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
+        start |= {"shared_gate": shared_gate, "latent_width": latent_width, "latent_norm": latent_norm}
+        start |= {"constant_experts": constant_experts, "copy_experts": copy_experts, "zero_experts": zero_experts}
+        start["weights_on"] = weights_on
         self.layer = layer_of(
             width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )
         params = jax.tree.map(jnp.asarray, initial(self.layer))
         state = params["router"].pop(STATE, {})
         self.state = nnx.data({name: RouterState(value) for name, value in state.items()})
-        self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
-        self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
-        self.shared = nnx.data({name: _variable(name, value) for name, value in params.get("shared", {}).items()})
+        self.router = nnx.data(_variables(params["router"]))
+        self.experts = nnx.data(_variables(params["experts"]))
+        self.shared = nnx.data(_variables(params.get("shared", {})))
+        self.latent = nnx.data(_variables(params.get("latent", {})))
+        self.constants = nnx.data(_variables(params.get("constants", {})))
         self.deterministic = deterministic
         self.rngs = nnx.data(None) if rngs is None else rngs.gating.fork()
 
@@ -162,6 +175,10 @@ def update_states(model: nnx.Module, captured: Any) -> None:
             layer = module.layer
             for name, value in B.ROUTERS[layer.router].update(layer.options, _arrays(module.state), total).items():
                 module.state[name][...] = value
+
+
+def _variables(arrays: Mapping[str, Array]) -> dict[str, nnx.Variable]:
+    return {name: _variable(name, value) for name, value in arrays.items()}
 
 
 def _variable(name: str, value: Array) -> nnx.Variable:

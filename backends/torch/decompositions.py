@@ -48,14 +48,15 @@ def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Ten
     return gather_rows(rows, inverse.reshape(-1)).reshape(*inverse.shape, rows.shape[1]).sum(dim=1)
 
 
-def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """Multiplies each expert's rows by its kernel and adds its bias. The numbers of rows are known only at run time."""
+def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+    """Multiplies each expert's rows by its kernel and adds its bias, if any. The numbers of rows are known only at run time."""
     count, start, parts = rows.shape[0], 0, []
     for expert in range(kernel.shape[0]):
         end: Any = ends[expert].item()
         private.check(end >= start)
         private.check(end <= count)
-        parts.append(torch.addmm(bias[expert], rows[start:end], kernel[expert]))
+        products = rows[start:end] @ kernel[expert]
+        parts.append(products if bias is None else products + bias[expert])
         start = end
     return torch.cat([*parts, rows.new_zeros(count - start, kernel.shape[2])])
 

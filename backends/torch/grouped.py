@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.common.allocations import mostly_empty
+from moespec.backends.common.expert_kinds import Kinds, weighted_inputs, with_kinds
 from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron
-from moespec.backends.layer import with_shared
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.gathers import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.network import activate, expert_mlp
@@ -40,8 +40,14 @@ def moe_mlp(
     params: Mapping[str, Tensor],
     *,
     shared: Mapping[str, Tensor] | None = None,
+    latent: Mapping[str, Tensor] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
+    copies: int = 0,
+    zeros: int = 0,
+    weights_on: str = "output",
     gelu: str = "tanh",
     activation: str = "gelu",
+    norm_epsilon: float = 1e-6,
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
@@ -51,7 +57,12 @@ def moe_mlp(
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
     options = {"gelu": gelu, "activation": activation}
-    y: Tensor = with_shared(_of_experts(tokens, routing, params, options), expert_mlp, tokens, shared, **options)
+    kinds = Kinds(shared, latent, constants, copies, zeros, weights_on, norm_epsilon)
+
+    def mlps(x: Tensor, to: Any) -> Tensor:
+        return _of_experts(x, to, params, options, weigh_inputs=weights_on == "input")
+
+    y: Tensor = with_kinds(xp, moe_layer, expert_mlp, mlps, tokens, routing, kinds, **options)  # type: ignore[misc]
     return y
 
 
@@ -60,16 +71,26 @@ def _of_experts(
     routing: SlotRouting | SoftRouting | Routing,
     params: Mapping[str, Tensor],
     options: Mapping[str, str],
+    *,
+    weigh_inputs: bool,
 ) -> Tensor:
-    """Computes `moe_mlp` without a shared expert."""
-    if not (isinstance(routing, SlotRouting) and mostly_empty(routing)):
-        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
-    check_slots(tokens, routing)
-    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
-    if not can_group(tokens, *weights["w1"].shape[1:], weights["w2"].shape[2]):
-        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
-    active = activate(options["gelu"], options["activation"])
-    return grouped_layer(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
+    """Computes the layer of the MLP experts."""
+
+    def experts(inputs: Tensor) -> Tensor:
+        return expert_mlp(inputs, params, **options)
+
+    if isinstance(routing, SlotRouting) and mostly_empty(routing):
+        check_slots(tokens, routing)
+        weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+        if can_group(tokens, *weights["w1"].shape[1:], weights["w2"].shape[2]):
+            active = activate(options["gelu"], options["activation"])
+
+            def run(rows: Tensor, linear: Linear[Tensor]) -> Tensor:
+                return perceptron(rows, weights, linear, active)
+
+            return grouped_layer(tokens, routing, run, weigh_inputs=weigh_inputs)
+    weighted = weighted_inputs(xp, routing, experts) if weigh_inputs else (routing, experts)  # type: ignore[misc]
+    return moe_layer(tokens, *weighted)
 
 
 def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Tensor) -> Tensor:
@@ -93,10 +114,17 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)
 
 
-def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
+def grouped_layer(
+    tokens: Tensor,
+    routing: SlotRouting,
+    run: Callable[[Tensor, Linear[Tensor]], Tensor],
+    *,
+    weigh_inputs: bool = False,
+) -> Tensor:
     """Computes a layer in which `run(rows, linear)` applies the experts: (N, D) -> (N, D') for the N = G T K choices.
 
-    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`. In expert e, `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`.
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`. In expert e, `linear(rows, kernel, bias)` is `rows @ kernel[e] + bias[e]`. The
+    combine weights multiply the results of `run` or, if `weigh_inputs`, its rows.
     """
     groups, _, width = tokens.shape
     experts = routing.token.shape[1]
@@ -110,9 +138,12 @@ def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, L
     token_of_row = _at(token, slot_of_row, fill=count)
     row = _at(row_of_slot, slot.reshape(-1), fill=choices).reshape(slot.shape)
     rows = gather_rows(tokens.reshape(-1, width), token_of_row, row)
-    outputs = run(rows, lambda x, kernel, bias: grouped_linear(x, kernel, bias, ends))
     weight = routing.weight.transpose(0, 1).reshape(-1, 1)
-    weight = gather_rows(weight, slot_of_row, row_of_slot[:, None]).reshape(-1)
+    weight = gather_rows(weight, slot_of_row, row_of_slot[:, None])
+    if weigh_inputs:
+        rows, weight = (rows * weight).to(rows.dtype), torch.ones_like(weight)
+    outputs = run(rows, lambda x, kernel, bias: grouped_linear(x, kernel, bias, ends))
+    weight = weight.reshape(-1)
     result: Tensor = combine_rows(outputs, weight, token_of_row, count, row, tokens.dtype)
     return result.reshape(groups, routing.tokens, -1)
 

@@ -56,6 +56,8 @@ def _layers() -> Iterator[Definition]:
             True,
         ),
         ("gradient", "gradient", "By tokens, scores and the parameters of all experts.", apart, 1, T, True),
+        ("gate", "value", "A sigmoid gate weights the shared expert.", scores("gated/gate"), 2, 4, True),
+        ("gate_gradient", "gradient", "By the gate, too.", apart, 1, T, True),
     ):
         key = f"gated/layer_{name}"
         routed = experts(key, gated=True, biased=False)
@@ -64,6 +66,8 @@ def _layers() -> Iterator[Definition]:
         arguments: dict[str, Any] = {"params": {each: f"experts/{each}" for each in routed}}
         if shared:
             alone = {each: Tensor(value.array[0], value.axes[1:]) for each, value in other.items()}
+            if name.startswith("gate"):
+                alone["gate"] = tensor(grid(f"{key}/gate", (D,), reach=1.0), "width")
             inputs |= prefixed(alone, "shared")
             arguments["shared"] = {each: f"shared/{each}" for each in alone}
         allocation = call("token_choice", {"scores": "scores"}, choices=choices, capacity=capacity)
@@ -115,7 +119,13 @@ def shared_expert_with_a_gate(B: Spec, tokens: Array, routing: Any, params: Any,
     return (chosen + B.moe_mlp(tokens, routing, params, **options)) / 2
 
 
+def _without_gate(shared: Any) -> Any:
+    return None if shared is None else {name: value for name, value in shared.items() if name != "gate"}
+
+
 def variants() -> Iterator[Variant]:
+    computes = "The shared expert has weight 1, although it has a gate."
+    yield fixed("shared_expert_without_its_gate", computes, "moe_mlp", "GE-2", row=NAME, shared=_without_gate)
     computes = "The second kernel of a gated expert makes the gate, not the first."
     yield fixed("experts_with_the_gate_last", computes, "expert_mlp", "GE-1b", row=NAME, params=_gates_last)
     computes = "The second kernel of each gated expert of the layer makes the gate, not the first."

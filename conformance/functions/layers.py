@@ -8,7 +8,9 @@ import numpy as np
 from moespec.backends.blocks import Array
 from moespec.backends.contract import Backend
 from moespec.conformance.functions.describe import METRICS, Function, Output
+from moespec.spec import moe_mlp
 from moespec.spec.numerics import softmax
+from moespec.spec.routing import Routing
 
 __all__ = ["FUNCTIONS"]
 
@@ -36,10 +38,42 @@ def _layer_scale(tokens: Array, routing: Any, experts: Any) -> Array:
     return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
 
 
-def _mlp_layer_scale(tokens: Array, routing: Any, params: Any, *, shared: Any = None, **options: str) -> Array:
-    scale = _layer_scale(tokens, routing, partial(_experts_scale, params=params))
-    alone = {name: value[None] for name, value in (shared or {}).items()}
-    return scale + _absolute_experts(np.abs(tokens)[None], alone)[0] if alone else scale
+def _mlp_layer_scale(
+    tokens: Array,
+    routing: Any,
+    params: Any,
+    *,
+    shared: Any = None,
+    latent: Any = None,
+    constants: Any = None,
+    copies: int = 0,
+    norm_epsilon: float = 1e-6,
+    **options: Any,
+) -> Array:
+    """Compute the layer on absolute values. The RMSNorm divides these values by the root mean square of the MLPs' output."""
+    count = len(params["w1"])
+    first, others = (Routing(*(each[:, part] for each in routing)) for part in (slice(count), slice(count, None)))
+    experts = partial(_experts_scale, params=params)
+    x = np.abs(tokens) if latent is None else np.abs(tokens) @ np.abs(latent["down"])
+    scale = _layer_scale(x, first, experts)
+    if latent is not None and "norm" in latent:
+        y = moe_mlp(tokens @ latent["down"], first, params, **options)
+        root = np.sqrt(np.mean(y**2, axis=-1, keepdims=True) + norm_epsilon)
+        moved = np.mean(np.abs(y) * scale, axis=-1, keepdims=True) / root**2
+        scale = np.abs(latent["norm"]) * (scale + np.abs(y) * (1 + moved)) / root
+    scale = scale if latent is None else scale @ np.abs(latent["up"])
+    number = 0 if constants is None else len(constants["value"])
+    if number:
+        size = 1 + np.einsum("td,edp->tep", np.abs(tokens), np.abs(constants["mix"])).max(axis=-1)
+        sizes = np.abs(tokens)[:, None] + np.abs(constants["value"])  # (tokens, experts, width)
+        scale = scale + np.einsum("te,te,ted->td", np.abs(others.combine[:, :number]).sum(axis=-1), size, sizes)
+    weight = np.abs(others.combine[:, number : number + copies]).sum(axis=(1, 2))
+    scale = scale + weight[:, None] * np.abs(tokens)
+    alone = {name: value[None] for name, value in (shared or {}).items() if name != "gate"}
+    if not alone:
+        return scale
+    size = 1 + np.abs(tokens) @ np.abs(shared["gate"]) if "gate" in shared else np.ones(len(tokens))
+    return scale + size[:, None] * _absolute_experts(np.abs(tokens)[None], alone)[0]
 
 
 def _softmax_scale(logits: Array, targets: Array) -> Array:

@@ -66,6 +66,7 @@ OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
 
 
 LATER = {"balance_loss/choices", "balance_loss/load"}
+LATER |= {f"moe_mlp/{name}" for name in ("latent", "constants", "copies", "zeros", "weights_on", "norm_epsilon")}
 """Arguments that are newer than the error cases of their functions. These error cases must stay unchanged."""
 
 

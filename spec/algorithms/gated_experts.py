@@ -1,10 +1,11 @@
-"""Gated experts, experts without biases, and shared experts. These experts work with any router.
+"""Gated experts, experts without biases, and shared experts, with or without a gate. These experts work with any router.
 
 | here | GLU variants (arXiv 2002.05202) | DeepSeekMoE (arXiv 2401.06066) |
 |---|---|---|
 | `w1`, `w3`, `w2` of `expert_mlp` | W, V, W_2 of FFN_SwiGLU, FFN_GEGLU | |
 | `shared` of `moe_mlp` | | the K_s shared experts, merged into one with their total width |
 | `params` of `moe_mlp` | | the routed experts |
+| `gate` of `shared`, with weight sigmoid(x gate) | | (Qwen2, arXiv 2407.10671: not in the report; see GE-2) |
 
 A routing does not depend on whether experts are gated. The experts of DeepSeek-V3, of torchtitan and of the GLU in megablocks
 have no biases. In timm and Megatron-LM, biases are optional, but the shared experts of Megatron-LM have no biases.
@@ -20,15 +21,16 @@ GE-1: Which of two kernels, or which half of a packed kernel, computes the gate 
     Alternative b: the second kernel, or the last half of a packed kernel, computes the gate.
         By: huggingface/pytorch-image-models, timm/layers/mlp.py, GluMlp (gate_last, its default).
 GE-2: What is the weight of a shared expert's output?
-    Reading: the weight is 1, regardless of the combine weights of the routed experts.
+    Reading: the weight is 1, regardless of the combine weights of the routed experts, unless `shared` has a `gate`.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, MoE.forward;
         pytorch/torchtitan, torchtitan/models/common/moe.py, MoE.forward; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_layer.py, MoELayer.postprocess; databricks/megablocks, megablocks/layers/mlp.py,
         SharedMLP.add_experts_sharedexpert.
     Alternative b: the weight is 1 / (K + 1). The combined output of the K chosen experts has weight K / (K + 1).
         By: databricks/megablocks, megablocks/layers/mlp.py, SharedMLP.add_experts_sharedexpert (shared_expert_weighted_sum).
-    Alternative c: the weight is the sigmoid of a separate logit, x w, as in Qwen2.
-        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate).
+    Alternative c: the weight is the sigmoid of a separate logit, x w, as in Qwen2. This is the parameter `gate` of `shared`.
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate);
+        huggingface/transformers, src/transformers/models/qwen2_moe/modeling_qwen2_moe.py, Qwen2MoeSparseMoeBlock.forward.
 """
 
 from collections.abc import Mapping
@@ -66,8 +68,15 @@ def quick_gelu(x: Array) -> Array:
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    """Adds an experts axis of length 1 to the parameters of one MLP."""
-    return {name: even(name, value)[None] for name, value in params.items()}
+    """Adds an experts axis of length 1 to the parameters of one MLP, without its `gate`."""
+    return {name: even(name, value)[None] for name, value in params.items() if name != "gate"}
+
+
+def shared_weight(tokens: Array, gate: ArrayLike) -> Array:
+    """Computes the weight (tokens, 1) of a gated shared expert, `sigmoid(tokens gate)`, from its `gate` (width,)."""
+    gate = as_array("gate", gate, "width")
+    check_size("gate", gate, 0, tokens.shape[1], "the width of tokens")
+    return sigmoid(tokens @ gate)[:, None]
 
 
 def expert_parameters(

@@ -86,9 +86,14 @@ def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
     """Returns the bytes that an MoE layer keeps instead of the hidden units of an MLP."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    experts, kernels = layer.experts, 1 + layer.experts.gated  # each input kernel has one stored result
-    numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * settings.width)
-    numbers += size * settings.tokens * kernels * experts.shared
+    experts, kernels = layer.experts, 1 + layer.experts.gated  # one stored result per input kernel
+    numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * (experts.latent or settings.width))
+    numbers += size * settings.tokens * (kernels * experts.shared + (2 + experts.latent_norm) * experts.latent)
+    numbers += (
+        size
+        * settings.width
+        * (experts.constants * settings.capacity(train=True) + settings.tokens * bool(experts.copies))
+    )
     columns = filled if layer.router == "soft_moe" else settings.experts
     numbers += settings.tokens * columns * ((8 + 2 * size) if layer.router == "soft_moe" else 4)
     return float(layer.groups * numbers)

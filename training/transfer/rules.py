@@ -81,7 +81,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
         ):
             found[name] = _new(name, fresh, result)
         else:
-            part = re.search("moe/(router|shared)/", name)
+            part = re.search("moe/(router|shared|latent|constants)/", name)
             where = part[0] if part else name
             if dense != name and re.sub("w3$", "w1", dense) in trained:
                 raise ConfigError(f"init: {name}: gated experts need a gated MLP in the source")

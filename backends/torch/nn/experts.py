@@ -31,12 +31,13 @@ class Perceptrons(nn.Module):
 
     def params(self) -> dict[str, Tensor]:
         """Returns the parameters by their names in the specification."""
-        return {
+        params = {
             f"{parameter[0]}{linear[2:]}": getattr(module, parameter)
             for linear, module in self.named_children()
             for parameter in ("weight", "bias")
             if getattr(module, parameter) is not None  # finds computed parameters too, as in `weight_norm`
         }
+        return {**params, "gate": self.gate} if hasattr(self, "gate") else params
 
 
 class Experts(Perceptrons):
@@ -45,14 +46,14 @@ class Experts(Perceptrons):
     Holds the parameters of all experts or, after `ExpertParallel`, tensors that are split along the first axis over `group`.
     """
 
-    def __init__(self, width: int, hidden: int, experts: int, *, gelu: str, activation: str, **options: Any) -> None:
+    def __init__(self, width: int, hidden: int, experts: int, *, form: dict[str, Any], **options: Any) -> None:
         super().__init__(width, hidden, experts, **options)
-        self.gelu, self.activation = gelu, activation
+        self.form, self.gelu, self.activation = form, form["gelu"], form["activation"]
         self.group: Group | None = None
 
-    def forward(self, tokens: Tensor, routing: Any, shared: dict[str, Tensor] | None = None) -> Tensor:
-        """tokens (groups, tokens, width) -> the same shape and dtype. shared: the parameters of an expert that serves every token."""
-        options: Any = {"shared": shared, "gelu": self.gelu, "activation": self.activation}
+    def forward(self, tokens: Tensor, routing: Any, **around: dict[str, Tensor] | None) -> Tensor:
+        """tokens (groups, tokens, width) -> the same shape and dtype. around: `shared`, `latent` and `constants` of `moe_mlp`."""
+        options: Any = {**self.form, **around}
         if self.group is None:
             y: Tensor = B.moe_mlp(tokens, routing, self.params(), **options)
             return y

@@ -26,7 +26,8 @@ from moespec.spec.routing import RouterOutput
 _Device = torch.device | str | None
 KEEPING: RouterName = "sigmoid_token_choice"
 """With this router and its default options, a layer whose experts all copy one MLP computes the same function as the MLP."""
-OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "device", "dtype"}
+OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "shared_gate", "device", "dtype"}
+OF_MLP |= {"latent_width", "latent_norm", "constant_experts"}
 """Arguments of `MoE` that `from_mlp` sets itself and does not accept."""
 
 
@@ -41,8 +42,10 @@ class MoE(Reporting, HubMixin):
 
     Parameters: `router.kernel` and others, `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
     `experts.fc2.weight`, `experts.fc2.bias`. Gated experts add `experts.fc3`, with the shapes of `fc1`; shared experts
-    add `shared.fc1.weight` (width, shared_experts * hidden) and others. Router logits, weights and losses are computed in float32 or
-    better, even under autocast or in bfloat16. Gating noise is drawn from torch's generator, only in training.
+    add `shared.fc1.weight` (width, shared_experts * hidden) and others, and their gate `shared.gate` (width,). Latent experts add
+    `latent.down` (width, latent), `latent.up` and `latent.norm`, constant experts `constants.value` (n, width) and `constants.mix`
+    (n, width, 2). Router logits, weights and losses are computed in float32 or better, even under autocast or in bfloat16. Gating
+    noise is drawn from torch's generator, only in training.
 
     A forward pass raises ShapeError for an input of a different width or a batch that cannot be split into groups.
     """
@@ -62,6 +65,13 @@ class MoE(Reporting, HubMixin):
         expert_activation: str = "gelu",
         expert_bias: bool = True,
         shared_experts: int = 0,
+        shared_gate: bool = False,
+        latent_width: int = 0,
+        latent_norm: bool = False,
+        constant_experts: int = 0,
+        copy_experts: int = 0,
+        zero_experts: int = 0,
+        weights_on: str = "output",
         device: _Device = None,
         dtype: torch.dtype | None = None,
         **router_options: Any,
@@ -69,6 +79,9 @@ class MoE(Reporting, HubMixin):
         super().__init__()
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
         start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
+        start |= {"shared_gate": shared_gate, "latent_width": latent_width, "latent_norm": latent_norm}
+        start |= {"constant_experts": constant_experts, "copy_experts": copy_experts, "zero_experts": zero_experts}
+        start["weights_on"] = weights_on
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
             saved["router"] = layer.router  # Stores the name of the router, even if a `Router` was passed.
@@ -87,8 +100,11 @@ class MoE(Reporting, HubMixin):
             self._state.rule = layer.router, layer.options
         of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
         width, shared = layer.options.width, layer.shared_experts * layer.hidden
-        self.experts = Experts(width, layer.hidden, layer.options.experts, **layer.form, **of_experts)
+        self.experts = Experts(latent_width or width, layer.hidden, layer.mlps, form=layer.form, **of_experts)
         self.shared = Perceptrons(width, shared, **of_experts) if shared else None
+        if self.shared is not None and shared_gate:
+            self.shared.gate = nn.Parameter(torch.empty(width, device=device, dtype=dtype))
+        self.latent, self.constants = (_tree(layer, part, device, dtype) for part in PARTS[3:])
         self.forget()
         if not self.experts.fc1.weight.is_meta:
             self.reset_parameters()
@@ -154,7 +170,7 @@ class MoE(Reporting, HubMixin):
         self._assign(PARTS)
 
     def _assign(self, parts: Sequence[str]) -> None:
-        of: Any = {"experts": self.experts, "shared": self.shared}
+        of: Any = {"experts": self.experts, "shared": self.shared, "latent": self.latent, "constants": self.constants}
         for part, name, values in drawn(self._layer, parts):
             if name == STATE:
                 for each, array in values.items():
@@ -238,12 +254,20 @@ class MoE(Reporting, HubMixin):
         output = router.route(params, tokens, options, state=state, noise=noise, train=self.training, **needed)
         if self.training and output.statistics:
             self._state.add(output.statistics)
-        y: Tensor = self.experts(tokens, output.routing, None if self.shared is None else self.shared.params())
+        parts = {"shared": self.shared, "latent": self.latent, "constants": self.constants}
+        around = {name: None if part is None else part.params() for name, part in parts.items()}
+        y: Tensor = self.experts(tokens, output.routing, **around)
         return y, output
 
     def extra_repr(self) -> str:
         options = "".join(f"{field.name}={getattr(self.options, field.name)!r}, " for field in fields(self.options))
         return f"router={self._layer.router!r}, {options}group_images={self.group_images}"
+
+
+def _tree(layer: Layer, part: str, device: _Device, dtype: torch.dtype) -> ParameterTree | None:
+    """A module with the initial arrays of a part of the layer, or None if the layer does not have this part."""
+    arrays = {name: values for _, name, values in drawn(layer, [part])}
+    return ParameterTree(arrays, device=device, dtype=dtype) if arrays else None
 
 
 def _check_tokens(name: str, array: Tensor, x: Tensor) -> None:

@@ -1,0 +1,116 @@
+"""Cases of layers whose router also chooses constant experts, copy experts and zero experts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.backends.blocks import Array
+from moespec.conformance.author.definition import Definition, call, composed, tensor
+from moespec.conformance.author.inputs import distinct, experts, grid, prefixed, scores, tokens
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
+from moespec.conformance.format import Tensor
+from moespec.spec.routing import Routing
+
+NAME = "zero_computation_experts"
+G, T, D = 2, 6, 4
+
+
+def cases() -> Iterator[Definition]:
+    for name, kind, purpose, constants, copies, zeros, capacity in (
+        ("copies", "value", "Two MLPs and two copy experts, room for all.", 0, 2, 0, T),
+        ("zeros", "value", "A copy expert and a zero expert, in this order.", 0, 1, 1, T),
+        ("constants", "value", "Two constant experts with their own vectors.", 2, 0, 0, 4),
+        ("dropped", "overflow", "All kinds of experts, and experts that are full.", 1, 1, 1, 2),
+        ("gradient", "gradient", "By tokens, scores and the parameters of all kinds.", 2, 1, 1, T),
+    ):
+        key, count = f"zero_computation/{name}", 2 + constants + copies + zeros
+        routed = experts(key, 2, gated=True, biased=False)
+        values = distinct(key, (G, T, count)) if kind == "gradient" else scores(key, (G, T, count))
+        inputs = {"tokens": tokens(key), "scores": values, **prefixed(routed)}
+        arguments: dict[str, Any] = {"params": {each: f"experts/{each}" for each in routed}}
+        if constants:
+            inputs |= prefixed(parameters(key, constants), "constants")
+            arguments["constants"] = {each: f"constants/{each}" for each in ("value", "mix")}
+        allocation = call("token_choice", {"scores": "scores"}, choices=2, capacity=capacity)
+        arguments = {"tokens": "tokens", "routing": allocation.name, **arguments}
+        counts = {each: number for each, number in (("copies", copies), ("zeros", zeros)) if number}
+        layer = call("moe_mlp", arguments, activation="silu", **counts)
+        flags = ("overflow_drop",) if kind == "overflow" else ()
+        yield composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=(allocation, layer))
+
+
+def parameters(key: str, constants: int) -> dict[str, Tensor]:
+    """Return the vectors of constant experts and the linear maps of their mixing weights."""
+    return {
+        "value": tensor(grid(f"{key}/value", (constants, D), reach=1.0), "experts width"),
+        "mix": tensor(grid(f"{key}/mix", (constants, D, 2), reach=1.0), "experts width pair"),
+    }
+
+
+def copies_of_weight_one(
+    B: Spec, tokens: Array, routing: Any, params: Any, *, copies: int = 0, **options: Any
+) -> Array:
+    """A chosen copy expert adds the token with weight 1, not with the combine weight."""
+    right = B.moe_mlp(tokens, routing, params, copies=copies, **options)
+    if not copies:
+        return right
+    dense = routing.dense()
+    start = dense.dispatch.shape[2] - options.get("zeros", 0) - copies
+    moved = (dense.dispatch - dense.combine)[:, :, start : start + copies].sum(axis=(2, 3))
+    return right + moved[..., None] * tokens
+
+
+def choices_of_copies_also_at_the_first_expert(
+    B: Spec, tokens: Array, routing: Any, params: Any, *, copies: int = 0, **options: Any
+) -> Array:
+    """A choice of a copy expert also sends the token, with its weight, through the first MLP."""
+    right = B.moe_mlp(tokens, routing, params, copies=copies, **options)
+    if not copies:
+        return right
+    dense = routing.dense()
+    start = dense.dispatch.shape[2] - options.get("zeros", 0) - copies
+    weight = dense.combine[:, :, start : start + copies].sum(axis=(2, 3))
+    form = {name: options[name] for name in ("gelu", "activation") if name in options}
+    first = B.expert_mlp(tokens[:, None], {name: value[:1] for name, value in params.items()}, **form)[:, 0]
+    return right + weight[..., None] * first
+
+
+def zero_experts_that_copy(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
+    """A zero expert returns the token, as the zero-computation experts of LongCat-Flash do."""
+    zeros = options.get("zeros", 0)
+    return B.moe_mlp(tokens, routing, params, **{**options, "zeros": 0, "copies": options.get("copies", 0) + zeros})
+
+
+def constants_without_mix(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
+    """A constant expert returns its vector alone, without the token."""
+    constants = options.get("constants")
+    if constants is None:
+        return B.moe_mlp(tokens, routing, params, **options)
+    others = {**options, "constants": None, "zeros": options.get("zeros", 0)}
+    count = len(constants["value"])
+    dense = routing.dense()
+    start = len(params["w1"])
+    weight = dense.combine[:, :, start : start + count].sum(axis=3)
+    rest = np.delete(np.arange(dense.dispatch.shape[2]), np.arange(start, start + count))
+    kept = B.SoftRouting(*Routing(dense.dispatch[:, :, rest], dense.combine[:, :, rest]))
+    return B.moe_mlp(tokens, kept, params, **others) + weight @ constants["value"]
+
+
+def _swapped(constants: Any) -> Any:
+    return None if constants is None else {**constants, "mix": constants["mix"][..., ::-1]}
+
+
+def variants() -> Iterator[Variant]:
+    yield variant(copies_of_weight_one, "moe_mlp", ledger="ZC-1", row=NAME)
+    yield variant(
+        choices_of_copies_also_at_the_first_expert,
+        "moe_mlp",
+        ledger="ZC-1",
+        who="ml-explore/mlx-lm (before pull request 508)",
+        row=NAME,
+    )
+    yield variant(zero_experts_that_copy, "moe_mlp", ledger="ZC-2", row=NAME)
+    yield variant(constants_without_mix, "moe_mlp", ledger="ZC-3", row=NAME)
+    computes = "A constant expert weights the token by the second mixing weight and its vector by the first."
+    yield fixed("constants_with_swapped_weights", computes, "moe_mlp", "ZC-3", row=NAME, constants=_swapped)
