@@ -35,9 +35,11 @@ def routed(
 ) -> Routed:
     """Applies the layer to x (images, ..., width). A router that needs ids uses `ids` (images, ...) or, by default, token positions.
 
-    params: a dict of arrays for each of `PARTS`, which is empty if the layer does not have this part. state: the state of a router
-        that keeps a state. key: the random key of the gating noise in training. Raises ConfigError if a key is missing, DtypeError if the state has
-        a 16-bit dtype, and ShapeError if x has a different width or if the images do not split into groups.
+    params: a dict of arrays for each of `PARTS`, empty if the layer does not have this part. state: the state of a router that keeps
+        a state. key: the random key of the gating noise in training.
+
+    Raises ConfigError if a key is missing, DtypeError if the state has a 16-bit dtype, and ShapeError if x has a different width or if
+    the images do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
     router = B.ROUTERS[layer.router]
