@@ -45,11 +45,13 @@ class SplitExperts:
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
         """Computes the MoE layer, in which the function `experts` applies the experts of this device. Devices along the mesh axis `expert`
         exchange the contents of slots and the outputs of experts."""
+        return self.single.moe_layer(tokens, routing, self._exchanged(experts))
+
+    def _exchanged(self, experts: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        """Returns a function of this device's slots that runs the `experts` of all devices."""
         if self.sizes.expert == 1:
-            return self.single.moe_layer(tokens, routing, experts)
-        return self.single.moe_layer(
-            tokens, routing, lambda slots: self._sent(self._back, experts(self._sent(self._there, slots)))
-        )
+            return experts
+        return lambda slots: self._sent(self._back, experts(self._sent(self._there, slots)))
 
     def _sent(self, send: Callable[[Array], Array], slots: Array) -> Array:
         if self.transport == "model":
@@ -71,11 +73,11 @@ class SplitExperts:
         if self.sizes.expert == 1:
             return self.single.moe_mlp(tokens, routing, params, **options, **kinds)
         single, around = self.single, Kinds(**kinds)
-        experts = partial(single.expert_mlp, params=params, **options)
+        experts = self._exchanged(partial(single.expert_mlp, params=params, **options))
 
         def mlps(x: Array, to: Any) -> Array:
             weighted = weighted_inputs(single.xp, to, experts) if around.weights_on == "input" else (to, experts)
-            return self.moe_layer(x, *weighted)
+            return single.moe_layer(x, *weighted)
 
         return with_kinds(single.xp, single.moe_layer, single.expert_mlp, mlps, tokens, routing, around, **options)
 

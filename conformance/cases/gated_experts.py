@@ -57,7 +57,7 @@ def _layers() -> Iterator[Definition]:
         ),
         ("gradient", "gradient", "By tokens, scores and the parameters of all experts.", apart, 1, T, True),
         ("gate", "value", "A sigmoid gate weights the shared expert.", scores("gated/gate"), 2, 4, True),
-        ("gate_gradient", "gradient", "By the gate, too.", apart, 1, T, True),
+        ("gate_gradient", "gradient", "By all arrays, including the gate of the shared expert.", apart, 1, T, True),
     ):
         key = f"gated/layer_{name}"
         routed = experts(key, gated=True, biased=False)

@@ -14,8 +14,8 @@ G, T, E = 2, 6, 3
 
 def cases() -> Iterator[Definition]:
     for name, kind, purpose, choices, capacity, biased in (
-        ("room", "value", "Most slots are empty, experts without biases.", 1, T, False),
-        ("full", "value", "Two choices, experts with biases, which the weights do not scale.", 2, 4, True),
+        ("room", "value", "Most slots are empty. The experts have no biases.", 1, T, False),
+        ("full", "value", "Two choices. The combine weights do not scale the biases of the experts.", 2, 4, True),
         ("gradient", "gradient", "By tokens, scores and parameters.", 2, T, True),
     ):
         key = f"input_gates/{name}"

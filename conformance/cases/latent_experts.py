@@ -19,7 +19,7 @@ def cases() -> Iterator[Definition]:
     for name, kind, purpose, choices, capacity, norm in (
         ("room", "value", "Most slots are empty.", 1, T, False),
         ("norm", "value", "An RMSNorm of the weighted sum, before the projection up.", 2, 4, True),
-        ("dropped", "overflow", "A token without an expert: the shared expert, at the full width, is its only output.", 1, 1, True),
+        ("dropped", "overflow", "The output of a dropped token comes only from the shared expert, which has the full width.", 1, 1, True),
         ("gradient", "gradient", "By tokens, scores and all parameters.", 2, T, True),
     ):  # fmt: skip
         key = f"latent/{name}"

@@ -42,7 +42,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "logit_cap": ("Logit cap", "Soft cap of logits"),
     "moco": ("MoCo v3", "MoCo"),
     "moe_layer": ("MoE layer", "Dispatch and combine"),
-    "gated_experts": ("Gated experts", "SwiGLU", "GEGLU", "Shared experts"),
+    "gated_experts": ("Gated experts", "SwiGLU", "GEGLU", "Shared experts", "Qwen2-MoE", "Qwen3-Next"),
+    "input_gates": ("Weights on the inputs of experts", "Llama 4"),
+    "latent_experts": ("Latent experts", "LatentMoE", "Kimi K3", "Nemotron 3"),
     "multi_hash": ("MultiHash layer",),
     "network": ("Operations of the transformer", "Vision transformer"),
     "noisy_top_k_affinity": ("Noisy top-k gates",),
@@ -57,5 +59,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sparse_transport": ("Sparsity-constrained plan",),
     "token_choice": ("Token Choice allocation",),
     "z_loss": ("Router z-loss", "z-loss"),
+    "zero_computation_experts": ("Zero-computation experts", "MoE++", "LongCat-Flash", "Copy experts", "Constant experts"),
 }
 """The names of each page, in addition to `Router.models`; the first is the title. Pages that are not listed have the algorithm's name."""
