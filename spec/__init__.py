@@ -146,7 +146,7 @@ from moespec.spec.algorithms.routing_statistics import slot_similarity as slot_s
 
 # Layers.
 from moespec.spec.algorithms.layer import moe_layer as moe_layer
-from moespec.spec.algorithms.layer import moe_mlp as moe_mlp
+from moespec.spec.algorithms.mlp_layer import moe_mlp as moe_mlp
 from moespec.spec.algorithms.layer import expert_mlp as expert_mlp
 from moespec.spec.algorithms.hash_layers import multi_hash_mlp as multi_hash_mlp
 from moespec.spec.algorithms.attention import attention as attention

@@ -68,16 +68,6 @@ def check_same_shape(name: str, array: Any, other_name: str, other: Any) -> None
         raise ShapeError(f"{name}: expected the shape of {other_name}, {tuple(other.shape)}, got {shape_of(array)}")
 
 
-def check_part_names(
-    name: str, parts: Collection[str], known: Collection[str], *, optional: Collection[str] = ()
-) -> None:
-    """Raises `ConfigError` unless the arrays `parts` of the argument `name` have the names `known`; those in `optional` may be missing."""
-    if missing := [each for each in known if each not in parts and each not in optional]:
-        raise ConfigError(f"{name}: {missing[0]} is missing, got {sorted(parts)}")
-    if unknown := sorted(set(parts) - set(known)):
-        raise ConfigError(f"{name}: {unknown[0]} is not one of {', '.join(known)}")
-
-
 def check_integers(name: str, array: Any, axes: str) -> None:
     """Raises `DtypeError` unless `array` holds integers, then calls `check_rank`."""
     _check_integer_dtype(name, array)

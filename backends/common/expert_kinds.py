@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from moespec.backends.common.namespace import Array, RoutingNamespace
 from moespec.spec.algorithms import latent_experts, zero_computation_experts
+from moespec.spec.algorithms.gated_experts import check_part_names
 from moespec.spec.algorithms.input_gates import PLACES
 from moespec.spec.algorithms.zero_computation_experts import check_constant_sizes, experts_before
-from moespec.spec.checks import check_at_least, check_option, check_part_names, check_scores, check_size
+from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 
-__all__ = ["Kinds", "weighted_inputs", "with_kinds"]
+__all__: list[str] = []
 
 
 class Kinds(NamedTuple):

@@ -24,7 +24,7 @@ from moespec.spec.ledger import Implementation
 PLACES = ROOT / "spec" / "implementations" / "places.json"
 REPOSITORY = r"(?<![\w./-])[\w.-]+/[\w-]+(?:@[0-9a-f]{40})?(?=, )"
 NAME = r"\w+(?:\.\w+)*"
-PLACE = re.compile(rf"({REPOSITORY}), ([\w./-]+\.\w+(?:, {NAME}(?: and {NAME})*(?=\.?$|[.;,] | \())?)")
+PLACE = re.compile(rf"({REPOSITORY}), ([\w./+-]+\.\w+(?:, {NAME}(?: and {NAME})*(?=\.?$|[.;,] | \())?)")
 
 
 def sources() -> list[str]:

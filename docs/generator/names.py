@@ -59,6 +59,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sparse_transport": ("Sparsity-constrained plan",),
     "token_choice": ("Token Choice allocation",),
     "z_loss": ("Router z-loss", "z-loss"),
-    "zero_computation_experts": ("Zero-computation experts", "MoE++", "LongCat-Flash", "Copy experts", "Constant experts"),
+    "zero_computation_experts": (
+        "Zero-computation experts",
+        "MoE++",
+        "LongCat-Flash",
+        "Copy experts",
+        "Constant experts",
+    ),
 }
 """The names of each page, in addition to `Router.models`; the first is the title. Pages that are not listed have the algorithm's name."""

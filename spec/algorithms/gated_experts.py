@@ -33,7 +33,7 @@ GE-2: What is the weight of a shared expert's output?
         huggingface/transformers, src/transformers/models/qwen2_moe/modeling_qwen2_moe.py, Qwen2MoeSparseMoeBlock.forward.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from moespec.spec.algorithm import Algorithm
@@ -99,10 +99,17 @@ def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> 
     """Raises `ConfigError` for missing or unknown parameters of expert MLPs. plain: as in `expert_parameters`."""
     known = ("w1", "b1", "w2", "b2") if plain else tuple(AXES)
     needed = known if plain else ("w1", "w2", *(["w3"] if "b3" in params else []))
-    if missing := [name for name in needed if name not in params]:
-        raise ConfigError(f"params: {missing[0]} is missing, got {sorted(params)}")
-    if unknown := sorted(set(params) - set(known)):
-        raise ConfigError(f"params: {unknown[0]} is not one of {', '.join(known)}")
+    check_part_names("params", params, known, optional=set(known) - set(needed))
+
+
+def check_part_names(
+    name: str, parts: Collection[str], known: Collection[str], *, optional: Collection[str] = ()
+) -> None:
+    """Raises `ConfigError` unless the arrays `parts` of the argument `name` have the names `known`; those in `optional` may be missing."""
+    if missing := [each for each in known if each not in parts and each not in optional]:
+        raise ConfigError(f"{name}: {missing[0]} is missing, got {sorted(parts)}")
+    if unknown := sorted(set(parts) - set(known)):
+        raise ConfigError(f"{name}: {unknown[0]} is not one of {', '.join(known)}")
 
 
 def check_expert_widths(weights: Mapping[str, Any], width: int) -> None:

@@ -26,8 +26,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.gated_experts import check_part_names
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_part_names, check_size
+from moespec.spec.checks import check_size
 from moespec.spec.numerics import Array
 from moespec.spec.values import as_array
 

@@ -31,8 +31,9 @@ from itertools import pairwise
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.gated_experts import check_part_names
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_part_names, check_size
+from moespec.spec.checks import check_size
 from moespec.spec.errors import ShapeError
 from moespec.spec.numerics import Array, softmax
 from moespec.spec.routing import Routing

@@ -17,7 +17,15 @@ from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.page import flags
 
 SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
-WITHOUT_ERRORS = {"network", "vit", "mixer", "gated_experts", "input_gates", "latent_experts", "zero_computation_experts"}
+WITHOUT_ERRORS = {
+    "network",
+    "vit",
+    "mixer",
+    "gated_experts",
+    "input_gates",
+    "latent_experts",
+    "zero_computation_experts",
+}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
