@@ -197,6 +197,7 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
     experts = _mlp(filled, inner, of.hidden, gelu, of) + (_mlp(T, D, of.shared, gelu, of) + T * D if of.shared else 0)
     experts += T * (4 * D * of.latent + RMS_NORM * of.latent_norm * of.latent + 3 * D * of.shared_gate)
     experts += 2 * T * D * bool(of.copies) + of.constants * settings.capacity() * (4 + 5) * D
+    experts += (2 * settings.requests[1] + 1) * T * D * bool(of.constants)  # combine, and add to the output of the MLPs
     if layer.router == "soft_moe":  # logits, two softmaxes (over tokens, over slots), dispatch, combine
         router = float(T * filled * (6 * D + 2 * SOFTMAX))
     else:

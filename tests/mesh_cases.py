@@ -55,11 +55,14 @@ ADAFACTOR = Case(OptimizerConfig("adafactor", factored_from=4, epsilon=1e-12), r
 
 GLOBAL = {"capacity_factor": float("inf"), "balance_weight": 1.0, "balance_scope": "global"}
 
+LATENT: dict[str, Any] = {"latent_width": 24, "latent_norm": True, "shared_gate": True, "weights_on": "input"}
+WITHOUT_MLP: dict[str, Any] = {"experts": 7, "constant_experts": 1, "copy_experts": 1, "zero_experts": 1}
+
 CASES = {
     "softmax_token_choice": ADAMW._replace(model={"group_images": 2}),
     # Gated experts without biases, of a width of their own, and one for all tokens.
     "sinkhorn_token_choice": LAMB._replace(
-        model={"expert_hidden": 24, "expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2}
+        model={"expert_hidden": 24, "expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2, **LATENT}
     ),
     "softmax_expert_choice": ADAFACTOR,
     "sinkhorn_expert_choice": LAMB,
@@ -67,7 +70,9 @@ CASES = {
     "sparsity_constrained_expert_choice": EXPERTS,
     "soft_moe": Case(OptimizerConfig(MOMENTUM, weight_decay=0.1, ema=0.9), recompute=True, exchanges=6),
     # It keeps a state.
-    "sigmoid_token_choice": LAMB._replace(model={"router_options": {"choices": 2, "bias_update_rate": 0.25}}),
+    "sigmoid_token_choice": LAMB._replace(
+        model={"router_options": {"choices": 2, "bias_update_rate": 0.25}, **WITHOUT_MLP}
+    ),
     # Each expert has room for all tokens; noise and dropout are drawn for the images; the balance loss is of all devices.
     "noisy_top_k": ADAMW._replace(model={"dropout": 0.1, "router_options": GLOBAL}, loads=1),
 }
@@ -113,7 +118,8 @@ def slot_entries(router: str, images: int) -> int:
     config = model(router)
     (layer,) = vit.moe_layers(config, images)
     settings: Any = layer.settings
-    return layer.groups * settings.experts * settings.capacity(train=True) * config.width
+    mlps = settings.experts - layer.experts.without_mlp
+    return layer.groups * mlps * settings.capacity(train=True) * (config.latent_width or config.width)
 
 
 def reductions(router: str, sizes: MeshSizes) -> int:

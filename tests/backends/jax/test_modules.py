@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from moespec.backends import numpy as reference
+from moespec.backends.layer import PARTS
 from moespec.spec import ConfigError, DtypeError, ShapeError
 
 jax = pytest.importorskip("jax")
@@ -148,6 +149,36 @@ def test_gated_experts_and_a_shared_one(x, kind, activation):
     tokens = np.asarray(x).reshape(4, TOKENS, WIDTH)
     routing = reference.ROUTERS["softmax_token_choice"].route(params["router"], tokens, layer.options).routing
     want = reference.moe_mlp(tokens, routing, params["experts"], shared=params["shared"], activation=activation)
+    for y in (moe(x), other(x).y, layer.eval()(torch.tensor(np.asarray(x))).detach()):
+        np.testing.assert_allclose(np.asarray(y).reshape(want.shape), want, rtol=1e-5, atol=1e-6)
+
+
+KINDS = (
+    {"shared_experts": 1, "shared_gate": True, "weights_on": "input"},
+    {"latent_width": 3, "latent_norm": True},
+    {"constant_experts": 1, "copy_experts": 1, "zero_experts": 1},
+)
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_kinds_of_experts(x, options):
+    """All three layers start with the same values, and compute what the specification does."""
+    torch = pytest.importorskip("torch")
+    moe, other = nnx_moe(**options, deterministic=True), equinox_moe(**options, inference=True)
+    layer = importlib.import_module("moespec.backends.torch.nn").MoE(
+        WIDTH, 16, 4, tokens=TOKENS, router="softmax_token_choice", **options
+    )
+    params = {part: jax.tree.map(np.asarray, getattr(other, part)) for part in PARTS}
+    for part, values in params.items():
+        module = getattr(layer, part)
+        assert set(values) == set({} if module is None else module.params()) == set(getattr(moe, part))
+        for name, value in values.items():
+            np.testing.assert_array_equal(value, module.params()[name].detach())
+            np.testing.assert_array_equal(value, getattr(moe, part)[name][...])
+    tokens = np.asarray(x).reshape(4, TOKENS, WIDTH)
+    routing = reference.ROUTERS["softmax_token_choice"].route(params["router"], tokens, layer.options).routing
+    around = {part: params[part] or None for part in PARTS[2:]}
+    want = reference.moe_mlp(tokens, routing, params["experts"], **around, **other.layer.form)
     for y in (moe(x), other(x).y, layer.eval()(torch.tensor(np.asarray(x))).detach()):
         np.testing.assert_allclose(np.asarray(y).reshape(want.shape), want, rtol=1e-5, atol=1e-6)
 

@@ -93,3 +93,15 @@ def test_modules_that_cannot_be_exported(vit, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(spec.ConfigError, match=r"^export_onnx: onnx is not installed.*moespec\[export,torch\]"):
         B.export_onnx(vit, EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"latent_width": 4, "latent_norm": True}, {"copy_experts": 1}, {"weights_on": "input"}]
+)
+def test_pt2_of_experts_without_biases(options):
+    """Most slots are empty, so the rows of each expert are multiplied apart."""
+    start = {"router": "sigmoid_token_choice", "expert_activation": "swiglu", "expert_bias": False, **options}
+    layer = modules.MoE(WIDTH, 16, 8, tokens=6, choices=2, **start).eval()
+    x = torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(2))
+    program = torch.export.load(io.BytesIO(B.export_pt2(layer, (x[:1],))))
+    torch.testing.assert_close(program.module()(x), layer(x))

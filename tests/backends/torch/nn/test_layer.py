@@ -55,6 +55,42 @@ def test_takes_the_place_of_an_mlp(router, x):
     assert model[1].metrics["load"].shape == (4,)
 
 
+KINDS = {
+    "shared gate": {"shared_experts": 2, "shared_gate": True},
+    "latent": {"latent_width": 6, "latent_norm": True, "shared_experts": 1},
+    "zero computation": {"constant_experts": 1, "copy_experts": 1, "zero_experts": 1},
+    "input": {"weights_on": "input"},
+}
+
+
+@pytest.mark.parametrize("router", ["softmax_token_choice", "softmax_expert_choice", "soft_moe"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_experts_train_and_are_saved(kind, router, x):
+    layer = moe(router, seed=1, **KINDS[kind])
+    layer(x).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    other = moe(router, seed=2, **KINDS[kind])
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other.eval()(x), layer.eval()(x))
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shared_gate": True}, "shared_gate=True: expected shared_experts=1 or more"),
+        ({"latent_norm": True}, "latent_norm=True: expected latent_width=1 or more"),
+        ({"latent_width": 2.5}, "latent_width: expected an integer, got 2.5"),
+        ({"copy_experts": 2, "zero_experts": 2}, "copy_experts=2: expected at least one MLP among experts=4"),
+        ({"weights_on": "both"}, "weights_on: expected one of 'output', 'input', got 'both'"),
+        ({"shared_gate": 1, "shared_experts": 1}, "shared_gate=1: expected True or False"),
+    ],
+)
+def test_kinds_of_experts_that_contradict_each_other(options, message):
+    with pytest.raises(ConfigError, match=message):
+        moe(**options)
+
+
 @pytest.mark.parametrize("train", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("router", list(B.ROUTERS))
 def test_padding_is_not_there(router, train):
