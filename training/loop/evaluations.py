@@ -59,7 +59,10 @@ def load_sets(
         where = f"evaluation.{name}"
         with named(f"{where}.", ("data", "capacity_factor")):
             how: Any = {"image_size": config.model.image_size, "validation_share": config.data.validation_share}
-            own = dataset if settings.data == "run" else datasets.load(settings.data, settings.path, **how)
+            try:
+                own = dataset if settings.data == "run" else datasets.load(settings.data, settings.path, **how)
+            except DataError as error:
+                raise DataError(f"{where}.path={settings.path!r}: {error}") from error
             model = _model(config, settings)
         if own.shape != dataset.shape:
             shapes = f"images of {own.shape} (height, width, channels), but the model takes {dataset.shape}"

@@ -210,6 +210,7 @@ WRONG = [
     ('kind = "few_shot"\nlabels = "x"', r"evaluation\.one\.labels='x' has no effect unless kind='head'"),
     ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': `data` is required with `path`"),
     ('data = "npz"', r"data\.path is not set"),
+    ('data = "npz"\npath = "none.npz"', r"evaluation\.one\.path='none\.npz': none\.npz: no such file"),
     ('kind = "retrieval"', r"the run has no text tower \(objective="),
     ('labels = "short.json"', r"short\.json: expected 355 lists of labels, one for each image, got a list of 1"),
     ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),
