@@ -197,6 +197,14 @@ def golden(session: nox.Session) -> None:
 
 
 @nox.session
+def models(session: nox.Session) -> None:
+    """Record the blocks of transformers' models and write `docs/models.md` and its table; `-- --check` compares instead."""
+    needs = PEERS["transformers"]
+    session.install(*CONSTRAINTS, "-e", ".[conformance]", *needs["requires"])
+    session.run("python", "-m", "moespec.conformance.peers.models", *session.posargs, env=QUIET)
+
+
+@nox.session
 def vectors(session: nox.Session) -> None:
     """For a release: archive the vectors for programs in any language, `build/vectors-VERSION.tar.gz`."""
     _install(session)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from moespec.spec.errors import SpecError
 from moespec.spec.numerics import stable_order
 from moespec.spec.values import present
 
-__all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explained", "weights_fit"]
+__all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explained", "named", "weights_fit"]
 
 Array = NDArray[Any]
 SAMPLE = 64
@@ -303,11 +303,19 @@ def _best(fits: Sequence[Choice]) -> Choice:
     return max(fits, key=lambda fit: (fit.holds / len(fit.agrees), int(fit.agrees.sum()) / len(fit.agrees)))
 
 
-def router(explanation: Explanation) -> str:
-    """Return the matching router with options and ledger readings, or "" if no router matches or the match is uncertain."""
+class Named(NamedTuple):
+    """A router by name, with the options and the ledger readings that a recording shows."""
+
+    name: str
+    options: dict[str, Any]
+    readings: tuple[str, ...]
+
+
+def named(explanation: Explanation) -> Named | None:
+    """Return the matching router, or None if no router matches or the match is uncertain."""
     choice, weights, gate = explanation.choice, explanation.weights, explanation.gate
     if choice is None or weights is None or not explanation.whole or explanation.coarse or weights.rule.biased:
-        return ""
+        return None
     affinity = weights.rule.affinity
     options: dict[str, Any] = {"choices": choices_of(gate)}
     if weights.divided:
@@ -323,14 +331,22 @@ def router(explanation: Explanation) -> str:
         options |= {"affinity": affinity, "normalize_selected": bool(weights.divided), **choice.rule.options}
         options |= {} if weights.scale == 1 else {"scale": float(f"{weights.scale:.4g}")}
     else:
-        return ""
+        return None
     readings = list(choice.rule.readings)
     if name == "softmax_token_choice":
         readings.append("SA-3b" if weights.divided else "SA-3")
     if choice.exact.any():
         readings.append("TC-1c")
-    known = [each for each in readings if each.rstrip("bcd") in LEDGER]
-    text = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+    return Named(name, options, tuple(each for each in readings if each.rstrip("bcd") in LEDGER))
+
+
+def router(explanation: Explanation) -> str:
+    """Return the matching router with options and ledger readings, or "" if no router matches or the match is uncertain."""
+    found = named(explanation)
+    if found is None:
+        return ""
+    text = f"{found.name}({', '.join(f'{key}={value!r}' for key, value in found.options.items())})"
+    known = found.readings
     return f"{text}, reading{'s' if len(known) > 1 else ''} {', '.join(known)}" if known else text
 
 

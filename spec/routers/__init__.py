@@ -38,7 +38,7 @@ The worked example has an identity kernel, so the tokens are the logits:
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, LiteralString, get_args, overload
+from typing import Any, Literal, LiteralString, NamedTuple, get_args, overload
 
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import Names, near_it
@@ -71,7 +71,7 @@ from moespec.spec.routers import (
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routers.record import Router
 
-__all__ = ["ROUTERS", "Router", "RouterName", "Routers", "router_name"]
+__all__ = ["ROUTERS", "Preset", "Router", "RouterName", "Routers", "router_name"]
 
 
 MYPY = False  # mypy, which does not support `LiteralString`, treats `MYPY` as True
@@ -79,6 +79,21 @@ MYPY = False  # mypy, which does not support `LiteralString`, treats `MYPY` as T
 
 class NoSuchRouter:
     """The type that type checkers infer for `ROUTERS[name]` if the literal `name` is unknown."""
+
+
+class Preset(NamedTuple):
+    """The router and the layer of a published model: `MoE(**sizes, **layer, tokens=..., router=router, **options)`.
+
+    router: a key of `ROUTERS`.
+    options: options of the router, for `ROUTERS[router].options(width=..., experts=..., tokens=..., **options)`.
+    layer: the other arguments of the layer.
+    sizes: `width`, `hidden` and `experts` of the model.
+    """
+
+    router: str
+    options: dict[str, Any]
+    layer: dict[str, Any]
+    sizes: dict[str, int]
 
 
 class Routers(Names[Router[Any]]):
@@ -98,6 +113,25 @@ class Routers(Names[Router[Any]]):
         found = find_own("router", name, Router)
         if self._found.get(name) is not found:  # a notebook may redefine the router
             self._found[name], self._bound[name] = found, self._bind(name, found)
+
+    def preset(self, model: str) -> Preset:
+        """Returns the router and the layer of a published model, such as "deepseek-v3" or "qwen3-moe" (docs/models.md).
+
+        The preset routes without capacity, noise and losses, as the model does at evaluation. `moespec ledger --model NAME` shows the
+        ledger readings and what the preset does not express.
+
+        Raises ConfigError for an unknown model, or for a model whose routing no router here computes.
+
+        >>> preset = ROUTERS.preset("mixtral")
+        >>> preset.router, preset.options["choices"], preset.layer["expert_activation"], preset.sizes["experts"]
+        ('softmax_token_choice', 2, 'swiglu', 8)
+        """
+        from moespec.spec.implementations.models import find_model  # which needs `ROUTERS`
+
+        found = find_model(model)
+        if not found.router:
+            raise ConfigError(f"model={model!r}: no router computes its routing: {'; '.join(found.not_expressed)}")
+        return Preset(found.router, dict(found.options), dict(found.layer), found.sizes)
 
     @overload
     def __getitem__(self, name: Literal["base"], /) -> Router[base.Options]: ...

@@ -1,6 +1,7 @@
 """The command `moespec ledger`."""
 
 import json
+import math
 import re
 import shutil
 import textwrap
@@ -12,12 +13,14 @@ from moespec.models.options import option
 from moespec.spec import LEDGER
 from moespec.spec.errors import ConfigError
 from moespec.spec.implementations.entries import algorithm_of, entries_of
+from moespec.spec.implementations.models import Model, find_model, transformers_version
+from moespec.spec.implementations.models_page import call, said
 from moespec.spec.implementations.places import addresses
 from moespec.spec.implementations.positions import Measured, Seen, find, is_of, measured, seen
 from moespec.spec.ledger import LedgerEntry, Reading
 from moespec.training.commandline.parse import parse
 
-__all__ = ["as_json", "comparison", "full", "main", "positions"]
+__all__ = ["as_json", "comparison", "full", "main", "model_as_json", "positions"]
 
 _ID = re.compile(r"([A-Za-z]{2})[-_ ]?(\d+)([a-z]?)")
 
@@ -27,24 +30,34 @@ class LedgerArguments:
     """Show the ambiguity ledger: questions that implementations answer differently, and each implementation's answer.
 
     `moespec ledger expert_choice` prints the entries of an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
-    vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two code bases. This specification
-    adopts reading a. "By" cites the code that was read. "Measured" names the packages on which the conformance suite was run.
+    vmoe` the answers of a code base, `moespec ledger --by vmoe --by mesh` the differences between two code bases. `moespec ledger
+    --model deepseek-v3` prints the router, the layer and the answers of a published model. This specification adopts reading a.
+    "By" cites the code that was read. "Measured" names the packages on which the conformance suite was run.
     """
 
     what: tuple[str, ...] = option((), positional=True)
     """routers (moespec list routers), algorithms, public functions, entries (GS-3) or readings (GS-3b) (default: all entries)"""
     by: tuple[str, ...] = option((), single=True)
     """show the answers of this repository or package (a part of the name is enough); repeat to compare several"""
+    model: str = ""
+    """show the router, its options, the layer and the readings of this published model (docs/models.md)"""
     json: bool = False
     """print JSON"""
 
 
 def main(words: list[str]) -> None:
     """Prints the selected ledger entries, by default all entries. With --by, prints only the answers of the named implementations.
+    With --model, prints the router, the layer and the answers of a published model.
 
-    Raises ConfigError for an unknown name.
+    Raises ConfigError for an unknown name, or for --model together with entries or --by.
     """
     given = parse("ledger", LedgerArguments, words)
+    if given.model:
+        if given.what or given.by:
+            raise ConfigError(f"model={given.model!r}: cannot be combined with entries or --by; remove one of them")
+        found = find_model(given.model)
+        print(model_as_json(found) if given.json else "\n".join(_described(found)))
+        return
     entries = [entry for name in given.what for entry in selected(name)] if given.what else list(LEDGER.values())
     entries = list(dict.fromkeys(entries))
     names = list(dict.fromkeys(map(find, given.by)))
@@ -68,6 +81,49 @@ def selected(name: str) -> list[LedgerEntry]:
     if letter and f"{entry.id}{letter}" not in [reading.id for reading in entry.readings]:
         raise ConfigError(f"{name!r}: {entry.id} has only the readings {', '.join(r.id for r in entry.readings)}")
     return [entry]
+
+
+def model_as_json(model: Model) -> str:
+    """Returns a model as JSON, with the questions and the texts of its readings. An infinite option is the string "inf"."""
+    options = {name: "inf" if value == math.inf else value for name, value in model.options.items()}
+    readings = [{"id": text.id, "question": entry.question, "text": text.text} for entry, text in _readings(model)]
+    version = transformers_version() if model.block else ""
+    row = {**vars(model), "options": options, "readings": readings, "transformers": version}
+    return json.dumps(row, indent=1, ensure_ascii=False)
+
+
+def _readings(model: Model) -> list[tuple[LedgerEntry, Reading]]:
+    """Returns the ledger entries and readings of a model."""
+    return [(entry, text) for entry in LEDGER.values() for text in entry.readings if text.id in model.readings]
+
+
+def _described(model: Model) -> Iterator[str]:
+    """Yields the lines that describe a model."""
+    yield f"{model.title} ({model.name})"
+    if model.router:
+        yield from _wrapped(f"Router: {call(model.router, model.options)}", 4)
+    else:
+        yield from _wrapped("Router: no router computes the same", 4)
+    if model.layer:
+        yield from _wrapped(f"Layer: {said(model.sizes)}, {said(model.layer)}", 4)
+    for text in model.not_expressed:
+        yield from _wrapped(f"Not expressed: {text}.", 4)
+    how = {
+        "layer": "a layer with the block's weights returns the block's output",
+        "router": "the router was recorded; the layer is not compared",
+        "": "not checked",
+    }
+    if model.config:
+        yield from _wrapped(f"Set by hand: {said(model.config)}", 4)
+    block = f"transformers {transformers_version()}, {model.block}" if model.block else model.source
+    same = f", the same block as {model.same_as}" if model.same_as else ""
+    yield from _wrapped(f"Source: {block}{same} ({how[model.checked]}).", 4)
+    for entry, reading in _readings(model):
+        yield ""
+        yield from _wrapped(f"{entry.id}: {entry.question}", 0)
+        yield from _wrapped(
+            f"{'Reading' if reading.id.endswith('a') else f'Alternative {reading.id[-1]}'}: {reading.text}", 4
+        )
 
 
 def full(entries: Sequence[LedgerEntry]) -> str:

@@ -173,3 +173,29 @@ def test_the_page_marks_what_was_measured(few):
     page = table.page(PACKAGES)
     assert "| google-research/vmoe | **a** | **b** | b, c |" in page
     assert "measured: [vmoe-jax 1.0](https://pypi.org/project/vmoe-jax/1.0/), `vmoe.round`\n" in page
+
+
+def test_a_model_is_shown_with_its_readings(capsys):
+    command.main(["--model", "deepseek-v3"])
+    shown = capsys.readouterr().out
+    assert "Router: sigmoid_token_choice(choices=8" in " ".join(shown.split())
+    assert "GL-1: What is the score of a group of experts?" in shown
+    command.main(["--model", "gpt-oss"])
+    assert "Not expressed: experts compute (up + 1)" in capsys.readouterr().out
+    command.main(["--model", "phi-3.5-moe"])
+    assert "no router computes the same" in capsys.readouterr().out
+
+
+def test_a_model_as_json(capsys):
+    command.main(["--model", "mixtral", "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["router"], shown["options"]["choices"]) == ("softmax_token_choice", 2)
+    assert shown["options"]["capacity_factor"] == "inf"
+    assert {"id", "question", "text"} == shown["readings"][0].keys()
+
+
+def test_a_model_that_does_not_exist_or_with_entries():
+    with pytest.raises(ConfigError, match="did you mean qwen3-moe"):
+        command.main(["--model", "qwen3-mo"])
+    with pytest.raises(ConfigError, match="model='mixtral': cannot be combined"):
+        command.main(["GS-3", "--model", "mixtral"])
