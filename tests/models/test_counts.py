@@ -75,7 +75,7 @@ MODELS = [
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "softmax_token_choice", "group_tokens": 98}),
     ("vit_s16", {**GATED, "shared_experts": 2, "block": {"3": OTHER}}),
     ("vit_s16", {**GATED, "latent_width": 96, "latent_norm": True, "shared_experts": 1, "shared_gate": True}),
-    ("vit_s16", {**GATED, "copy_experts": 1, "zero_experts": 1, "constant_experts": 2}),
+    ("vit_s16", {**GATED, "shared_experts": 2, "copy_experts": 1, "zero_experts": 1, "constant_experts": 2}),
     ("text_s", {"qk_norm": True, "projection": 512}),
     ("text_s", {"pool": "map", "moe": "every_2", "experts": 8, "router": "softmax_token_choice", "group_texts": 2}),
 ]
