@@ -68,8 +68,14 @@ class Backend(Blocks, Protocol):
         params: Mapping[str, Array],
         *,
         shared: Mapping[str, Array] | None = None,
+        latent: Mapping[str, Array] | None = None,
+        constants: Mapping[str, Array] | None = None,
+        copies: int = 0,
+        zeros: int = 0,
+        weights_on: str = "output",
         gelu: str = "tanh",
         activation: str = "gelu",
+        norm_epsilon: float = 1e-6,
     ) -> Array: ...
     def expert_mlp(
         self, inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh", activation: str = "gelu"

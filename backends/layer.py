@@ -197,7 +197,7 @@ def layer_of(
         raise ConfigError(f"hashes: expected 1, since this layer does not mix experts, got {of_router.hashes}")
     warn_untrained(chosen, of_router)
     first = (hidden, expert_init, seed, expert_bias, shared_experts, shared_gate, latent_width, latent_norm)
-    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first, *kinds.values(), weights_on)
+    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first, *kinds.values(), weights_on)  # type: ignore[arg-type]
 
 
 SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}

@@ -132,10 +132,19 @@ class TransformerConfig(layers.BlocksConfig):
     def form(self) -> Experts:
         """The form of the experts in the MoE blocks."""
         hidden = self.expert_hidden or self.hidden
-        form = Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
-        without_mlp = {"constants": self.constant_experts, "copies": self.copy_experts, "zeros": self.zero_experts}
-        latent = {"latent": self.latent_width, "latent_norm": self.latent_norm}
-        return form._replace(shared_gate=self.shared_gate, **latent, **without_mlp, weights_on=self.weights_on)
+        return Experts(
+            hidden,
+            self.expert_activation,
+            self.expert_bias,
+            shared=self.shared_experts * hidden,
+            shared_gate=self.shared_gate,
+            latent=self.latent_width,
+            latent_norm=self.latent_norm,
+            constants=self.constant_experts,
+            copies=self.copy_experts,
+            zeros=self.zero_experts,
+            weights_on=self.weights_on,
+        )
 
     def _check_routing(self) -> RouterOptions:
         """Creates and checks the router options of the MoE blocks."""

@@ -43,10 +43,8 @@ def with_kinds(
     """
     check_option("weights_on", kinds.weights_on, PLACES)
     constants = None if kinds.constants is None else _constants(xp, kinds.constants, tokens.shape[2])
-    others = (0 if constants is None else constants["value"].shape[0], kinds.copies, kinds.zeros)
-    others = tuple(
-        check_at_least(name, value, 0) for name, value in zip(("value", "copies", "zeros"), others, strict=True)
-    )
+    copies, zeros = check_at_least("copies", kinds.copies, 0), check_at_least("zeros", kinds.zeros, 0)
+    others = (0 if constants is None else int(constants["value"].shape[0]), copies, zeros)
     to_mlps, to_constants, to_copies = _split(xp, routing, *others)
     if kinds.latent is None:
         y = mlps(tokens, to_mlps)
@@ -55,7 +53,7 @@ def with_kinds(
         y = _raised(xp, mlps(tokens @ xp.cast(latent["down"], tokens.dtype), to_mlps), latent, kinds.norm_epsilon)
     if constants is not None:
         y = y + layer(tokens, to_constants, lambda slots: _constant_outputs(xp, slots, constants))
-    if kinds.copies:
+    if copies:
         y = y + _copied(xp, layer, tokens, to_copies)
     return y if kinds.shared is None else y + _served(xp, mlp, tokens, y, kinds.shared, **options)
 

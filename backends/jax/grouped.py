@@ -63,13 +63,14 @@ def moe_mlp(
     def mlps(x: Array, to: Any) -> Array:
         if is_split(params) or not isinstance(to, SlotRouting):
             experts: Any = partial(expert_mlp, params=params, **options)
-            weighted = weighted_inputs(xp, to, experts) if weights_on == "input" else (to, experts)  # type: ignore[misc]
+            weighted = weighted_inputs(xp, to, experts) if weights_on == "input" else (to, experts)
             return moe_layer(x, *weighted)
         weights = expert_weights(xp, params, x.dtype, width=x.shape[2], experts=to.token.shape[1])  # type: ignore[misc]
         active = activate(gelu, activation)
 
         def run(rows: Array, linear: Linear[Array]) -> Array:
-            return perceptron(rows, weights, linear, active)
+            outputs: Array = perceptron(rows, weights, linear, active)
+            return outputs
 
         return layer_of_rows(x, to, run, weigh_inputs=weights_on == "input")
 

@@ -62,7 +62,7 @@ def routed(
     held = {k: jax.lax.stop_gradient(v) if k in router.frozen else v for k, v in params["router"].items()}
     output = router.route(held, tokens, options, state=state, noise=drawn, train=train, **needed)
     form: Any = layer.form
-    around = {part: params[part] or None for part in PARTS[2:]}
+    around: Any = {part: params[part] or None for part in PARTS[2:]}
     y = B.moe_mlp(tokens, output.routing, params["experts"], **around, **form)
     y = regrouped(y, of_image.shape).reshape(x.shape)
     return Routed(y, output.losses, output.metrics, output.statistics)

@@ -62,7 +62,7 @@ def moe_mlp(
     def mlps(x: Tensor, to: Any) -> Tensor:
         return _of_experts(x, to, params, options, weigh_inputs=weights_on == "input")
 
-    y: Tensor = with_kinds(xp, moe_layer, expert_mlp, mlps, tokens, routing, kinds, **options)  # type: ignore[misc]
+    y: Tensor = with_kinds(xp, moe_layer, expert_mlp, mlps, tokens, routing, kinds, **options)
     return y
 
 
@@ -86,11 +86,14 @@ def _of_experts(
             active = activate(options["gelu"], options["activation"])
 
             def run(rows: Tensor, linear: Linear[Tensor]) -> Tensor:
-                return perceptron(rows, weights, linear, active)
+                outputs: Tensor = perceptron(rows, weights, linear, active)
+                return outputs
 
-            return grouped_layer(tokens, routing, run, weigh_inputs=weigh_inputs)
-    weighted = weighted_inputs(xp, routing, experts) if weigh_inputs else (routing, experts)  # type: ignore[misc]
-    return moe_layer(tokens, *weighted)
+            y: Tensor = grouped_layer(tokens, routing, run, weigh_inputs=weigh_inputs)
+            return y
+    weighted = weighted_inputs(xp, routing, experts) if weigh_inputs else (routing, experts)
+    result: Tensor = moe_layer(tokens, *weighted)
+    return result
 
 
 def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Tensor) -> Tensor:

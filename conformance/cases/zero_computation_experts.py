@@ -34,7 +34,7 @@ def cases() -> Iterator[Definition]:
             arguments["constants"] = {each: f"constants/{each}" for each in ("value", "mix")}
         allocation = call("token_choice", {"scores": "scores"}, choices=2, capacity=capacity)
         arguments = {"tokens": "tokens", "routing": allocation.name, **arguments}
-        counts = {each: number for each, number in (("copies", copies), ("zeros", zeros)) if number}
+        counts: dict[str, Any] = {each: number for each, number in (("copies", copies), ("zeros", zeros)) if number}
         layer = call("moe_mlp", arguments, activation="silu", **counts)
         flags = ("overflow_drop",) if kind == "overflow" else ()
         yield composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=(allocation, layer))

@@ -281,7 +281,8 @@ def _activation(block: Any, gated: bool) -> str:
 
     from moespec.backends.torch.network import activate
 
-    function, x = getattr(block.experts, "act_fn", None), torch.linspace(-3, 3, 13)
+    function: Any = getattr(block.experts, "act_fn", None)
+    x = torch.linspace(-3, 3, 13)
     single = function is not None and len(inspect.signature(getattr(function, "forward", function)).parameters) == 1
     for name, kind in (("swiglu", "silu"), ("geglu", "gelu"), ("gelu", "gelu"), ("quick_gelu", "quick_gelu")):
         if single and gated == name.endswith("glu") and torch.allclose(function(x), activate("tanh", kind)(x)):

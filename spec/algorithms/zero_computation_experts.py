@@ -27,6 +27,7 @@ ZC-3: How does a constant expert weight the token and its vector?
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def constant_parameters(constants: Mapping[str, ArrayLike], width: int) -> dict[
     return arrays
 
 
-def check_constant_sizes(constants: Mapping[str, Array], width: int) -> None:
+def check_constant_sizes(constants: Mapping[str, Any], width: int) -> None:
     """Raises `ShapeError` unless the parameters of constant experts agree with each other and with tokens of size `width`."""
     check_size("value", constants["value"], 1, width, "the width of tokens")
     check_size("mix", constants["mix"], 0, constants["value"].shape[0], "the experts of value")

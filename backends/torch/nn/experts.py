@@ -37,7 +37,8 @@ class Perceptrons(nn.Module):
             for parameter in ("weight", "bias")
             if getattr(module, parameter) is not None  # finds computed parameters too, as in `weight_norm`
         }
-        return {**params, "gate": self.gate} if hasattr(self, "gate") else params
+        gate: Any = getattr(self, "gate", None)
+        return params if gate is None else {**params, "gate": gate}
 
 
 class Experts(Perceptrons):
