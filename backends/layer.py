@@ -196,8 +196,9 @@ def layer_of(
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: expected 1, since this layer does not mix experts, got {of_router.hashes}")
     warn_untrained(chosen, of_router)
+    without_mlp = kinds["constant_experts"], kinds["copy_experts"], kinds["zero_experts"]
     first = (hidden, expert_init, seed, expert_bias, shared_experts, shared_gate, latent_width, latent_norm)
-    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first, *kinds.values(), weights_on)  # type: ignore[arg-type]
+    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first, *without_mlp, weights_on)
 
 
 SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}
