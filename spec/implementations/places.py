@@ -17,7 +17,7 @@ __all__ = ["Code", "addresses", "code", "link", "link_papers", "of_package", "pl
 
 _ARXIV = re.compile(r"arXiv[ :](\d{4}\.\d{4,5})")
 _LINKABLE = re.compile(rf"(?ms)^<[^\n]*|```.*?^ *```|`[^`\n]*`|\[[^\]]*\]\([^)]*\)|{_ARXIV.pattern}")
-_CODE = re.compile(r"(?P<path>[\w./-]+\.\w+)(?:, (?P<names>[\w.]+(?: and [\w.]+)*)(?=$| \(|, ))?(?P<rest>.*)")
+_CODE = re.compile(r"(?P<path>[\w./+-]+\.\w+)(?:, (?P<names>[\w.]+(?: and [\w.]+)*)(?=$| \(|, ))?(?P<rest>.*)")
 
 
 class Code(NamedTuple):
