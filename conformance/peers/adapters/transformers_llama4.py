@@ -1,6 +1,7 @@
 """transformers: Llama 4's router and layer without the shared expert. The router drops no token, so cases with drops are rejected."""
 
 import importlib
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import Routed, dropless, float32_at_most, shared
+from moespec.conformance.peers.adapters.on_torch import Routed, dropless, float32_at_most, only, shared
 
 __getattr__ = shared
 module: Any = importlib.import_module("transformers.models.llama4.modeling_llama4")
@@ -41,4 +42,36 @@ def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
 
 def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     """`Llama4TextMoe.forward` with the experts of the suite."""
+    return routing.whole(tokens, experts)
+
+
+def moe_mlp(
+    tokens: Tensor,
+    routing: Routed,
+    params: Mapping[str, Tensor],
+    *,
+    shared: Mapping[str, Tensor] | None = None,
+    gelu: str = "tanh",
+    activation: str = "silu",
+    weights_on: str = "input",
+) -> Tensor:
+    """`Llama4TextMoe.forward` with `Llama4TextExperts`."""
+    only({"activation": activation, "weights_on": weights_on}, activation="silu", weights_on="input")
+    if shared is not None:
+        raise NotImplementedError("the adapter runs the layer without the shared expert")
+    if params.keys() != {"w1", "w2", "w3"}:
+        raise NotImplementedError("experts are gated and have no biases")
+    count, width, hidden = params["w1"].shape
+    if params["w2"].shape[2] != width:
+        raise NotImplementedError("experts have outputs as wide as their inputs")
+    config: Any = SimpleNamespace(
+        num_local_experts=count, hidden_size=width, intermediate_size=hidden, hidden_act=activation
+    )
+    peer = module.Llama4TextExperts(config)
+    weights = {"gate_up_proj": torch.cat([params["w1"], params["w3"]], dim=2), "down_proj": params["w2"]}
+
+    def experts(inputs: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(peer, weights, (inputs.flatten(0, 2),))
+        return outputs.reshape(inputs.shape)
+
     return routing.whole(tokens, experts)
