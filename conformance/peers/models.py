@@ -76,13 +76,15 @@ def row_of(name: str, given: dict[str, Any]) -> dict[str, Any]:
     }
     if "block" not in given:
         return about | empty | {**given, "checked": "", "not_expressed": given.get("not_expressed", [])}
+    if "set" in given and not given.get("source"):
+        raise SystemExit(f"{name}: set without source; say in {LISTED.name} where these values were read")
     whole = _layer(_block(given, device="meta"))
     sizes = whole.pop("sizes")
     block = _block(given, small=WIDTH, ratio=HIDDEN / sizes["hidden"])
     found = named(explained(_recorded(block)))
     reasons = given.get("not_expressed", [])
-    row = about | empty | {"same_as": given.get("as", ""), "block": given["block"], "config": given.get("set", {})}
-    row |= {**sizes, "layer": whole, "checked": "", "not_expressed": reasons}
+    row = about | empty | {"same_as": given.get("as", ""), "source": given.get("source", ""), "block": given["block"]}
+    row |= {"config": given.get("set", {}), **sizes, "layer": whole, "checked": "", "not_expressed": reasons}
     if found is None:
         if not reasons:
             raise SystemExit(f"{name}: no router explains the gate; say why in {LISTED.name}")

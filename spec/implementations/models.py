@@ -33,8 +33,9 @@ class Model:
     """One row of the table.
 
     name: the name to look up. title: the published models that the row describes. family: the heading on the page.
-    block: folder and class of the block in transformers, or "" with a `source` for a block that transformers does not have.
+    block: folder and class of the block in transformers, or "" for a block that transformers does not have.
     same_as: the model that has the same block with other sizes. config: published values that replace transformers' defaults.
+    source: where the values of `config` were read or, without a block, the whole row.
     width, hidden, experts: as in `Sizes`. router, options: a router and its options, or "" and {} if no router computes the same.
     layer: arguments of the layer `MoE`. readings: ledger readings.
     checked: "layer" if a layer with the block's weights returns the block's output, "router" if only the router was recorded, or "".
@@ -108,6 +109,8 @@ def _model(row: Mapping[str, Any], place: str) -> Model:
         raise ConfigError(f"{place}: checked={model.checked!r}: expected 'layer', 'router' or ''")
     if not (model.block or model.source):
         raise ConfigError(f"{place}: block='' and source='': expected one of them")
+    if model.config and not model.source:
+        raise ConfigError(f"{place}: source='': expected where the values of config were read")
     if not model.router:
         if not model.not_expressed:
             raise ConfigError(f"{place}: router='': expected the reason in not_expressed")

@@ -1,6 +1,7 @@
 """The page `docs/models.md`, which lists the published models of `models.json` by family."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,8 +40,8 @@ How the table is made: transformers {version} builds the block of each model wit
 weights. [The recorder](recording.md) names the router from the results of the gate for 256 tokens. Then a moespec layer with the block's
 own weights computes the same tokens. In the column "checked", *layer* means that the layer returns the block's output (to 1e-4 of the
 largest value), apart from the last column. *router* means that only the router was compared. Rows without a check come from
-the named source. Sizes are the defaults of transformers' configuration classes. "Set by hand" lists the values that replace a default
-because the published model has another value.
+the named source. Sizes are the defaults of transformers' configuration classes. Where the published model has other values,
+"sizes from" gives their source and lists them.
 
 A preset describes routing at evaluation: it has no capacity, noise or losses, which are a choice of training. A selection bias is
 updated by the router's defaults. The table shows `softmax_token_choice` without the options that switch these off.
@@ -97,5 +98,6 @@ def _linked(model: Model, version: str) -> str:
     folder, name = model.block.split(".")
     file = f"src/transformers/models/{folder}/modeling_{folder}.py"
     same = f", same block as `{model.same_as}`" if model.same_as else ""
-    same += f", set by hand: `{said(model.config)}`" if model.config else ""
+    source = re.sub(r"https://\S+", r"[source](\g<0>)", model.source)
+    same += f", sizes from {source}: `{said(model.config)}`" if model.config else ""
     return f"{model.title} ([{name}](https://github.com/huggingface/transformers/blob/v{version}/{file}){same})"

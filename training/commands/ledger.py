@@ -114,7 +114,7 @@ def _described(model: Model) -> Iterator[str]:
         "": "not checked",
     }
     if model.config:
-        yield from _wrapped(f"Set by hand: {said(model.config)}", 4)
+        yield from _wrapped(f"Sizes: {said(model.config)} ({model.source})", 4)
     block = f"transformers {transformers_version()}, {model.block}" if model.block else model.source
     same = f", the same block as {model.same_as}" if model.same_as else ""
     yield from _wrapped(f"Source: {block}{same} ({how[model.checked]}).", 4)

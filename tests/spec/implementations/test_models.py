@@ -59,6 +59,7 @@ def test_the_table_has_the_models_that_people_search():
         ({"readings": ["GL-9a"]}, "deepseek-v3: readings: 'GL-9a' is not in the ledger"),
         ({"checked": "all"}, "deepseek-v3: checked='all': expected 'layer', 'router' or ''"),
         ({"block": ""}, "deepseek-v3: block='' and source='': expected one of them"),
+        ({"config": {"n_group": 1}}, "deepseek-v3: source='': expected where the values of config were read"),
         ({"router": ""}, "deepseek-v3: router='': expected the reason in not_expressed"),
         ({"same_as": "deepseek"}, "deepseek-v3: same_as='deepseek': expected the name of another row"),
         ({"name": "mixtral"}, "name='mixtral' occurs twice"),

@@ -184,6 +184,8 @@ def test_a_model_is_shown_with_its_readings(capsys):
     assert "Not expressed: experts compute (up + 1)" in capsys.readouterr().out
     command.main(["--model", "phi-3.5-moe"])
     assert "no router computes the same" in capsys.readouterr().out
+    command.main(["--model", "gpt-oss-20b"])
+    assert "Sizes: num_local_experts=32 (https://" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_as_json(capsys):
