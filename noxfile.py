@@ -418,5 +418,5 @@ def peers(session: nox.Session, peer: str) -> None:
         session.install("--no-deps", *needs["alone"])
     session.run(
         "python", "-m", "moespec.conformance.peers", *(f"--peer={name}" for name in names), *session.posargs,
-        env={**QUIET, **_with_flags(session, QUICK)},
+        env={**QUIET, **CACHE},  # without the flags of `QUICK`, which change the rounding of a peer's results
     )  # fmt: skip

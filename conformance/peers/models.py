@@ -19,7 +19,7 @@ from moespec.conformance.record.explanation import explained, named
 from moespec.conformance.record.recorder import BIASES, Recorder, recognised
 from moespec.models.files import write_atomically
 from moespec.spec.implementations.models import Sizes, parsed
-from moespec.spec.implementations.models_page import page
+from moespec.spec.implementations.models_page import check_names, page
 
 PATH, PAGE = Path("spec/implementations/models.json"), Path("docs/models.md")
 LISTED = Path(__file__).with_name("models.toml")
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     transformers = importlib.import_module("transformers")
     table = json.dumps({"transformers": transformers.__version__, "models": rows}, indent=1) + "\n"
-    texts = {PATH: table, PAGE: page(transformers.__version__, parsed(json.loads(table)).values())}
+    texts = {PATH: table, PAGE: page(transformers.__version__, map(check_names, parsed(json.loads(table)).values()))}
     for path, text in texts.items():
         if not options.check:
             write_atomically(path, text.encode())

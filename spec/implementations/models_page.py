@@ -5,9 +5,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moespec.spec import LEDGER
+from moespec.spec.errors import ConfigError
 from moespec.spec.implementations.models import Model
+from moespec.spec.names import near_it
+from moespec.spec.routers import ROUTERS
 
-__all__ = ["call", "page", "said"]
+__all__ = ["call", "check_names", "page", "said"]
 
 HEAD = """# Models
 
@@ -48,6 +52,23 @@ updated by the router's defaults. The table shows `softmax_token_choice` without
 """
 OFF = ("capacity_factor", "noise_multiplier", "importance_weight", "load_weight", "bias_update_rate")
 """Options that switch off capacity, noise, losses and the updates of a bias."""
+
+
+def check_names(model: Model) -> Model:
+    """Returns `model`. Raises ConfigError if the specification does not have its router, an option of the router, or a reading."""
+    known = [reading.id for entry in LEDGER.values() for reading in entry.readings]
+    for reading in model.readings:
+        if reading not in known:
+            raise ConfigError(f"{model.name}: readings: {reading!r} is not in the ledger{near_it(reading, known)}")
+    if model.router and model.router not in ROUTERS:
+        raise ConfigError(f"{model.name}: router={model.router!r} is not a router{near_it(model.router, ROUTERS)}")
+    sizes = {"width": model.width, "experts": model.experts, "tokens": model.experts}
+    if model.router:
+        try:
+            ROUTERS[model.router].options(**sizes, **model.options)
+        except ConfigError as error:
+            raise ConfigError(f"{model.name}: options: {error}") from error
+    return model
 
 
 def page(version: str, models: Iterable[Model]) -> str:

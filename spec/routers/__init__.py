@@ -126,7 +126,7 @@ class Routers(Names[Router[Any]]):
         >>> preset.router, preset.options["choices"], preset.layer["expert_activation"], preset.sizes["experts"]
         ('softmax_token_choice', 2, 'swiglu', 8)
         """
-        from moespec.spec.implementations.models import find_model  # which needs `ROUTERS`
+        from moespec.spec.implementations.models import find_model
 
         found = find_model(model)
         if not found.router:

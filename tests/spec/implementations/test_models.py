@@ -11,7 +11,7 @@ import pytest
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 from moespec.spec.implementations.models import find_model, models, parsed, transformers_version
-from moespec.spec.implementations.models_page import page
+from moespec.spec.implementations.models_page import check_names, page
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = json.loads(files("moespec.spec.implementations").joinpath("models.json").read_text())
@@ -67,7 +67,7 @@ def test_the_table_has_the_models_that_people_search():
 )
 def test_a_damaged_table_is_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
-        parsed(damaged("deepseek-v3", **changes))
+        list(map(check_names, parsed(damaged("deepseek-v3", **changes)).values()))
 
 
 @pytest.mark.parametrize("table", [[], {}, {"models": {}}, {"models": [3]}])
@@ -124,4 +124,6 @@ def test_a_model_without_a_router_says_why():
 
 
 def test_the_page_shows_the_table():
-    assert (ROOT / "docs" / "models.md").read_text() == page(transformers_version(), models().values())
+    assert (ROOT / "docs" / "models.md").read_text() == page(
+        transformers_version(), map(check_names, models().values())
+    )
