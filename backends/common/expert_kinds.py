@@ -5,11 +5,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from moespec.backends.common.namespace import Array, RoutingNamespace
-from moespec.spec.algorithms import latent_experts, zero_computation_experts
+from moespec.spec.algorithms import gated_experts, latent_experts, zero_computation_experts
 from moespec.spec.algorithms.gated_experts import check_part_names
 from moespec.spec.algorithms.input_gates import PLACES
 from moespec.spec.algorithms.zero_computation_experts import check_constant_sizes, experts_before
-from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
+from moespec.spec.checks import check_at_least, check_option, check_positive, check_scores, check_size
 
 __all__: list[str] = []
 
@@ -42,6 +42,7 @@ def with_kinds(
     from the tokens and the routing to these experts.
     """
     check_option("weights_on", kinds.weights_on, PLACES)
+    check_positive("norm_epsilon", kinds.norm_epsilon)
     constants = None if kinds.constants is None else _constants(xp, kinds.constants, tokens.shape[2])
     copies, zeros = check_at_least("copies", kinds.copies, 0), check_at_least("zeros", kinds.zeros, 0)
     others = (0 if constants is None else int(constants["value"].shape[0]), copies, zeros)
@@ -152,6 +153,7 @@ def _served(
     **options: Any,
 ) -> Array:
     """The weighted output (G, T, D') of the shared expert."""
+    check_part_names("shared", shared, (*gated_experts.AXES, "gate"), optional=gated_experts.OPTIONAL)
     alone = {name: value[None] for name, value in shared.items() if name != "gate"}
     served = mlp(tokens[:, None], alone, **options)[:, 0]
     check_size("w2", y, 2, served.shape[2], "the output width of the shared expert")

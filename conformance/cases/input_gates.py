@@ -39,5 +39,7 @@ def weights_on_both_sides(B: Spec, tokens: Array, routing: Any, params: Any, **o
 
 def variants() -> Iterator[Variant]:
     computes = 'The combine weights multiply the outputs of the experts, although `weights_on` is "input".'
-    yield fixed("weights_on_the_output_alone", computes, "moe_mlp", "IG-1a", row=NAME, weights_on="output")
+    yield fixed("weights_on_the_output_alone", computes, "moe_mlp", "IG-1", row=NAME, weights_on="output")
+    computes = "The combine weights multiply the inputs of the experts."
+    yield fixed("weights_on_the_input", computes, "moe_mlp", "IG-1b", row="moe_layer", weights_on="input")
     yield variant(weights_on_both_sides, "moe_mlp", ledger="IG-1", row=NAME)

@@ -72,7 +72,13 @@ def norm_of_each_expert(B: Spec, tokens: Array, routing: Any, params: Any, *, la
     return y + served - B.moe_mlp(tokens, routing, params, latent=latent, norm_epsilon=norm_epsilon, **options)
 
 
+def _with_norm(latent: Any) -> Any:
+    return None if latent is None else {"norm": np.ones(len(latent["up"])), **latent}
+
+
 def variants() -> Iterator[Variant]:
+    computes = "A latent layer always normalises the weighted sum, with the scale 1 if there is no norm."
+    yield fixed("latent_layer_with_a_norm", computes, "moe_mlp", "LE-2b", row=NAME, latent=_with_norm)
     computes = "A latent layer ignores its norm."
     yield fixed("latent_layer_without_norm", computes, "moe_mlp", "LE-2", row=NAME, latent=_without_norm)
     yield variant(norm_of_each_expert, "moe_mlp", ledger="LE-2", row=NAME)

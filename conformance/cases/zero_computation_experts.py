@@ -38,6 +38,42 @@ def cases() -> Iterator[Definition]:
         layer = call("moe_mlp", arguments, activation="silu", **counts)
         flags = ("overflow_drop",) if kind == "overflow" else ()
         yield composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=(allocation, layer))
+    yield _all_kinds()
+
+
+STEP = 0.0625 + 2.0**-12
+"""A step of numbers that bfloat16 cannot represent."""
+
+
+def _all_kinds() -> Definition:
+    """Return a case of a layer with all kinds of experts, a gated shared expert, and MLPs at a latent width."""
+
+    def fine(name: str, shape: tuple[int, ...], axes: str) -> Tensor:
+        return tensor(grid(f"zero_computation/all/{name}", shape, reach=1.0, step=STEP), axes)
+
+    L, H = 3, 5
+    inputs = {
+        "tokens": fine("tokens", (G, T, D), "groups tokens width"),
+        "scores": scores("zero_computation/all", (G, T, 7)),
+        "experts/w1": fine("w1", (3, L, H), "experts latent hidden"),
+        "experts/w2": fine("w2", (3, H, L), "experts hidden latent"),
+        "shared/w1": fine("shared/w1", (D, H), "width hidden"),
+        "shared/w2": fine("shared/w2", (H, D), "hidden width"),
+        "shared/gate": fine("gate", (D,), "width"),
+        "latent/down": fine("down", (D, L), "width latent"),
+        "latent/norm": fine("norm", (L,), "latent"),
+        "latent/up": fine("up", (L, D), "latent width"),
+        "constants/value": fine("value", (2, D), "experts width"),
+        "constants/mix": fine("mix", (2, D, 2), "experts width pair"),
+    }
+    arguments: dict[str, Any] = {"tokens": "tokens", "routing": "token_choice"}
+    for argument, prefix in (("params", "experts"), ("shared",) * 2, ("latent",) * 2, ("constants",) * 2):
+        names = [name.partition("/")[2] for name in inputs if name.startswith(f"{prefix}/")]
+        arguments[argument] = {name: f"{prefix}/{name}" for name in names}
+    allocation = call("token_choice", {"scores": "scores"}, choices=3, capacity=4)
+    layer = call("moe_mlp", arguments, copies=1, zeros=1, activation="silu")
+    purpose = "All kinds of experts in one layer, with numbers that bfloat16 does not have."
+    return composed(NAME, "all_kinds", "value", purpose, inputs=inputs, stages=(allocation, layer))
 
 
 def parameters(key: str, constants: int) -> dict[str, Tensor]:
@@ -59,6 +95,32 @@ def copies_of_weight_one(
     start = dense.dispatch.shape[2] - options.get("zeros", 0) - copies
     moved = (dense.dispatch - dense.combine)[:, :, start : start + copies].sum(axis=(2, 3))
     return right + moved[..., None] * tokens
+
+
+def copies_without_the_routed_scale(
+    B: Spec, tokens: Array, routing: Any, params: Any, *, copies: int = 0, **options: Any
+) -> Array:
+    """A factor on all combine weights, here 2.5, does not apply to copy experts."""
+    right = B.moe_mlp(tokens, routing, params, copies=copies, **options)
+    if not copies:
+        return right
+    dense = routing.dense()
+    start = dense.dispatch.shape[2] - options.get("zeros", 0) - copies
+    weight = dense.combine[:, :, start : start + copies].sum(axis=(2, 3))
+    return right + (1 / 2.5 - 1) * weight[..., None] * tokens
+
+
+def division_without_zero_experts(
+    B: Spec, tokens: Array, routing: Any, params: Any, *, zeros: int = 0, **options: Any
+) -> Array:
+    """The weights of zero experts do not take part in the division of a token's weights, so the other weights are larger."""
+    if not zeros:
+        return B.moe_mlp(tokens, routing, params, zeros=zeros, **options)
+    dense = routing.dense()
+    total = dense.combine.sum(axis=(2, 3), keepdims=True)
+    others = dense.combine[:, :, :-zeros].sum(axis=(2, 3), keepdims=True)
+    combine = dense.combine * np.where(others > 0, total / np.where(others > 0, others, 1), 1)
+    return B.moe_mlp(tokens, B.SoftRouting(dense.dispatch, combine), params, zeros=zeros, **options)
 
 
 def choices_of_copies_also_at_the_first_expert(
@@ -103,6 +165,9 @@ def _swapped(constants: Any) -> Any:
 
 def variants() -> Iterator[Variant]:
     yield variant(copies_of_weight_one, "moe_mlp", ledger="ZC-1", row=NAME)
+    who = "sgl-project/sglang (issue 10019)"
+    yield variant(copies_without_the_routed_scale, "moe_mlp", ledger="ZC-1b", who=who, row=NAME)
+    yield variant(division_without_zero_experts, "moe_mlp", ledger="ZC-2b", row=NAME)
     yield variant(
         choices_of_copies_also_at_the_first_expert,
         "moe_mlp",

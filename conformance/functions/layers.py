@@ -47,6 +47,7 @@ def _mlp_layer_scale(
     latent: Any = None,
     constants: Any = None,
     copies: int = 0,
+    zeros: int = 0,
     norm_epsilon: float = 1e-6,
     **options: Any,
 ) -> Array:

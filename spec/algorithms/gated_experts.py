@@ -53,6 +53,9 @@ AXES = {
 }
 """Axes of the parameters of `expert_mlp`; w1 and w2 are required."""
 
+OPTIONAL = ("b1", "w3", "b3", "b2", "gate")
+"""The parameters that a shared expert may lack."""
+
 ACTIVATIONS = ("gelu", "silu", "quick_gelu")
 """The names of the activations between the linear maps of an expert."""
 
@@ -68,7 +71,8 @@ def quick_gelu(x: Array) -> Array:
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    """Adds an experts axis of length 1 to the parameters of one MLP, without its `gate`."""
+    """Adds an experts axis of length 1 to the parameters of a shared expert, without its `gate`."""
+    check_part_names("shared", params, (*AXES, "gate"), optional=OPTIONAL)
     return {name: even(name, value)[None] for name, value in params.items() if name != "gate"}
 
 
@@ -103,9 +107,11 @@ def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> 
 
 
 def check_part_names(
-    name: str, parts: Collection[str], known: Collection[str], *, optional: Collection[str] = ()
+    name: str, parts: Mapping[str, Any], known: Collection[str], *, optional: Collection[str] = ()
 ) -> None:
     """Raises `ConfigError` unless the arrays `parts` of the argument `name` have the names `known`; those in `optional` may be missing."""
+    if not isinstance(parts, Mapping):
+        raise ConfigError(f"{name}: expected a dict of arrays, got {parts!r}")
     if missing := [each for each in known if each not in parts and each not in optional]:
         raise ConfigError(f"{name}: {missing[0]} is missing, got {sorted(parts)}")
     if unknown := sorted(set(parts) - set(known)):

@@ -12,7 +12,7 @@ from moespec.spec.algorithms.latent_experts import latent_parameters, raised
 from moespec.spec.algorithms.layer import expert_mlp, moe_layer
 from moespec.spec.algorithms.zero_computation_experts import constant_outputs, constant_parameters, split_kinds
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_at_least, check_option, check_size
+from moespec.spec.checks import check_at_least, check_option, check_positive, check_size
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Routing
 from moespec.spec.values import as_array
@@ -62,7 +62,7 @@ def moe_mlp(
         weights_on: "output", or "input" to multiply the inputs of the MLPs by the combine weights instead of their outputs.
         gelu: "tanh" or "erf".
         activation: "gelu", "silu" or "quick_gelu", also for the shared expert.
-        norm_epsilon: a constant that the RMSNorm adds to the mean square.
+        norm_epsilon: a constant above 0 that the RMSNorm adds to the mean square.
 
     Returns:
         (tokens, output).
@@ -86,6 +86,7 @@ def moe_mlp(
     """
     options = {"gelu": gelu, "activation": activation}
     check_option("weights_on", weights_on, PLACES)
+    norm_epsilon = check_positive("norm_epsilon", norm_epsilon)
     copies, zeros = check_at_least("copies", copies, 0), check_at_least("zeros", zeros, 0)
     tokens = as_array("tokens", tokens, "tokens width")
     constant = None if constants is None else constant_parameters(constants, tokens.shape[1])

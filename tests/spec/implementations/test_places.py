@@ -11,7 +11,7 @@ from moespec.spec.implementations.places import addresses, code, link, link_pape
 from moespec.spec.ledger import Implementation
 
 CITED = [(each, entry) for entry in LEDGER.values() for reading in entry.readings for each in reading.implementations]
-CODE = r"https://github\.com/[\w.-]+/[\w.-]+/blob/([0-9a-f]{40}|v[\d.]+)/[\w./-]+(#L[1-9]\d*)?"
+CODE = r"https://github\.com/[\w.-]+/[\w.-]+/blob/([0-9a-f]{40}|v[\d.]+)/[\w./+-]+(#L[1-9]\d*)?"
 
 
 def test_what_the_ledger_names_is_what_the_places_have():
