@@ -176,6 +176,6 @@ def variants() -> Iterator[Variant]:
         row=NAME,
     )
     yield variant(zero_experts_that_copy, "moe_mlp", ledger="ZC-2", row=NAME)
-    yield variant(constants_without_mix, "moe_mlp", ledger="ZC-3", row=NAME)
+    yield variant(constants_without_mix, "moe_mlp", ledger="ZC-3b", row=NAME)
     computes = "A constant expert weights the token by the second mixing weight and its vector by the first."
     yield fixed("constants_with_swapped_weights", computes, "moe_mlp", "ZC-3", row=NAME, constants=_swapped)

@@ -20,7 +20,7 @@ from moespec.spec.algorithm import Algorithm
 
 __all__: list[str] = []
 
-ALGORITHMS = (Algorithm("input_gates", "Llama 4 (huggingface/transformers, models/llama4)", 1),)
+ALGORITHMS = (Algorithm("input_gates", "Liu et al. 2024 (arXiv 2401.15969), section 1.2; Llama 4", 1),)
 
 PLACES = ("output", "input")
 """The values of `weights_on` in `moe_mlp`."""

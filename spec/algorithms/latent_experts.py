@@ -1,9 +1,9 @@
 """Latent experts: the experts compute at a smaller width, between a projection down and a projection up.
 
-| here | Kimi K3, Nemotron 3 |
-|---|---|
-| `down` (D, L), `up` (L, D) of `latent` in `moe_mlp` | fc1_latent_proj, fc2_latent_proj; routed_expert_down_proj, routed_expert_up_proj |
-| `norm` (L) of `latent` | routed_expert_norm, the scale of an RMSNorm |
+| here | LatentMoE (arXiv 2601.18089) | Kimi K3 |
+|---|---|---|
+| `down` (D, L), `up` (L, D) of `latent` in `moe_mlp` | the projections down and up | routed_expert_down_proj, routed_expert_up_proj |
+| `norm` (L) of `latent` | | routed_expert_norm, the scale of an RMSNorm |
 
 A latent layer moves and multiplies slots of width L. Each projection runs once per token, not once per choice.
 
@@ -34,7 +34,7 @@ from moespec.spec.values import as_array
 
 __all__: list[str] = []
 
-ALGORITHMS = (Algorithm("latent_experts", "Kimi K3 (ggml-org/llama.cpp#26185); Nemotron 3 (NVIDIA/Megatron-LM)", 1),)
+ALGORITHMS = (Algorithm("latent_experts", "Elango et al. 2026 (arXiv 2601.18089); Kimi K3 (llama.cpp#26185)", 1),)
 
 AXES = {"down": "width latent", "norm": "latent", "up": "latent output"}
 """Axes of the parameters of `latent`; `norm` is optional."""

@@ -23,6 +23,7 @@ ZC-2: Does the weight of a zero expert take part when a token's weights are divi
 ZC-3: How does a constant expert weight the token and its vector?
     Reading: by a softmax of two linear functions of the token, in this order.
         By: the paper, section 3.1; SkyworkAI/MoE-plus-plus, MoE++/moe_plus_plus_layer.py, ConstantExpert.forward.
+    Alternative b: the output is the vector, without the token.
 """
 
 from collections.abc import Mapping
