@@ -62,7 +62,7 @@ def test_inputs_are_exact_in_bfloat16():
         if not all(exact(tensor.array, DTYPES["bfloat16"]) for _, tensor in tensors):
             inexact.add(case.id)
     flagged = {case.id for case in CASES if "low_precision" in case.flags}
-    assert inexact <= flagged
+    assert inexact - flagged == {"zero_computation_experts/all_kinds"}  # parameters of a layer
     assert inexact > {id for id in flagged if id.endswith("/wide")}
     assert {case.kind for case in CASES if case.id in inexact} == {"value", "gradient", "near_tie"}
 
