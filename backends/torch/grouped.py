@@ -84,11 +84,7 @@ def _of_experts(
         weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
         if can_group(tokens, *weights["w1"].shape[1:], weights["w2"].shape[2]):
             active = activate(options["gelu"], options["activation"])
-
-            def run(rows: Tensor, linear: Linear[Tensor]) -> Tensor:
-                outputs: Tensor = perceptron(rows, weights, linear, active)
-                return outputs
-
+            run: Any = lambda rows, linear: perceptron(rows, weights, linear, active)  # noqa: E731  # annotated, it would not compile
             y: Tensor = grouped_layer(tokens, routing, run, weigh_inputs=weigh_inputs)
             return y
     weighted = weighted_inputs(xp, routing, experts) if weigh_inputs else (routing, experts)
