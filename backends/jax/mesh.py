@@ -342,6 +342,6 @@ def _like(source: Any, like: Any) -> Array:
 
 
 def _pieces(leaf: Array) -> Shards:
-    """Returns those shards of an array that this process saves. Of all replicas of a shard, only the first replica is saved."""
+    """Returns the shards of an array that this process saves. It saves only the first replica of each shard."""
     shards = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
     return Shards(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))

@@ -1,6 +1,6 @@
 """Cases of layers whose router also chooses constant experts, copy experts and zero experts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,13 @@ def parameters(key: str, constants: int) -> dict[str, Tensor]:
     }
 
 
+def _weight(combine: Array, copies: int, options: Mapping[str, Any]) -> Array:
+    """Return the total weight of the copy experts for each token (groups, tokens)."""
+    start = combine.shape[2] - options.get("zeros", 0) - copies
+    weight: Array = combine[:, :, start : start + copies].sum(axis=(2, 3))
+    return weight
+
+
 def copies_of_weight_one(
     B: Spec, tokens: Array, routing: Any, params: Any, *, copies: int = 0, **options: Any
 ) -> Array:
@@ -92,9 +99,7 @@ def copies_of_weight_one(
     if not copies:
         return right
     dense = routing.dense()
-    start = dense.dispatch.shape[2] - options.get("zeros", 0) - copies
-    moved = (dense.dispatch - dense.combine)[:, :, start : start + copies].sum(axis=(2, 3))
-    return right + moved[..., None] * tokens
+    return right + _weight(dense.dispatch - dense.combine, copies, options)[..., None] * tokens
 
 
 def copies_without_the_routed_scale(
@@ -104,9 +109,7 @@ def copies_without_the_routed_scale(
     right = B.moe_mlp(tokens, routing, params, copies=copies, **options)
     if not copies:
         return right
-    dense = routing.dense()
-    start = dense.dispatch.shape[2] - options.get("zeros", 0) - copies
-    weight = dense.combine[:, :, start : start + copies].sum(axis=(2, 3))
+    weight = _weight(routing.dense().combine, copies, options)
     return right + (1 / 2.5 - 1) * weight[..., None] * tokens
 
 
@@ -130,9 +133,7 @@ def choices_of_copies_also_at_the_first_expert(
     right = B.moe_mlp(tokens, routing, params, copies=copies, **options)
     if not copies:
         return right
-    dense = routing.dense()
-    start = dense.dispatch.shape[2] - options.get("zeros", 0) - copies
-    weight = dense.combine[:, :, start : start + copies].sum(axis=(2, 3))
+    weight = _weight(routing.dense().combine, copies, options)
     form = {name: options[name] for name in ("gelu", "activation") if name in options}
     first = B.expert_mlp(tokens[:, None], {name: value[:1] for name, value in params.items()}, **form)[:, 0]
     return right + weight[..., None] * first

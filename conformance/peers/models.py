@@ -1,8 +1,8 @@
 """Record the MoE blocks of transformers' models and write the table `spec/implementations/models.json` and the page `docs/models.md`.
 
 `models.toml` lists the models. Each block is built with the model's experts and choices but with narrow layers and random weights.
-The recorder (`conformance/record`) names the router. A moespec layer with the block's own weights must then return the block's output;
-otherwise `models.toml` must say what is not expressed.
+The recorder (`conformance/record`) names the router. A moespec layer with the block's own weights must then return the block's output.
+Otherwise, `models.toml` must name the parts that moespec does not compute.
 """
 
 import argparse
