@@ -37,9 +37,9 @@ class SplitExperts:
         """Sets `ROUTERS` before compilation, so that compiled code only reads this attribute."""
         self.ROUTERS = composed(self)
 
-    def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
+    def expert_load(self, scores: Array, keep: Array | None = None, *, choices: int, scope: str = "batch") -> Array:
         """Returns the expert load on this device or, for scope "global", the sum of the expert loads on all devices."""
-        load = self.single.expert_load(scores, choices=choices, scope=scope)
+        load = self.single.expert_load(scores, keep, choices=choices, scope=scope)
         return self._total(load) if scope == "global" else load
 
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:

@@ -77,6 +77,8 @@ from moespec.spec.algorithms.simplex import project_sparse_simplex as project_sp
 # Scores and gates before selection.
 from moespec.spec.algorithms.loss_free import biased_scores as biased_scores
 from moespec.spec.algorithms.group_limited import group_limited_scores as group_limited_scores
+from moespec.spec.algorithms.replay import Replay as Replay
+from moespec.spec.algorithms.replay import replay_choices as replay_choices
 from moespec.spec.algorithms.strictly_balanced import batchwise_mask as batchwise_mask
 from moespec.spec.algorithms.strictly_balanced import threshold_mask as threshold_mask
 from moespec.spec.algorithms.strictly_balanced import masked_gates as masked_gates

@@ -50,6 +50,7 @@ from moespec.spec.algorithms import (
     noisy_top_k,
     quantile_balancing,
     relu_routing,
+    replay,
     router_jitter,
     routing_statistics,
     selected_weights,
@@ -95,9 +96,9 @@ MODULES: tuple[ModuleType, ...] = (
         noisy_top_k,
         quantile_balancing,
     ),
-    *(relu_routing, router_jitter, routing_statistics, selected_weights, sigmoid_affinity, simplex, sinkhorn),
-    *(smooth_step, soft_moe, softmax, sparse_mlp, sparse_transport, strictly_balanced, threefry, token_choice),
-    *(token_ids, transport_duals, transport_solvers, z_loss, zero_computation_experts),
+    *(relu_routing, replay, router_jitter, routing_statistics, selected_weights, sigmoid_affinity, simplex),
+    *(sinkhorn, smooth_step, soft_moe, softmax, sparse_mlp, sparse_transport, strictly_balanced, threefry),
+    *(token_choice, token_ids, transport_duals, transport_solvers, z_loss, zero_computation_experts),
     *(plan, *(sys.modules[router.Options.__module__] for router in ROUTERS.values())),
 )
 """The modules of the algorithms and of the routers."""

@@ -25,6 +25,7 @@ from moespec.backends.common import noisy_top_k as noisy_top_k
 from moespec.backends.common import pairs as pairs
 from moespec.backends.common import quantile_balancing as quantile_balancing
 from moespec.backends.common import relu_routing as relu_routing
+from moespec.backends.common import replay as replay
 from moespec.backends.common import routing_statistics as routing_statistics
 from moespec.backends.common import soft_moe as soft_moe
 from moespec.backends.common import strictly_balanced as strictly_balanced

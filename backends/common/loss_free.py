@@ -3,6 +3,7 @@
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import (
     check_choices,
+    check_mask,
     check_non_negative,
     check_option,
     check_same_shape,
@@ -24,12 +25,18 @@ def biased_scores(xp: Namespace[Array], scores: Array, bias: Array) -> Array:
     return xp.stop_gradient(scores + bias)
 
 
-def expert_load(xp: Namespace[Array], scores: Array, *, choices: int, scope: str = "batch") -> Array:
-    """Returns the number of choices of each expert, summed over the groups: scores (G, T, E) -> (E,)."""
+def expert_load(
+    xp: Namespace[Array], scores: Array, keep: Array | None = None, *, choices: int, scope: str = "batch"
+) -> Array:
+    """Returns the number of choices of each expert, summed over the groups: scores (G, T, E), keep (G, T, K) -> (E,)."""
     check_scores("scores", scores, AXES)
     check_option("scope", scope, ("batch", "global"))
     scores = xp.promote(xp.stop_gradient(scores))
-    chosen = xp.is_chosen(xp.top_indices(scores, check_choices(choices, scores.shape[2])), scores)
+    best = xp.top_indices(scores, check_choices(choices, scores.shape[2]))
+    if keep is not None:
+        check_mask("keep", keep, tuple(best.shape), "choice")
+        best = xp.where(keep, best, scores.shape[2])
+    chosen = xp.is_chosen(best, scores)
     return xp.sum(xp.cast(chosen, scores.dtype), (0, 1))
 
 

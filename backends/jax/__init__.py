@@ -54,6 +54,7 @@ project_sparse_simplex = _formula(_common.transport.project_sparse_simplex)
 # Scores and gates before selection.
 biased_scores = _formula(_common.loss_free.biased_scores)
 group_limited_scores = _formula(_common.group_limited.group_limited_scores)
+replay_choices = _formula(_common.replay.replay_choices)
 batchwise_mask = _formula(_common.strictly_balanced.batchwise_mask)
 threshold_mask = _formula(_common.strictly_balanced.threshold_mask)
 masked_gates = _formula(_common.strictly_balanced.masked_gates)

@@ -91,21 +91,23 @@ class MoE(eqx.Module):  # type: ignore[misc]
         x: Array,
         ids: Array | None = None,
         *,
+        choices: Array | None = None,
         state: State | None = None,
         key: Array | None = None,
         inference: bool | None = None,
     ) -> Routed:
         """Maps x (images, ..., width) to (y, losses, metrics, statistics). Add the losses, which are already weighted, to the model's loss.
 
-        ids: the token ids (images, ...) for a router that needs ids (default: the token positions). state: the router state, for a router
-            that keeps a state. key: the random key of the gating noise, for a router with noise. inference: replaces the layer's setting
-            in this call. The layer handles the batch axis, so do not wrap the layer in `jax.vmap`.
+        ids: the token ids (images, ...) for a router that needs ids (default: the token positions). choices: (images, ..., choices)
+            integers, recorded choices that replace the choices of the router. state: the router state, for a router that keeps a
+            state. key: the random key of the gating noise, for a router with noise. inference: replaces the layer's setting in
+            this call. The layer handles the batch axis, so do not wrap the layer in `jax.vmap`.
 
         Raises ShapeError if x has a different width or if the batch does not split into groups, and ConfigError if a key is missing.
         """
         train = not (self.inference if inference is None else inference)
         params = {part: getattr(self, part) for part in PARTS}
-        return routed(self.layer, params, x, ids, key, train=train, state=state)
+        return routed(self.layer, params, x, ids, key, train=train, state=state, choices=choices)
 
     def initial_state(self) -> State:
         """The router's state before the first step. Most routers keep no state and return an empty dict."""

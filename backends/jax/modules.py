@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.layer import PARTS, Layer, regrouped
-from moespec.spec.errors import ConfigError, DtypeError
+from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.routing import Noise, Params, State
 
 
@@ -32,11 +32,12 @@ def routed(
     *,
     train: bool,
     state: State | None = None,
+    choices: Array | None = None,
 ) -> Routed:
     """Applies the layer to x (images, ..., width). A router that needs ids uses `ids` (images, ...) or, by default, token positions.
 
     params: a dict of arrays for each of `PARTS`, empty if the layer does not have this part. state: the state of a router that keeps
-        a state. key: the random key of the gating noise in training.
+        a state. key: the random key of the gating noise in training. choices: (images, ..., choices) recorded choices, or None.
 
     Raises ConfigError if a key is missing, DtypeError if the state has a 16-bit dtype, and ShapeError if x has a different width or if
     the images do not split into groups.
@@ -51,6 +52,11 @@ def routed(
             layer.check_places(of_image.shape[1])
             ids = jnp.broadcast_to(jnp.arange(of_image.shape[1], dtype=jnp.int32), of_image.shape[:2])
         needed["ids"] = regrouped(ids.reshape(of_image.shape[:2]), tokens.shape[:2])
+    if choices is not None:
+        if choices.shape[:-1] != x.shape[:-1]:
+            expected = ", ".join(map(str, (*x.shape[:-1], "choices")))
+            raise ShapeError(f"choices: expected the shape ({expected}) of the tokens, got {choices.shape}")
+        needed["choices"] = regrouped(choices, (*tokens.shape[:2], choices.shape[-1]))
     for name, value in (state or {}).items():
         if jnp.result_type(value).itemsize < 4:
             expected = "expected float32 or float64; cast only the parameters, in Flax nnx.state(model, nnx.Param)"

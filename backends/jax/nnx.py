@@ -131,13 +131,15 @@ class MoE(nnx.Module):  # type: ignore[misc]
         x: Array,
         ids: Array | None = None,
         *,
+        choices: Array | None = None,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | Array | None = None,
     ) -> Array:
         """Maps x (images, ..., width) to an array of the same shape and dtype.
 
-        ids: the token ids (images, ...) for a router that needs ids (default: the token positions). deterministic, rngs: replace the
-            layer's settings in this call. `rngs` may also be a random key.
+        ids: the token ids (images, ...) for a router that needs ids (default: the token positions). choices: (images, ..., choices)
+            integers, recorded choices that replace the choices of the router. deterministic, rngs: replace the layer's settings in this
+            call. `rngs` may also be a random key.
 
         Raises ShapeError if x has a different width or if the batch does not split into groups, and ConfigError if random keys are missing.
         """
@@ -145,7 +147,8 @@ class MoE(nnx.Module):  # type: ignore[misc]
         noisy = train and B.ROUTERS[self.layer.router].noise(self.layer.options) is not None
         key = _key(self.rngs if rngs is None else rngs) if noisy else None
         params = {part: _arrays(getattr(self, part)) for part in PARTS}
-        y, losses, metrics, statistics = routed(self.layer, params, x, ids, key, train=train, state=_arrays(self.state))
+        kept: Any = {"state": _arrays(self.state), "choices": choices}
+        y, losses, metrics, statistics = routed(self.layer, params, x, ids, key, train=train, **kept)
         if hasattr(self, "__captures__"):  # The layer stores results only inside `nnx.capture`.
             # Each kind of result has a different name, because `nnx.capture` loses one of two kinds with the same name.
             self.sow(AuxiliaryLoss, "losses", losses)

@@ -43,6 +43,7 @@ transport_semi_dual = _batched(_spec.transport_semi_dual)
 # Scores and gates before selection.
 biased_scores = _batched(_spec.biased_scores)
 group_limited_scores = _batched(_spec.group_limited_scores)
+replay_choices = _batched(_spec.replay_choices)
 batchwise_mask = _batched(_spec.batchwise_mask)
 threshold_mask = _batched(_spec.threshold_mask)
 masked_gates = _batched(_spec.masked_gates)

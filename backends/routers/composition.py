@@ -16,6 +16,7 @@ __all__ = [
     "noisy_logits",
     "noisy_losses",
     "output",
+    "replay",
     "several_choices",
     "token_choice",
 ]
@@ -43,6 +44,16 @@ def noisy_logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: 
     """Returns the logits without and with gating noise. With jitter there is no gating noise, and both results include the jitter."""
     clean = logits(B, params, tokens, options, noise)
     return clean, B.add_gating_noise(clean, None if options.jitter else noise, multiplier=options.noise_multiplier)
+
+
+def replay(
+    B: Blocks, options: Any, choices: Array | None, scores: Array, combine_scores: Array | None = None
+) -> tuple[Array, Array | None, Array | None]:
+    """Returns the scores, combine scores and `keep` for Token Choice with recorded `choices`, or the given scores without `choices`."""
+    if choices is None:
+        return scores, combine_scores, None
+    check_size("choices", choices, -1, options.choices, "options.choices")
+    return B.replay_choices(scores, choices, combine_scores)
 
 
 def token_choice(

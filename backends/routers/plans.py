@@ -3,7 +3,14 @@
 from typing import Any
 
 from moespec.backends.blocks import Array, Blocks
-from moespec.backends.routers.composition import noisy_logits, noisy_losses, output, several_choices, token_choice
+from moespec.backends.routers.composition import (
+    noisy_logits,
+    noisy_losses,
+    output,
+    replay,
+    several_choices,
+    token_choice,
+)
 from moespec.spec.routers.s_base import Options as SBase
 from moespec.spec.routers.sinkhorn_expert_choice import Options as SinkhornEC
 from moespec.spec.routers.sinkhorn_token_choice import Options as SinkhornTC
@@ -18,7 +25,14 @@ __all__ = [
 
 
 def s_base(
-    B: Blocks, params: Params, tokens: Array, options: SBase, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: SBase,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice with one expert per token, on the Sinkhorn plan in training and on the softmax at evaluation."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -27,18 +41,27 @@ def s_base(
     selection = scores
     if train:
         selection = B.sinkhorn_affinity(B.stop_gradient(noisy), iterations=options.sinkhorn_iterations)
-    routing = token_choice(B, options, B.stop_gradient(selection), gates, train=train)
+    selection = B.stop_gradient(selection)
+    made, combine, keep = replay(B, options, choices, selection, gates)
+    routing = token_choice(B, options, made, combine, train=train, priority=selection, keep=keep)
     return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
 
 
 def sinkhorn_token_choice(
-    B: Blocks, params: Params, tokens: Array, options: SinkhornTC, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: SinkhornTC,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice on the Sinkhorn plan of the noisy logits."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = _sinkhorn_plan(B, options, noisy)
     combine = combine_scores(B, options, clean, noisy, plan)
-    return _by_tokens(B, options, B.stop_gradient(plan), combine, clean, noisy, noise, train=train)
+    return _by_tokens(B, options, B.stop_gradient(plan), combine, clean, noisy, noise, choices, train=train)
 
 
 def sinkhorn_expert_choice(
@@ -53,13 +76,20 @@ def sinkhorn_expert_choice(
 
 
 def sparsity_constrained_token_choice(
-    B: Blocks, params: Params, tokens: Array, options: SparseTC, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: SparseTC,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice on the transport plan of the softmax. The plan assigns at most K experts to each token."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=options.choices, sparsity="token")
     combine = combine_scores(B, options, clean, noisy, plan)
-    return _by_tokens(B, options, plan, combine, clean, noisy, noise, train=train)
+    return _by_tokens(B, options, plan, combine, clean, noisy, noise, choices, train=train)
 
 
 def sparsity_constrained_expert_choice(
@@ -82,11 +112,13 @@ def _by_tokens(
     clean: Array,
     noisy: Array,
     noise: Array | None,
+    recorded: Array | None,
     *,
     train: bool,
 ) -> RouterOutput:
     """Routes by Token Choice on the transport plan, and adds the losses."""
-    routing = token_choice(B, options, plan, combine, train=train, **several_choices(options))
+    made, weights, keep = replay(B, options, recorded, plan, combine)
+    routing = token_choice(B, options, made, weights, train=train, priority=plan, keep=keep, **several_choices(options))
     choices = options.choices
     counted = choices if options.balance_counts == "all" else None
     return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=choices, counted=counted))

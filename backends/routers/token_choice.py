@@ -1,5 +1,7 @@
 """Routers in which tokens choose experts by scores computed from the logits."""
 
+from typing import Any
+
 from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import (
     Losses,
@@ -10,6 +12,7 @@ from moespec.backends.routers.composition import (
     noisy_logits,
     noisy_losses,
     output,
+    replay,
     several_choices,
     token_choice,
 )
@@ -32,33 +35,61 @@ __all__ = [
 
 
 def softmax_token_choice(
-    B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Softmax,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice on the noisy softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    choices, several = options.choices, several_choices(options)
-    routing = token_choice(B, options, B.softmax_affinity(noisy), train=train, tries=options.tries, **several)
-    counted = choices if options.balance_counts == "all" else None
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=choices, counted=counted))
+    scores, several = B.softmax_affinity(noisy), several_choices(options)
+    several |= {"tries": options.tries if choices is None else None, "priority": scores}
+    selection, combine, keep = replay(B, options, choices, scores)
+    routing = token_choice(B, options, selection, combine, train=train, keep=keep, **several)
+    counted = options.choices if options.balance_counts == "all" else None
+    losses = noisy_losses(B, options, clean, noisy, noise, choices=options.choices, counted=counted)
+    return output(B, options, routing, losses)
 
 
 def switch(
-    B: Blocks, params: Params, tokens: Array, options: Switch, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Switch,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice with one expert per token, on the softmax of logits computed from jittered tokens."""
     seen = logits(B, params, tokens, options, noise)
-    routing = token_choice(B, options, B.softmax_affinity(seen), train=train, tries=options.tries)
+    scores, tries = B.softmax_affinity(seen), options.tries if choices is None else None
+    selection, combine, keep = replay(B, options, choices, scores)
+    routing = token_choice(B, options, selection, combine, train=train, priority=scores, keep=keep, tries=tries)
     return output(B, options, routing, clean_losses(B, options, seen))
 
 
 def gshard(
-    B: Blocks, params: Params, tokens: Array, options: GShard, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: GShard,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice with two experts per token, on the softmax. In training, options may sample the second expert or drop it at random."""
     clean = logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(clean)
     selection, combine, plan = scores, None, several_choices(options)
-    if noise is not None and options.second_expert == "sampled":
+    if choices is not None:
+        selection, combine, plan["keep"] = replay(B, options, choices, scores)
+    elif noise is not None and options.second_expert == "sampled":
         selection, combine = B.gshard_sample(clean, noise), scores
     elif noise is not None and options.second_expert == "random":
         keep = B.gshard_keep(B.normalize_selected(scores, choices=options.choices), noise)
@@ -68,7 +99,14 @@ def gshard(
 
 
 def cosine_token_choice(
-    B: Blocks, params: Params, tokens: Array, options: Cosine, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Cosine,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice on the affinity of the noisy cosine logits."""
     bias = {"projection_bias": params["projection_bias"]} if options.projection_bias else {}
@@ -79,7 +117,8 @@ def cosine_token_choice(
     check_size("embeddings", clean, -1, options.experts, "options.experts")
     noisy = B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
     scores = B.sigmoid_affinity(noisy) if options.affinity == "sigmoid" else B.softmax_affinity(noisy)
-    routing = token_choice(B, options, scores, train=train)
+    selection, combine, keep = replay(B, options, choices, scores)
+    routing = token_choice(B, options, selection, combine, train=train, priority=scores, keep=keep)
     return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=options.choices))
 
 
@@ -92,6 +131,7 @@ def sigmoid_token_choice(
     state: State,
     noise: Array | None = None,
     train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice on the scores plus the bias, among the experts of the best groups. The combine weights exclude the bias."""
     clean = kernel_logits(B, params, tokens, options)
@@ -101,9 +141,11 @@ def sigmoid_token_choice(
         by, outside = None if options.group_bias else scores, options.outside
         groups, limit, best = options.expert_groups, options.chosen_groups, options.best_of_group
         selection = B.group_limited_scores(selection, by, groups=groups, limit=limit, best=best, outside=outside)
-    routing = token_choice(B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale)
+    made, combine, keep = replay(B, options, choices, selection, scores)
+    divisor: dict[str, Any] = {"epsilon": options.epsilon, "scale": options.scale}
+    routing = token_choice(B, options, made, combine, train=train, priority=selection, keep=keep, **divisor)
     if options.bias_update == "sign":
-        sums = {"load": B.expert_load(selection, choices=options.choices)}
+        sums = {"load": B.expert_load(made, keep, choices=options.choices)}
     else:
         sums = {"required": B.required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)}
 
@@ -130,14 +172,23 @@ def sigmoid_token_choice_update(B: Blocks, options: Sigmoid, state: State, stati
 
 
 def image_choice(
-    B: Blocks, params: Params, tokens: Array, options: Image, *, noise: Array | None = None, train: bool = False
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Image,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice on the softmax of one logit vector per image, which all tokens of the image share."""
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     clean = B.router_logits(B.pool_images(tokens, images=options.images, pool=options.pool), params["kernel"])
     check_size("kernel", clean, -1, options.experts, "options.experts")
     scores = B.spread_images(B.softmax_affinity(clean), tokens=options.tokens)
-    return output(B, options, token_choice(B, options, scores, train=train), clean_losses(B, options, clean))
+    selection, combine, keep = replay(B, options, choices, scores)
+    routing = token_choice(B, options, selection, combine, train=train, priority=scores, keep=keep)
+    return output(B, options, routing, clean_losses(B, options, clean))
 
 
 def importance_score(

@@ -23,7 +23,7 @@ def route_of(definition: Definition) -> Stage:
     """Return the stage that calls the complete router."""
     routed = _routed(definition)
     names = {name: f"router/{name}" for name in _below("router", definition.inputs)}
-    taken: dict[str, Any] = {name: name for name in ("noise", "ids") if name in definition.inputs}
+    taken: dict[str, Any] = {name: name for name in ("noise", "ids", "choices") if name in definition.inputs}
     if state := _state(definition.inputs):
         taken["state"] = state
     options: dict[str, Any] = {"options": dict(routed.options), "train": routed.train}
@@ -82,7 +82,7 @@ def recorded(
     router = spec.ROUTERS[routed.router]
     recorder = Recorder(spec, values, change)
     params = {name: values[f"router/{name}"] for name in _below("router", values)}  # type: ignore[arg-type]
-    taken: dict[str, Any] = {name: values[name] for name in ("noise", "ids") if name in values}
+    taken: dict[str, Any] = {name: values[name] for name in ("noise", "ids", "choices") if name in values}
     if state := _state(definition.inputs):
         taken["state"] = {name: values[path] for name, path in state.items()}
     options = router.options(**routed.options)

@@ -9,12 +9,13 @@ import numpy as np
 
 from moespec.conformance.author.definition import DRAWS, Definition, Draws, Noise, Routed, tensor
 from moespec.conformance.author.inputs import experts, grid, prefixed
+from moespec.conformance.author.inputs import tokens as drawn_tokens
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec.routers import ROUTERS
 
 __all__ = [
     *("CHANGED", "LOSSES", "NORMAL", "common", "evaluation", "kernel_case", "kernel_of", "logit_options"),
-    *("dropless", "output_gradient", "router_case", "several_choices"),
+    *("dropless", "output_gradient", "replay", "router_case", "several_choices"),
 ]
 
 T, E, D = 6, 3, 4
@@ -198,3 +199,25 @@ def several_choices(router: str, **options: Any) -> Definition:
     if router != "gshard":
         settings |= {"choices": 2, "balance_counts": "all", "balance_weight": 0.5}
     return router_case(router, "several_choices", "overflow", purpose, "renormalised", "overflow_drop", **settings)
+
+
+RECORDED = [[0, 2], [1, 0], [2, -1], [-1, -1], [1, 2], [0, 1]]
+"""Recorded choices of six tokens: token 2 makes one choice, and token 3 has no record."""
+
+
+def replay(
+    case: Callable[..., Definition],
+    *flags: str,
+    name: str = "replay",
+    kind: str = "overflow",
+    recorded: int = 1,
+    groups: int = 2,
+    **fields: Any,
+) -> Definition:
+    """Return a case with recorded choices, of which two slots per expert cannot hold all. case: factory for six tokens."""
+    choices = np.array(RECORDED)[:, :recorded]
+    inputs = {"choices": tensor(np.stack([choices, choices[::-1]][:groups]), "groups tokens choices")}
+    inputs["tokens"] = drawn_tokens("replay/tokens", (groups, T, D))
+    purpose = "Recorded choices, also of experts that the router would not choose; a choice not made, a token without a record."
+    settings: dict[str, Any] = {"slots_per_expert": 2, "sizes": (T, E, D), "groups": groups, "inputs": inputs, **fields}
+    return case(name, kind, purpose, "replayed_choices", *flags, **settings)

@@ -8,7 +8,7 @@ import numpy as np
 from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, tokens
-from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, router_case
+from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, replay, router_case
 from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Tensor
 
@@ -71,6 +71,7 @@ def _router() -> Iterator[Definition]:
     yield evaluation(NAME, **wide)
     yield balance_scope(NAME, params=_parameters(f"routers/{NAME}/balance_scope"), dimensions=P)
     yield output_gradient_of(case)
+    yield replay(case, recorded=2, choices=2)
 
 
 def output_gradient_of(case: Any) -> Definition:

@@ -149,6 +149,12 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     "patch_embed": (_array("images", lambda a: a[:, 1:], "Patches that do not fill the image."),),
     "pool_images": (_option("images", 5, "They do not divide the tokens."),),
     "project_sparse_simplex": (_option("nonzeros", Size("n"), "More than there are values."),),
+    "replay_choices": (
+        _number("choices", 9, "An expert that does not exist."),
+        _number("choices", -2, "Neither an expert nor -1."),
+        _array("choices", lambda a: a * 0 + 1, "A token has an expert twice.", "ContractError"),
+        _array("choices", lambda a: a.repeat(3, 2)[..., :5], "More choices than experts."),
+    ),
     "soft_routing": (
         Wrong(
             "slots",

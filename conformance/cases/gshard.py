@@ -17,6 +17,7 @@ from moespec.conformance.author.routers import (
     kernel_case,
     logit_options,
     output_gradient,
+    replay,
     several_choices,
 )
 from moespec.conformance.author.variant import Route, Spec, Variant, fixed, rerouted, reweighted, variant
@@ -47,6 +48,7 @@ def cases() -> Iterator[Definition]:
     yield case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
     yield output_gradient(case, noise=None, sizes=(4, E, D))
     yield near_router(NAME)
+    yield replay(case, "choice_not_made", "renormalised", recorded=2, noise=None, balance_weight=0.0)
     yield evaluation(NAME, eval_capacity_factor=0.625)
     yield from _sampled()
     yield logit_options(NAME, second_expert="all")

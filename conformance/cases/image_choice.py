@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import scores, tokens
-from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
+from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, replay, router_case
 from moespec.conformance.author.variant import Variant, fixed
 
 NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
@@ -26,6 +26,7 @@ def cases() -> Iterator[Definition]:
     yield case("first", "overflow", purpose, "image_of_tokens", pool="first", slots_per_expert=4)
     yield case("zero_kernel", "tie", "A router that starts at 0.", "tie_order", zero=True, images=2)
     yield evaluation(NAME, images=2)
+    yield replay(case, "image_of_tokens", images=3, recorded=2, choices=2, normalize_selected=True)
     yield balance_scope(NAME, images=3)
     yield output_gradient(case, "image_of_tokens", images=2, sizes=(4, 3, 3))
 

@@ -14,6 +14,7 @@ from moespec.conformance.author.routers import (
     evaluation,
     kernel_case,
     logit_options,
+    replay,
 )
 from moespec.conformance.author.variant import Route, Spec, Variant, every, fixed
 from moespec.spec.routing import RouterOutput
@@ -50,6 +51,7 @@ def cases() -> Iterator[Definition]:
     yield case("one_token", "degenerate", "One token.", size, train=False, sizes=(1, E, D))
     yield case("gradient", "gradient", "Through the gate alone.", constant)
     yield near_router(NAME, train=True)
+    yield replay(case, "plan_in_training")
     yield evaluation(NAME)
     yield logit_options(NAME)
     yield balance_scope(NAME)

@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.routers import NORMAL, common, router_case, several_choices
+from moespec.conformance.author.routers import NORMAL, common, replay, router_case, several_choices
 
 NAME = "sinkhorn_token_choice"
 
@@ -17,6 +17,7 @@ def cases() -> Iterator[Definition]:
     yield from common(NAME, choices=2, sinkhorn_iterations=7)
     yield near_router(NAME)
     yield several_choices(NAME)
+    yield replay(case, recorded=2, choices=2, normalize_selected=True)
     purpose = "By tokens, kernel and expert weights; the selection carries none."
     yield case("gradient", "gradient", purpose, "stop_gradient")
     two: dict[str, Any] = {"choices": 2, "capacity_factor": 0.5, "batch_priority": "sum"}

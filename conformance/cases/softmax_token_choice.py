@@ -9,7 +9,17 @@ from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition, Draws
 from moespec.conformance.author.inputs import kernel, of_experts
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, dropless, router_case, several_choices
+from moespec.conformance.author.routers import (
+    FRACTIONS,
+    LAYER,
+    NORMAL,
+    SCOPED,
+    common,
+    dropless,
+    replay,
+    router_case,
+    several_choices,
+)
 from moespec.conformance.author.variant import Route, Spec, Variant, renormalised, rerouted, variant
 from moespec.spec.routing import RouterOutput
 
@@ -31,6 +41,11 @@ def cases() -> Iterator[Definition]:
     purpose = "By tokens, kernel and expert weights; the selection carries none."
     yield case("gradient", "gradient", purpose, CONSTANT)
     yield from _choices()
+    two: dict[str, Any] = {"recorded": 2, "choices": 2, "normalize_selected": True}
+    yield replay(case, "renormalised", "priority_order", tries=3, batch_priority="max", importance_weight=0.5, **two)
+    losses: dict[str, Any] = {"balance_weight": 0.5, "balance_counts": "all", "losses": True, "slots_per_expert": None}
+    yield replay(case, CONSTANT, name="replay_gradient", kind="gradient", by=LAYER, **two, **losses)
+    yield replay(case, "renormalised", name="replay_after", normalize_when="after", slot_order="token", **two)
     yield from _capacities()
     params = {"kernel": kernel(f"routers/{NAME}/dropless", 3, 5), "bias": of_experts([4.0, -4.0, 0.5, 0.25, -0.25])}
     yield from dropless(partial(case, params=params, bias=True, sizes=(7, 5, 3), normalize_selected=True), case)

@@ -19,6 +19,7 @@ from moespec.conformance.author.routers import (
     kernel_of,
     logit_options,
     output_gradient,
+    replay,
     router_case,
     several_choices,
 )
@@ -58,6 +59,7 @@ def cases() -> Iterator[Definition]:
     yield logit_options(NAME)
     yield balance_scope(NAME)
     yield several_choices(NAME)
+    yield replay(case, recorded=K, choices=K)
 
 
 def noisy_by_default(B: Spec, route: Route) -> RouterOutput:

@@ -10,7 +10,14 @@ import numpy as np
 from moespec.backends.routers.composition import logits
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.routers import balance_scope, evaluation, kernel_case, logit_options, output_gradient
+from moespec.conformance.author.routers import (
+    balance_scope,
+    evaluation,
+    kernel_case,
+    logit_options,
+    output_gradient,
+    replay,
+)
 from moespec.conformance.author.variant import Route, Spec, Variant, rerouted, reweighted, variant
 from moespec.spec.routing import RouterOutput
 
@@ -41,6 +48,7 @@ def cases() -> Iterator[Definition]:
     yield case("one_token", "degenerate", purpose, size, "renormalised", sizes=(1, E, D), normalize_selected=True)
     yield output_gradient(case, sizes=(4, E, D))
     yield near_router(NAME)
+    yield replay(case, tries=2)
     yield evaluation(NAME)
     yield logit_options(NAME)
     yield balance_scope(NAME, sizes=(6, 4, D))

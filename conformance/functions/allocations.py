@@ -112,6 +112,14 @@ FUNCTIONS = (
         # The input scores are exact, but computing the optimal assignment adds rounding errors.
         Choice(_by_shards, _margin_of_shards, "magnitude"),
     ),
+    Function(
+        "replay_choices",
+        {
+            "scores": Output(SCORES, scale="magnitude", follows=("scores",)),
+            "combine_scores": Output(SCORES, scale="magnitude", follows=("combine_scores", "scores")),
+            "keep": Output("groups tokens choices", "bool"),
+        },
+    ),
     Function("base_greedy", {"greedy": Output("groups tokens", "int")}, Choice("scores", best_experts(1))),
     Function("base_routing", {"slots": SLOTS["slots"], "weights": Output("groups experts capacity")}),
     Function("importance_score_order", {"order": Output("groups survivors", "int")}, Choice("scores", _ordered)),

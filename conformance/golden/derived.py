@@ -45,7 +45,13 @@ MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream",
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
 MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon", "moved_thresholds/decay"}
 MAY_BE_ZERO |= {"moe_mlp/copies", "moe_mlp/zeros"}
-ANY_INTEGERS = {"threefry/key", "threefry/counter", "random_words/origin", "unit_interval/words"}
+ANY_INTEGERS = {
+    "replay_choices/choices",
+    "threefry/key",
+    "threefry/counter",
+    "random_words/origin",
+    "unit_interval/words",
+}
 UNBOUNDED = {"hash_table_dispersed/clusters", "pair_ids/first", "previous_ids/ids"}
 ANY_AXES = {"gelu/x", "smooth_step/z", "unit_interval/words", "project_simplex/values", "project_sparse_simplex/values"}
 LEADING = {"dselect_k_entropy/selectors", "dselect_k_reachability/selectors", "dselect_k_routing/gate"}
@@ -66,7 +72,7 @@ OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
 """Axes for which an error names only the other array that has the axis."""
 
 
-LATER = {"balance_loss/choices", "balance_loss/load"}
+LATER = {"balance_loss/choices", "balance_loss/load", "expert_load/keep"}
 LATER |= {f"moe_mlp/{name}" for name in ("latent", "constants", "copies", "zeros", "weights_on", "norm_epsilon")}
 """Arguments that are newer than the error cases of their functions. These error cases must stay unchanged."""
 

@@ -72,6 +72,7 @@ LEAST_SIZES: Mapping[str, dict[str, int]] = {
     **{key: {"experts": 2} for key in ("gshard_keep", "quantile_bias", "required_biases")},
     **{key: {"columns": 2} for key in ("hierarchical_affinity", "hierarchical_load_loss")},
     "dselect_k_codes": {"columns": 3},
+    "replay_choices": {"choices": 1},
 }
 """Axis sizes in the case `one` for functions that need at least two experts or columns."""
 KINKED = {"excess_gates/gates", "relu_affinity/logits"}
@@ -294,12 +295,14 @@ def _odd(axis: str, size: int) -> int:
 
 
 def _resized(definition: Definition, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Resize the inputs. To lengthen an axis, repeat its entries in order. To shorten an axis, truncate it."""
+    """Resize the inputs. To lengthen an axis, repeat its entries in order. To shorten an axis, truncate it. Draw recorded choices anew."""
     resized = {}
     for name, tensor in definition.inputs.items():
         array = tensor.array
         for position, axis in enumerate(tensor.axes):
             array = array.take(np.arange(sizes[axis]) % array.shape[position], axis=position)
+        if name == "choices":  # the experts of a token differ
+            array = (np.indices(array.shape).sum(axis=0) % sizes["experts"]).astype(np.int32)
         resized[name] = Tensor(array, tensor.axes)
     return resized
 

@@ -16,6 +16,7 @@ from moespec.conformance.record.explanation import (
     explained,
     in_bfloat16,
     weights_fit,
+    weights_of,
 )
 from moespec.conformance.record.file import Gate
 from moespec.spec.checks import plural
@@ -36,6 +37,7 @@ class Parting:
     differs: per token, whether the experts differ. near, coarse: per token, whether its choice is a near tie (coarse: in bfloat16).
     follows: per token, whether one rule explains the different choices by the different logits. same: whether the weights are equal within
     rounding, or one rule explains the weights. weights: the largest relative weight difference. decisions: the number of differing choices.
+    replayed: the largest relative weight difference if the first router replayed the choices of the second recording, or None if unknown.
     """
 
     first: Explanation
@@ -49,6 +51,7 @@ class Parting:
     decisions: int
     weights: float
     same: bool
+    replayed: float | None
 
     @property
     def parts(self) -> bool:
@@ -100,10 +103,11 @@ def _parting(a: Gate, b: Gate) -> Parting:
     rounding = max(a.rounding("logits"), b.rounding("logits"))
     rounds = logits is not None and a.logits is not None and logits <= rounding * float(np.abs(a.logits).max())
     differs = near = coarse = follows = np.zeros(a.tokens, bool)
-    decisions, away, same = 0, 0.0, True
+    decisions, away, same, replayed = 0, 0.0, True, None
     if a.choices is not None and b.choices is not None:
         masks = _wide(a.mask, b.experts), _wide(b.mask, a.experts)
         differs, decisions = (masks[0] != masks[1]).any(axis=1), int((masks[0] & ~masks[1]).sum())
+        replayed = _replayed(first, b)
         known = first.choice or second.choice
         rule = known.rule if known is not None else None
         if rule is not None and not rule.by_expert and differs.any():
@@ -123,13 +127,28 @@ def _parting(a: Gate, b: Gate) -> Parting:
             away, same = float(error.max()), bool((error <= 2 * rounding).all())
             if not same and not rounds and logits is not None and first.weights is not None:
                 same = _follow(first.weights, b, second.choice, max(a.rounding("weights"), b.rounding("weights")))
-    return Parting(first, second, logits, rounds, differs, near, coarse, follows, decisions, away, same)
+    return Parting(first, second, logits, rounds, differs, near, coarse, follows, decisions, away, same, replayed)
 
 
 def _follow(weights: Weights, other: Gate, choice: Choice | None, bound: float) -> bool:
     """Return whether a weight rule, applied to the logits of the recording `other`, gives the weights in `other`."""
     forms = [form for form in weights_fit(weights.rule, other, choice) if form.divided == weights.divided]
     return any(bool(form.agrees.all()) and abs(form.scale - weights.scale) <= 2 * bound for form in forms)
+
+
+def _replayed(first: Explanation, other: Gate) -> float | None:
+    """Return the largest relative difference between the weights of `other` and the weights that the first router, from its own
+    logits, gives to the choices of `other`. None if these weights are unknown."""
+    rule, a = first.weights, first.gate
+    if rule is None or other.weights is None or other.experts > a.experts:
+        return None
+    mixed = replace(a, choices=other.choices, weights=other.weights)
+    expected = dict(weights_of(rule.rule, mixed, first.choice)).get(rule.divided)
+    if expected is None:
+        return None
+    largest = np.abs(other.weights).max(axis=1)
+    error = np.abs(rule.scale * expected - other.weights).max(axis=1) / np.where(largest == 0, 1, largest)
+    return float(error.max())
 
 
 def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
@@ -163,6 +182,14 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
         yield from _of_gate(one)
     if len(parted) > MOST:
         yield f"... and {len(parted) - MOST} more gates."
+    if decisions:
+        yield f"Replay of the second recording's choices in the first changes exactly these {plural(decisions, 'decisions')}."
+        weights = [one.replayed for one in partings if one.replayed is not None]
+        if weights:
+            yield (
+                "The weights, from the first recording's logits, then differ from the second's by up to "
+                f"{max(weights):.2g} of the token's largest weight."
+            )
     if guilty is not None and guilty.first.gate.logits is not None and guilty.second.gate.logits is not None:
         yield f"The router is the cause, as {guilty.first.gate.name} shows: {_how(guilty)}."
     elif guilty is None and any(one.elsewhere for one in parted):

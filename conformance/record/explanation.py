@@ -31,7 +31,17 @@ from moespec.spec.errors import SpecError
 from moespec.spec.numerics import stable_order
 from moespec.spec.values import present
 
-__all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explained", "named", "weights_fit"]
+__all__ = [
+    "Choice",
+    "Explanation",
+    "Weights",
+    "choice_fit",
+    "explain",
+    "explained",
+    "named",
+    "weights_fit",
+    "weights_of",
+]
 
 Array = NDArray[Any]
 SAMPLE = 64
@@ -236,9 +246,8 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
     return Choice(rule, agrees, near, ~agrees & (gap == 0))
 
 
-def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
-    """Compare a gate's weights with each form of a rule: with or without division by the sum, and with or without a constant factor."""
-    weights = present(f"{gate.name}: weights", gate.weights)
+def weights_of(rule: Rule, gate: Gate, choice: Choice | None) -> Iterator[tuple[str, Array]]:
+    """Yield the weights of a gate's choices by each form of a rule: ("", not divided), then divided by the sum (see `Weights.divided`)."""
     made, chosen = gate.chosen >= 0, np.maximum(gate.chosen, 0).astype(np.int64)
     scores = rule.scores(gate)
     taken = np.where(made, np.take_along_axis(scores, chosen, axis=1), 0)
@@ -246,11 +255,17 @@ def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weigh
     if choice is not None and not choice.rule.by_expert and not made.all():
         best = stable_order(choice.rule.scores(gate))[:, : choices_of(gate)]
         sums["before"] = np.take_along_axis(scores, best, axis=1).sum(axis=1)
+    for divided, total in sums.items():
+        yield divided, taken / np.where(total == 0, 1, total)[:, None]
+
+
+def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
+    """Compare a gate's weights with each form of a rule: with or without division by the sum, and with or without a constant factor."""
+    weights = present(f"{gate.name}: weights", gate.weights)
     largest = np.abs(weights).max(axis=1)
     bound = gate.rounding("weights", "logits")
-    for divided, total in sums.items():
-        expected = taken / np.where(total == 0, 1, total)[:, None]
-        known = made & (expected != 0)
+    for divided, expected in weights_of(rule, gate, choice):
+        known = (gate.chosen >= 0) & (expected != 0)
         ratio = float(np.median(weights[known] / expected[known])) if known.any() else 1.0
         for scale in (1.0, ratio) if abs(ratio - 1) > bound else (1.0,):
             error = np.abs(weights - scale * expected).max(axis=1) / np.where(largest == 0, 1, largest)

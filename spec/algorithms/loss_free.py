@@ -57,7 +57,14 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_choices, check_non_negative, check_option, check_same_shape, check_size
+from moespec.spec.checks import (
+    check_choices,
+    check_mask,
+    check_non_negative,
+    check_option,
+    check_same_shape,
+    check_size,
+)
 from moespec.spec.numerics import Array, Shared, stable_order, stop_gradient
 from moespec.spec.routing import Summed
 from moespec.spec.values import as_array
@@ -91,7 +98,7 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
     return stop_gradient(scores + bias)
 
 
-def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Summed:
+def expert_load(scores: ArrayLike, keep: ArrayLike | None = None, *, choices: int, scope: str = "batch") -> Summed:
     """Counts the tokens that choose each expert, before the capacity limit drops any choice:
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
@@ -100,6 +107,7 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
 
     Args:
         scores: (tokens, experts), the selection scores, as for `token_choice`.
+        keep: (tokens, choices) booleans: whether token t makes its i-th choice. By default, tokens make all choices.
         choices: K, from 1 to experts.
         scope: "batch" for the sum over all groups that a device computes together, "global" for the sum over all devices of
             a mesh. In the specification, both scopes give the same result, because there is only one group.
@@ -116,6 +124,9 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
     check_option("scope", scope, ("batch", "global"))
     experts = scores.shape[1]
     chosen = stable_order(scores)[:, : check_choices(choices, experts)]
+    if keep is not None:
+        check_mask("keep", keep, chosen.shape, "choice")
+        chosen = chosen[np.asarray(keep)]
     return np.bincount(chosen.reshape(-1), minlength=experts).astype(np.float64)
 
 

@@ -9,6 +9,7 @@ from moespec.spec.algorithms.balance_loss import balance_loss
 from moespec.spec.algorithms.loss_free import expert_load
 from moespec.spec.algorithms.losses import importance_loss, load_loss
 from moespec.spec.algorithms.metrics import routing_metrics
+from moespec.spec.algorithms.replay import replay_choices
 from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_size
@@ -23,6 +24,7 @@ __all__ = [
     "init_kernel",
     "jitter_noise",
     "output",
+    "replay",
     "scoped_balance_loss",
 ]
 
@@ -87,6 +89,19 @@ def auxiliary_losses(
     if options.z_weight:
         losses["z"] = z_loss(logits if noisy is None or options.z_logits == "clean" else noisy)
     return losses
+
+
+def replay(
+    options: Any, choices: Array | None, scores: Array, combine_scores: Array | None = None
+) -> tuple[Array, Array | None, Array | None]:
+    """Returns `replay_choices(scores, choices, combine_scores)` or, without recorded `choices`, the scores as they are, and None.
+
+    Raises ShapeError unless `choices` (tokens, choices) has K choices for each token.
+    """
+    if choices is None:
+        return scores, combine_scores, None
+    check_size("choices", choices, -1, options.choices, "options.choices")
+    return replay_choices(scores, choices, combine_scores)
 
 
 def output(options: Any, routing: Routing, losses: Mapping[str, Any] | None = None) -> RouterOutput:

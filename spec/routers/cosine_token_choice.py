@@ -25,7 +25,7 @@ from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, output
+from moespec.spec.routers.common import auxiliary_losses, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
@@ -76,7 +76,13 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice based on the affinity of the noisy cosine logits.
 
@@ -98,15 +104,17 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array | None = None
     if options.batch_priority != "none":
         order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, scores)
     if options.normalize_selected:
-        weights = normalize_selected(scores, choices=options.choices)
+        weights = normalize_selected(selection, weights, choices=options.choices)
 
     # Slots.
     capacity = options.capacity(train=train)
-    routing = token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
+    routing = token_choice(
+        selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order, keep=keep
+    )
 
     # Losses.
     losses = auxiliary_losses(options, logits, noisy, noise, choices=options.choices)
@@ -125,5 +133,6 @@ ROUTER = Router(
     balances="the load of the experts, by the balance loss",
     cost="T P (D + E)",
     drops="tokens beyond the capacity of their chosen experts",
+    replays=True,
     revision=3,
 )

@@ -22,7 +22,7 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, jitter_noise, output
+from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, jitter_noise, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
@@ -75,7 +75,13 @@ def noise(options: Options) -> Noise | None:
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice of two experts based on the softmax. By default, the gates of both experts sum to 1.
 
@@ -107,18 +113,21 @@ def route(
     scores = softmax_affinity(logits)
 
     # In training, the noise decides whether a token keeps its second expert, or which expert it samples. The combine weights use `scores`.
+    drawn = None if choices is not None else noise
     selection = scores
     keep: Array | None = None
-    if noise is not None and options.second_expert == "sampled":
-        selection = gshard_sample(logits, noise)
-    if noise is not None and options.second_expert == "random":
-        keep = gshard_keep(normalize_selected(scores, choices=options.choices), noise)
+    if drawn is not None and options.second_expert == "sampled":
+        selection = gshard_sample(logits, drawn)
+    if drawn is not None and options.second_expert == "random":
+        keep = gshard_keep(normalize_selected(scores, choices=options.choices), drawn)
 
     # Order and weights.
     order: Array | None = None
     weights: Array | None = None if selection is scores else scores
     if options.batch_priority != "none":
         order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    if choices is not None:
+        selection, weights, keep = replay(options, choices, scores)
     if options.normalize_selected and options.normalize_when == "before":
         weights = normalize_selected(selection, weights, choices=options.choices, norm=options.normalize_norm)
     normalize_after = options.normalize_selected and options.normalize_when == "after"
@@ -131,7 +140,7 @@ def route(
         combine_scores=weights,
         order=order,
         keep=keep,
-        hold=keep is not None and options.hold_unkept,
+        hold=drawn is not None and keep is not None and options.hold_unkept,
         slot_order=options.slot_order,
         normalize=options.normalize_norm if normalize_after else None,
     )
@@ -150,5 +159,6 @@ ROUTER = Router(
     cost="T D E",
     drops="tokens beyond the capacity of their chosen experts, and random second choices in training",
     functions=("gshard_keep", "gshard_sample"),
+    replays=True,
     revision=5,
 )

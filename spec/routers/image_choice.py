@@ -33,7 +33,7 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Weight
-from moespec.spec.routers.common import auxiliary_losses, init_kernel, output
+from moespec.spec.routers.common import auxiliary_losses, init_kernel, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -68,7 +68,13 @@ class Options(RouterOptions):
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice based on the softmax of an image's logits, which all tokens of the image share. This router uses no noise.
 
@@ -91,15 +97,17 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array | None = None
     if options.batch_priority != "none":
         order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, scores)
     if options.normalize_selected:
-        weights = normalize_selected(scores, choices=options.choices)
+        weights = normalize_selected(selection, weights, choices=options.choices)
 
     # Slots.
     capacity = options.capacity(train=train)
-    routing = token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
+    routing = token_choice(
+        selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order, keep=keep
+    )
     return output(options, routing, auxiliary_losses(options, logits))
 
 
@@ -113,5 +121,6 @@ ROUTER = Router(
     balances="the images of each expert in a group, by losses with non-zero weights",
     cost="T D for the means of the images, plus D E per image",
     drops="none, unless a capacity is set",
+    replays=True,
     revision=3,
 )

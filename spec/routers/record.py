@@ -56,6 +56,7 @@ class Router(Generic[OptionsOf]):
     update: `update(options, state, statistics)` returns the state after a step. `statistics` is the sum over all groups of the step.
         `update` raises ConfigError for a router without a state, or for a state with wrong names.
     requires: the name of an additional input of `route`: "ids" for (tokens,) integers, or "" for no input.
+    replays: whether `route` also takes `choices`: (tokens, choices) integers, recorded choices that replace the choices of the router.
     decays: the names of parameters with weight decay. frozen: the names of parameters without gradients.
     models: published models that use this router, some with non-default options.
     balances: what the router balances, and how. drops: which tokens may get no expert.
@@ -82,6 +83,7 @@ class Router(Generic[OptionsOf]):
     balances: str = field(kw_only=True, default="")
     cost: str = field(kw_only=True, default="")
     drops: str = field(kw_only=True, default="")
+    replays: bool = field(kw_only=True, default=False)
     revision: int = field(kw_only=True, default=1)
     functions: tuple[str, ...] = field(kw_only=True, default=())
 
@@ -108,6 +110,7 @@ class Router(Generic[OptionsOf]):
         counts = {"init": 2, "noise": 1, "state": 1, "route": 3, "update": 3, "compose": 4, "compose_update": 4}
         named: dict[str, Any] = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
         named |= {self.requires: None} if self.requires else {}
+        named |= {"choices": None} if self.replays else {}
         for name, count in counts.items():
             given = named if name in ("route", "compose") else {}
             try:
@@ -151,6 +154,10 @@ class Router(Generic[OptionsOf]):
             self._check_options(options)
             if self._check_state(options, state):
                 given["state"] = state
+            if given.get("choices") is None:
+                given.pop("choices", None)
+            elif not self.replays:
+                raise ConfigError(f"choices: {self.name} cannot replay recorded choices; expected None")
             try:
                 return self._check_output(route(params, tokens, options, **given))
             except KeyError as error:

@@ -42,7 +42,7 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
+from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -78,7 +78,13 @@ class Options(RouterOptions):
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice of one expert, based on the Sinkhorn plan if `train` is set and otherwise on the softmax. The plan carries no gradient.
 
@@ -118,15 +124,17 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array | None = gates
     if options.batch_priority != "none":
         order = batch_priority(selection, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, selection, gates)
     if options.normalize_selected:
-        weights = normalize_selected(selection, gates, choices=options.choices)
+        weights = normalize_selected(selection, weights, choices=options.choices)
 
     # Slots.
     capacity = options.capacity(train=train)
-    routing = token_choice(selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
+    routing = token_choice(
+        selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order, keep=keep
+    )
 
     # Losses.
     losses = auxiliary_losses(options, logits, noisy, noise, choices=options.choices)
@@ -145,5 +153,6 @@ ROUTER = Router(
     cost="T D E, plus 2 T E per iteration in training",
     drops="none, unless a capacity is set",
     functions=("sigmoid_affinity",),
+    replays=True,
     revision=4,
 )

@@ -51,7 +51,7 @@ from moespec.spec.checks import check_choices, check_rivals
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
-from moespec.spec.routers.common import check_logits, init_kernel, output, scoped_balance_loss
+from moespec.spec.routers.common import check_logits, init_kernel, output, replay, scoped_balance_loss
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput, State, StateSpec
 
@@ -135,6 +135,7 @@ def route(
     state: State,
     noise: Array | None = None,
     train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice based on the biased scores, among the experts of the best groups. The unbiased scores are the combine weights.
 
@@ -172,21 +173,23 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array = scores
     if options.batch_priority != "none":
         order = batch_priority(selection, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, selection, scores)
     if options.normalize_selected:
         weights = normalize_selected(selection, weights, choices=options.choices, epsilon=options.epsilon)
-    if options.scale != 1:
+    if options.scale != 1 and weights is not None:
         weights = scaled_gates(weights, scale=options.scale)
 
     # Slots.
     capacity = options.capacity(train=train)
-    routing = token_choice(selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
+    routing = token_choice(
+        selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order, keep=keep
+    )
 
     # Statistics.
     if options.bias_update == "sign":
-        statistics = {"load": expert_load(selection, choices=options.choices)}
+        statistics = {"load": expert_load(selection, keep, choices=options.choices)}
     else:
         required = required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)
         statistics = {"required": required}
@@ -230,5 +233,6 @@ ROUTER = Router(
     cost="T D E",
     drops="none, unless a capacity is set",
     functions=("scaled_gates", "sqrt_softplus_affinity"),
+    replays=True,
     revision=3,
 )

@@ -22,7 +22,7 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
+from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output, replay
 from moespec.spec.routers.plan import combine_scores
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -63,7 +63,13 @@ class Options(RouterOptions):
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Tokens choose experts by the Sinkhorn plan of the noisy logits. By default, the noisy softmax provides the combine weights.
 
@@ -95,11 +101,11 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array | None = combine
     if options.batch_priority != "none":
         order = batch_priority(selection, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, selection, combine)
     if options.normalize_selected and options.normalize_when == "before":
-        weights = normalize_selected(selection, combine, choices=options.choices, norm=options.normalize_norm)
+        weights = normalize_selected(selection, weights, choices=options.choices, norm=options.normalize_norm)
     normalize_after = options.normalize_selected and options.normalize_when == "after"
 
     # Slots.
@@ -109,6 +115,7 @@ def route(
         capacity=options.capacity(train=train),
         combine_scores=weights,
         order=order,
+        keep=keep,
         slot_order=options.slot_order,
         normalize=options.normalize_norm if normalize_after else None,
     )
@@ -129,5 +136,6 @@ ROUTER = Router(
     balances="the load of the experts, approximately, by a balanced plan (not if all tokens are alike)",
     cost="T D E, plus 2 T E per iteration",
     drops="tokens beyond the capacity of their chosen experts",
+    replays=True,
     revision=4,
 )

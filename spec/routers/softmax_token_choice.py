@@ -26,7 +26,7 @@ from moespec.spec.algorithms.token_choice import check_slot_order, token_choice
 from moespec.spec.checks import check_tries
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
+from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -69,7 +69,13 @@ class Options(RouterOptions):
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice based on the noisy softmax.
 
@@ -89,21 +95,22 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array | None = None
     if options.batch_priority != "none":
         order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, scores)
     if options.normalize_selected and options.normalize_when == "before":
-        weights = normalize_selected(scores, choices=options.choices, norm=options.normalize_norm)
+        weights = normalize_selected(selection, weights, choices=options.choices, norm=options.normalize_norm)
     normalize_after = options.normalize_selected and options.normalize_when == "after"
 
     # Slots.
     routing = token_choice(
-        scores,
+        selection,
         choices=options.choices,
         capacity=options.capacity(train=train),
         combine_scores=weights,
         order=order,
-        tries=options.tries,
+        keep=keep,
+        tries=options.tries if choices is None else None,
         slot_order=options.slot_order,
         normalize=options.normalize_norm if normalize_after else None,
     )
@@ -128,5 +135,6 @@ ROUTER = Router(
     balances="the load of the experts, by the importance and load losses",
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose (with `tries`, that they try)",
+    replays=True,
     revision=6,
 )

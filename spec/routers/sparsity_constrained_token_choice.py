@@ -36,7 +36,7 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
+from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output, replay
 from moespec.spec.routers.plan import combine_scores
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -78,7 +78,13 @@ class Options(RouterOptions):
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice based on a plan with at most K experts per token. The softmax or the plan provides the combine weights.
 
@@ -116,20 +122,21 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array | None = combine
     if options.batch_priority != "none":
         order = batch_priority(plan, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, plan, combine)
     if options.normalize_selected and options.normalize_when == "before":
-        weights = normalize_selected(plan, combine, choices=options.choices, norm=options.normalize_norm)
+        weights = normalize_selected(selection, weights, choices=options.choices, norm=options.normalize_norm)
     normalize_after = options.normalize_selected and options.normalize_when == "after"
 
     # Slots.
     routing = token_choice(
-        plan,
+        selection,
         choices=options.choices,
         capacity=options.capacity(train=train),
         combine_scores=weights,
         order=order,
+        keep=keep,
         slot_order=options.slot_order,
         normalize=options.normalize_norm if normalize_after else None,
     )
@@ -150,5 +157,6 @@ ROUTER = Router(
     balances="the load of the experts, weakly, by a plan that approaches a balanced one",
     cost="T D E, plus a selection of K experts per token in each step",
     drops="tokens beyond the capacity of their chosen experts",
+    replays=True,
     revision=3,
 )

@@ -46,7 +46,7 @@ from moespec.spec.checks import check_tries
 from moespec.spec.initial import lecun_normal
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, init_bias, jitter_noise, output
+from moespec.spec.routers.common import auxiliary_losses, check_logits, init_bias, jitter_noise, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -88,7 +88,13 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    choices: Array | None = None,
 ) -> RouterOutput:
     """Token Choice of one expert, based on the softmax of the jittered tokens. The experts get the tokens without jitter.
 
@@ -116,20 +122,21 @@ def route(
 
     # Order and weights.
     order: Array | None = None
-    weights: Array | None = None
     if options.batch_priority != "none":
         order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    selection, weights, keep = replay(options, choices, scores)
     if options.normalize_selected:
-        weights = normalize_selected(scores, choices=options.choices)
+        weights = normalize_selected(selection, weights, choices=options.choices)
 
     # Slots.
     routing = token_choice(
-        scores,
+        selection,
         choices=options.choices,
         capacity=options.capacity(train=train),
         combine_scores=weights,
         order=order,
-        tries=options.tries,
+        keep=keep,
+        tries=options.tries if choices is None else None,
     )
     return output(options, routing, auxiliary_losses(options, logits))
 
@@ -145,5 +152,6 @@ ROUTER = Router(
     balances="the load of the experts, by the balance loss",
     cost="T D E",
     drops="tokens beyond the capacity of the expert that they choose (with `tries`, of all that they try)",
+    replays=True,
     revision=5,
 )

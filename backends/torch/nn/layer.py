@@ -197,9 +197,12 @@ class MoE(Reporting, HubMixin):
         """The number of images routed together."""
         return self._layer.group_images
 
-    def forward(self, x: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, ids: Tensor | None = None, mask: Tensor | None = None, choices: Tensor | None = None
+    ) -> Tensor:
         """x: (images, ..., width); ids: (images, ...), for a router that needs token ids; default: the token positions.
 
+        choices: (images, ..., choices) integers, recorded choices that replace the choices of the router (see `replay_choices`).
         mask: (images, ...) booleans, false for padding. Groups are routed without padding. The remaining tokens
             determine the capacity, and the output for padding is 0. Groups with equal token counts are computed
             together. The token counts are read on the host, which breaks the graph of torch.compile.
@@ -211,20 +214,22 @@ class MoE(Reporting, HubMixin):
         tokens = x.reshape(groups, options.tokens, x.shape[-1])
         if mask is not None:
             _check_tokens("mask", mask, x)
+        needed: dict[str, Tensor] = {}
         if B.ROUTERS[layer.router].requires == "ids":
             if ids is None:
                 ids = self._places(x, mask, options.tokens // layer.group_images)
             else:
                 _check_tokens("ids", ids, x)
-            ids = ids.reshape(groups, options.tokens)
-        else:
-            ids = None
+            needed["ids"] = ids.reshape(groups, options.tokens)
+        if choices is not None:
+            _check_tokens("choices", choices, x, "choices")
+            needed["choices"] = choices.reshape(groups, options.tokens, choices.shape[-1])
         if mask is None:
-            y, output = self._routed(tokens, ids, options)
+            y, output = self._routed(tokens, needed, options)
         elif self.experts.group is not None:
             raise ConfigError("mask: expected None, since expert parallelism needs equal token counts in all processes")
         else:
-            y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
+            y, output = without_padding(self._of_any_size, tokens, needed, mask.reshape(groups, options.tokens))
         return self.report(y.reshape(x.shape), output.losses, output.metrics)
 
     def _places(self, x: Tensor, mask: Tensor | None, tokens: int) -> Tensor:
@@ -236,19 +241,18 @@ class MoE(Reporting, HubMixin):
         self._layer.check_places(int(there.max()))
         return (there - 1).clamp_min(0).int()
 
-    def _of_any_size(self, tokens: Tensor, ids: Tensor | None) -> tuple[Tensor, RouterOutput]:
+    def _of_any_size(self, tokens: Tensor, needed: dict[str, Tensor]) -> tuple[Tensor, RouterOutput]:
         """Calls `_routed` with the options for this number of tokens."""
         options = self.options.of_tokens(tokens.shape[1])
         if self.training:
             options.check_training()
-        return self._routed(tokens, ids, options)
+        return self._routed(tokens, needed, options)
 
-    def _routed(self, tokens: Tensor, ids: Tensor | None, options: Any) -> tuple[Tensor, RouterOutput]:
-        """Returns the output for tokens (groups, tokens, width), and the router's output."""
+    def _routed(self, tokens: Tensor, needed: dict[str, Tensor], options: Any) -> tuple[Tensor, RouterOutput]:
+        """Returns the output for tokens (groups, tokens, width) and other arrays per token, and the router's output."""
         router = B.ROUTERS[self._layer.router]
         draws = router.noise(options) if self.training else None
         noise = None if draws is None else draw(replace(draws, shape=(len(tokens), *draws.shape)), tokens.device)
-        needed = {} if ids is None else {"ids": ids}
         params = self.router.params()
         state = params.get(STATE)
         output = router.route(params, tokens, options, state=state, noise=noise, train=self.training, **needed)
@@ -270,7 +274,8 @@ def _tree(layer: Layer, part: str, device: _Device, dtype: torch.dtype) -> Param
     return ParameterTree(arrays, device=device, dtype=dtype) if arrays else None
 
 
-def _check_tokens(name: str, array: Tensor, x: Tensor) -> None:
-    """Raises ShapeError unless the axes of `array` are the token axes of `x`."""
-    if array.shape != x.shape[:-1]:
-        raise ShapeError(f"{name}: expected the shape {tuple(x.shape[:-1])} of the tokens, got {tuple(array.shape)}")
+def _check_tokens(name: str, array: Tensor, x: Tensor, *more: str) -> None:
+    """Raises ShapeError unless the axes of `array` are the token axes of `x`, followed by axes with the names `more`."""
+    if array.shape[: x.ndim - 1] != x.shape[:-1] or array.ndim != x.ndim - 1 + len(more):
+        expected = ", ".join(map(str, (*x.shape[:-1], *more)))
+        raise ShapeError(f"{name}: expected the shape ({expected}) of the tokens, got {tuple(array.shape)}")

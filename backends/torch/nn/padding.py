@@ -11,12 +11,15 @@ from moespec.spec.routing import RouterOutput
 
 __all__ = ["without_padding"]
 
-Layer = Callable[[Tensor, Tensor | None], tuple[Tensor, RouterOutput]]
+Layer = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, RouterOutput]]
 
 
-def without_padding(layer: Layer, tokens: Tensor, ids: Tensor | None, mask: Tensor) -> tuple[Tensor, RouterOutput]:
-    """Applies `layer` to tokens (groups, tokens, width) and their ids, only where `mask` (groups, tokens) is true.
-    Returns the output (0 for padding), and the means of losses and metrics over the groups that have tokens.
+def without_padding(
+    layer: Layer, tokens: Tensor, needed: dict[str, Tensor], mask: Tensor
+) -> tuple[Tensor, RouterOutput]:
+    """Applies `layer` to tokens (groups, tokens, width) and to the arrays `needed` (groups, tokens, ...), only where
+    `mask` (groups, tokens) is true. Returns the output (0 for padding), and the means of losses and metrics over the
+    groups that have tokens.
 
     The token counts are read on the host. Raises ContractError if no group has a token.
     """
@@ -27,7 +30,7 @@ def without_padding(layer: Layer, tokens: Tensor, ids: Tensor | None, mask: Tens
     for size in sorted(set(present.tolist())):
         if size:
             chosen = mask & (present == size)[:, None]
-            cut = None if ids is None else ids[chosen].reshape(-1, size)
+            cut = {name: each[chosen].reshape(-1, size, *each.shape[2:]) for name, each in needed.items()}
             rows, output = layer(tokens[chosen].reshape(-1, size, width), cut)
             y = y.masked_scatter(chosen[:, :, None], rows)
             parts.append(output)
