@@ -200,7 +200,7 @@ def read(path: Path) -> Case:
 
 
 def check(content: Any, schema: str) -> None:
-    """Raises ValueError unless the content matches `schema.json` or `report_schema.json`.
+    """Raises ValueError unless the content matches `schema.json`, `report_schema.json` or `recording_schema.json`.
 
     The error message is short and names the location.
     """

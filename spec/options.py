@@ -5,7 +5,7 @@ The module of each router defines its options as fields of the class `Options`. 
 """
 
 import math
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Self
 
 from moespec.spec.algorithms.capacity import capacity_of
@@ -14,7 +14,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
 from moespec.spec.ranges import Count, check, option_types, plain
 
-__all__ = ["RouterOptions"]
+__all__ = ["RouterOptions", "field_names"]
 
 TEXTS = {
     "capacity_factor": "capacity = factor * tokens / experts, multiplied by the choices if tokens choose; inf: no limit",
@@ -116,6 +116,11 @@ class RouterOptions:
         Raises ConfigError if an expert has no slot. If experts choose tokens, also raises ConfigError for more slots than tokens.
         """
         return slots(self, train=train) if hasattr(self, "capacity_factor") else self.tokens
+
+
+def field_names(options: Any) -> set[str]:
+    """Returns the field names of a dataclass, or an empty set for another object."""
+    return {each.name for each in fields(options)} if is_dataclass(options) else set()
 
 
 def slots(options: Any, *, train: bool) -> int:

@@ -7,6 +7,7 @@
 
 The metadata entry `moespec_recording` is JSON with `format`, `version`, `moespec` and the checksum `tensors`. For each gate,
 in the order of the gates' first calls, the entry lists the `name`, the token counts of all `calls`, and the `dtypes` of the computation.
+`recording_schema.json` defines the entry.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.check.files import FileError
+from moespec.conformance.manifest import check
 from moespec.models.files import read_file, signed, unsigned, write_atomically
 from moespec.models.tensors import sealed, unsealed
 from moespec.spec.values import present
@@ -147,14 +149,13 @@ def _gates(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> lis
         raise ValueError("damaged: its checksum does not match its tensors")
     if unknown := [name for name in arrays if not re.fullmatch(rf"\d+/({'|'.join(PARTS)})", name)]:
         raise ValueError(f"{unknown[0]!r} is not an array name of a recording")
+    check(record, "recording_schema.json")
     gates = []
     for i, entry in enumerate(record["gates"]):
-        calls, dtypes = tuple(entry["calls"]), {str(part): str(dtype) for part, dtype in entry["dtypes"].items()}
-        if any(type(call) is not int or call < 1 for call in calls):
-            raise ValueError(f"{entry['name']!r}: calls={entry['calls']!r}: expected positive token counts")
-        gates.append(Gate(entry["name"], calls, dtypes, *(arrays.get(f"{i}/{part}") for part in PARTS)))
-    if not gates or len({gate.name for gate in gates}) < len(gates):
-        raise ValueError("no gates" if not gates else "duplicate gate names")
+        parts = (arrays.get(f"{i}/{part}") for part in PARTS)
+        gates.append(Gate(entry["name"], tuple(entry["calls"]), entry["dtypes"], *parts))
+    if len({gate.name for gate in gates}) < len(gates):
+        raise ValueError("duplicate gate names")
     return gates
 
 

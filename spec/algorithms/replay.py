@@ -23,9 +23,6 @@ RP-4: Which choices does the balance loss count?
     Reading: the choices that the router would make now.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, compute_routing_scores_for_aux_loss.
     Alternative b: the recorded choices.
-
-Often done differently
-
 RP-5: Which weights do recorded choices have?
     Reading: the current scores of the recorded experts, also of experts that the router would not choose now. The gradient flows to the
         current logits.
@@ -88,7 +85,7 @@ def replay_choices(scores: ArrayLike, choices: ArrayLike, combine_scores: ArrayL
     Raises:
         ContractError: a number in `choices` is below -1 or not below the number of experts, or a token chooses an expert twice.
 
-    Source: R3, section 4; NVIDIA/Megatron-LM, megatron/core/transformer/moe/router_replay.py, RouterReplay.get_replay_topk.
+    Source: R3; NVIDIA/Megatron-LM, megatron/core/transformer/moe/router_replay.py, RouterReplay.get_replay_topk.
 
     >>> from moespec.spec import token_choice, slot_tokens
     >>> scores = [[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]
@@ -108,11 +105,12 @@ def replay_choices(scores: ArrayLike, choices: ArrayLike, combine_scores: ArrayL
     _check_values(recorded, chosen)
 
     K, made = recorded.shape[1], (recorded >= 0).sum(axis=1)
-    ranks = np.where(chosen.any(axis=1), K - chosen.argmax(axis=1), -1 - expert)
+    rank = np.einsum("tie,i->te", chosen, K - np.arange(K))  # 0 for an expert that was not recorded
+    ranks = np.where(rank > 0, rank, -1 - expert)
     has_record = made[:, None] > 0
     return Replay(
         np.where(has_record, ranks, scores.real),
-        np.where(has_record & ~chosen.any(axis=1), 0, weights),
+        np.where(has_record & (rank == 0), 0, weights),
         ~has_record | (np.arange(K) < made[:, None]),
     )
 

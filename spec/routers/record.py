@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Generic, TypeVar, cast
 
@@ -11,7 +11,7 @@ import numpy as np
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.names import warn_renamed
-from moespec.spec.options import RouterOptions
+from moespec.spec.options import RouterOptions, field_names
 from moespec.spec.routing import Noise, Params, RouterOutput, State, StateSpec
 
 __all__ = ["Router"]
@@ -33,11 +33,6 @@ def _no_update(options: Any, state: State, statistics: State) -> State:
     return {}
 
 
-def _fields(options: Any) -> set[str]:
-    """The field names of a dataclass, or an empty set for another object."""
-    return {each.name for each in fields(options)} if is_dataclass(options) else set()
-
-
 @dataclass(frozen=True)
 class Router(Generic[OptionsOf]):
     """A router: its options, functions and description.
@@ -55,12 +50,10 @@ class Router(Generic[OptionsOf]):
     state: `state(options)` describes, by name, the arrays that the router keeps from step to step. No optimiser changes the state.
     update: `update(options, state, statistics)` returns the state after a step. `statistics` is the sum over all groups of the step.
         `update` raises ConfigError for a router without a state, or for a state with wrong names.
-    requires: the name of an additional input of `route`: "ids" for (tokens,) integers, or "" for no input.
-    replays: whether `route` also takes `choices`: (tokens, choices) integers, recorded choices that replace the choices of the router.
+    requires: an additional input of `route`: "ids" for (tokens,) integers, or "". replays: whether `route` takes recorded `choices`, too.
     decays: the names of parameters with weight decay. frozen: the names of parameters without gradients.
     models: published models that use this router, some with non-default options.
-    balances: what the router balances, and how. drops: which tokens may get no expert.
-    cost: the cost of routing one group, in multiply-adds unless stated otherwise.
+    balances: what the router balances, and how. drops: which tokens may get no expert. cost: multiply-adds for routing one group.
     compose, compose_update: `route` and `update` of a user router for JAX and torch. `compose(B, params, tokens, options, ...)`
         takes a backend `B` and arrays with a leading groups axis. `moespec.backends.routers` implements the built-in routers.
     revision: the revision of the router's row in the conformance matrix. functions: other public functions that this row covers.
@@ -181,7 +174,7 @@ class Router(Generic[OptionsOf]):
         return checked
 
     def _check_options(self, options: Any) -> None:
-        if not isinstance(options, self.Options) and _fields(options) != _fields(self.Options):
+        if not isinstance(options, self.Options) and field_names(options) != field_names(self.Options):
             raise ConfigError(f"options: expected ROUTERS[{self.name!r}].options(...), got {options!r}")
 
     def _check_state(self, options: Any, state: State | None) -> bool:

@@ -182,17 +182,14 @@ def route(
         weights = scaled_gates(weights, scale=options.scale)
 
     # Slots.
-    capacity = options.capacity(train=train)
-    routing = token_choice(
-        selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order, keep=keep
-    )
+    K, capacity = options.choices, options.capacity(train=train)
+    routing = token_choice(selection, choices=K, capacity=capacity, combine_scores=weights, order=order, keep=keep)
 
     # Statistics.
     if options.bias_update == "sign":
-        statistics = {"load": expert_load(selection, keep, choices=options.choices)}
+        statistics = {"load": expert_load(selection, keep, choices=K)}
     else:
-        required = required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)
-        statistics = {"required": required}
+        statistics = {"required": required_biases(scores, state["bias"], choices=K, bins=options.bias_bins)}
 
     # Losses. The importance and balance losses use scores that sum to 1 for each token.
     losses: dict[str, Array] = {}
@@ -202,7 +199,7 @@ def route(
     if options.importance_weight:
         losses["importance"] = importance_loss(shares)
     if options.balance_weight:
-        counted = options.choices if options.balance_counts == "all" else 1
+        counted = K if options.balance_counts == "all" else 1
         losses["balance"] = scoped_balance_loss(shares, scope=options.balance_scope, choices=counted)
     if options.z_weight:
         losses["z"] = z_loss(logits)

@@ -1,5 +1,6 @@
 """Recordings of gates: what is kept, which router explains it, and two engines of which one has a planted mistake."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -134,6 +135,9 @@ def test_logits_that_differ_are_not_the_router(tmp_path):
     assert "the second recording's logits all fit bfloat16" in text
     assert "follow from the differing logits by the same rule" in text
     assert "The router is not the cause: the logits already differ" in text
+    assert re.search(r"Replay of the second recording's choices in the first changes exactly these \d+ decisions", text)
+    away = float(re.search(r"then differ from the second's by up to (\S+) of", text)[1])
+    assert 0 < away < 0.05  # the weights of rounded logits, for equal choices
 
 
 def test_choices_alone_are_compared(tmp_path):
@@ -146,6 +150,8 @@ def test_choices_alone_are_compared(tmp_path):
     assert not agree
     for each in ("different names", "4 of 1024 decisions differ (0.4%)", "not in both recordings", "1 neither near"):
         assert each in text
+    assert "changes exactly these 4 decisions" in text
+    assert "then differ from the second's" not in text  # the second has no weights
     assert "no logits were recorded" in explain([alone])[0]
 
 
@@ -298,12 +304,14 @@ def changed(path, change):
     ("change", "words"),
     [
         (lambda arrays, record: record.update(version=2), "got 'moespec recording' version 2"),
-        (lambda arrays, record: record.update(gates=[]), "no gates"),
+        (lambda arrays, record: record.update(gates=[]), "$.gates: [] should be non-empty"),
         (lambda arrays, record: record["gates"][1].update(name="gate.0"), "duplicate gate names"),
         (lambda arrays, record: record["gates"][0].update(name="\x1b[2J"), "printable"),
+        (lambda arrays, record: record["gates"][0].update(calls=[0, 256]), "0 is less than the minimum of 1"),
+        (lambda arrays, record: record["gates"][0].update(dtypes={"scores": "float32"}), "'scores' is not one of"),
         (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected shape (255 tokens"),
         (lambda arrays, record: arrays["0/choices"].__setitem__((0, 0), 16), "integers from -1 to 15"),
-        (lambda arrays, record: record["gates"][0].pop("dtypes"), "damaged (KeyError"),
+        (lambda arrays, record: record["gates"][0].pop("dtypes"), "'dtypes' is a required property"),
         (forged(np.full((1, 1), 2**31 - 1, np.int32)), "has 2147483648 experts and 1 tokens, expected at most 65536"),
         (forged(np.full((2**13, 1), 2**16 - 1)), "experts and 268435456 pairs"),
         (forged(np.full((9, 1), 0.5)), "choices: expected integers"),
