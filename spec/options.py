@@ -14,7 +14,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
 from moespec.spec.ranges import Count, check, option_types, plain
 
-__all__ = ["RouterOptions", "field_names"]
+__all__ = ["RouterOptions"]
 
 TEXTS = {
     "capacity_factor": "capacity = factor * tokens / experts, multiplied by the choices if tokens choose; inf: no limit",

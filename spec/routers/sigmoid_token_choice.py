@@ -145,13 +145,12 @@ def route(
     Source: DeepSeek-V3, section 2.1.2.
 
     >>> import numpy as np
-    >>> from moespec.spec import ROUTERS, slot_tokens
-    >>> from moespec.spec.examples import LOGITS
+    >>> from moespec.spec import ROUTERS, examples, slot_tokens
     >>> router = ROUTERS["sigmoid_token_choice"]
     >>> options = router.options(width=3, experts=3, tokens=6, choices=1, normalize_selected=False, bias_update_rate=0.5)
     >>> state, params = router.initial_state(options), {"kernel": np.eye(3)}
     >>> for _ in range(2):
-    ...     found = router.route(params, LOGITS, options, state=state, train=True)
+    ...     found = router.route(params, examples.LOGITS, options, state=state, train=True)
     ...     state = router.update(options, state, found.statistics)
     ...     print(slot_tokens(found.routing).tolist(), found.statistics["load"].tolist(), state["bias"].tolist())
     [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] [3.0, 2.0, 1.0] [-0.5, 0.0, 0.5]
