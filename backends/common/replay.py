@@ -22,7 +22,7 @@ def replay_choices(xp: Namespace[Array], scores: Array, choices: Array, combine_
     choices = xp.cast(choices, "int32")
     position = xp.invert_index(xp.where(choices < 0, experts, choices).reshape(-1, K), experts).reshape(scores.shape)
     made = xp.sum(xp.cast(choices >= 0, "int32"), 2, keepdims=True)
-    chosen, unrecorded = position < K, made == 0
+    chosen, unrecorded = position < K, made < 1
     ranks = xp.cast(xp.where(chosen, K - position, -1 - xp.indices(experts, position)), scores.dtype)
     keep = unrecorded | (xp.indices(K, choices) < made)
     return Replay(xp.where(unrecorded, scores, ranks), xp.where(chosen | unrecorded, weights, 0.0), keep)

@@ -22,7 +22,7 @@ def cases() -> Iterator[Definition]:
     given: dict[str, Any] = {"scores": scores("replay/a", (2, 3, 4)), "choices": recorded}
     purpose = "A choice not made, before and after another one, and a token without a record."
     yield case("choices", "value", purpose, FLAG, **given)
-    more = {"combine_scores": scores("replay/b", (2, 3, 4))}
+    more: dict[str, Any] = {"combine_scores": scores("replay/b", (2, 3, 4))}
     yield case("combine_scores", "value", "Weights that are not the scores.", FLAG, "combine_scores", **given, **more)
     purpose = "By both scores: only the weights of recorded experts have a gradient."
     yield case("gradient", "gradient", purpose, FLAG, "stop_gradient", of="combine_scores", **given, **more)

@@ -65,11 +65,20 @@ def _router() -> Iterator[Definition]:
     room: dict[str, Any] = {"eval_capacity_factor": 0.75, "rounding": "round"}
     yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **room)
     yield from _of_groups(partial(case, sizes=(6, 8, 4)))
-    few = {"sizes": (6, 3, 4), "recorded": 2, "choices": 2, "train": True, "slots_per_expert": None, "scale": 1.5}
-    yield replay(case, BIAS, DIVIDED, **few)
-    yield replay(case, BIAS, "stop_gradient", name="replay_gradient", kind="gradient", by=LAYER, losses=False, **few)
-    far: dict[str, Any] = {"sizes": (6, 4, 4), "expert_groups": 2, "chosen_groups": 1, "outside": "zero"}
-    yield replay(case, BIAS, "expert_groups", name="replay_groups", recorded=2, choices=2, train=True, **far)
+    recorded: dict[str, Any] = {
+        "sizes": (6, 3, 4),
+        "recorded": 2,
+        "choices": 2,
+        "train": True,
+        "slots_per_expert": None,
+        "scale": 1.5,
+    }
+    yield replay(case, BIAS, DIVIDED, **recorded)
+    yield replay(
+        case, BIAS, "stop_gradient", name="replay_gradient", kind="gradient", by=LAYER, losses=False, **recorded
+    )
+    other: dict[str, Any] = {"sizes": (6, 4, 4), "expert_groups": 2, "chosen_groups": 1, "outside": "zero"}
+    yield replay(case, BIAS, "expert_groups", name="replay_groups", recorded=2, choices=2, train=True, **other)
     bias = of_experts([2.0, 0.25, -0.125, 0.0, 0.125, -0.25, 0.5, -2.0])
     groups: dict[str, Any] = {"scale": 2.0, "expert_groups": 4, "chosen_groups": 2}
     biased = partial(router_case, NAME, state={"bias": bias}, sizes=(7, 8, 3), **groups)

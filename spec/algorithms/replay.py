@@ -35,7 +35,7 @@ RP-6: By which sum are the weights of recorded choices divided?
     Alternative b: by the sum over the experts that the router would choose now.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,9 +60,9 @@ class Replay(NamedTuple):
     keep: (tokens, choices) booleans, False for a choice that was not made.
     """
 
-    scores: Array
-    combine_scores: Array
-    keep: Array
+    scores: Any
+    combine_scores: Any
+    keep: Any
 
 
 def replay_choices(scores: ArrayLike, choices: ArrayLike, combine_scores: ArrayLike | None = None) -> Replay:
@@ -115,7 +115,7 @@ def replay_choices(scores: ArrayLike, choices: ArrayLike, combine_scores: ArrayL
     )
 
 
-def check_recorded(name: str, recorded: Array, tokens: int, experts: int) -> None:
+def check_recorded(name: str, recorded: Any, tokens: int, experts: int) -> None:
     """Raises `DtypeError` or `ShapeError` unless `recorded` is (..., tokens, choices) integers, with at most `experts` choices."""
     check_integers(name, recorded, "tokens choices" if recorded.ndim < 3 else "groups tokens choices")
     check_size(name, recorded, -2, tokens, "the number of tokens")
