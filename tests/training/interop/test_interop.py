@@ -65,7 +65,11 @@ def load(name: str) -> Vector:
         config = interop.config_from_timm(record["model"])
     else:
         model = record["model"]
-        sizes = {"image_size": record["image_size"], "channels": record["channels"], "patch_size": model["patch_size"][0]}
+        sizes = {
+            "image_size": record["image_size"],
+            "channels": record["channels"],
+            "patch_size": model["patch_size"][0],
+        }
         sizes |= {"classes": model["num_classes"], "depth": model["num_blocks"], "width": model["hidden_dim"]}
         config = mixer.MixerConfig(**sizes, token_hidden=model["tokens_mlp_dim"], hidden=model["channels_mlp_dim"])
     return Vector(record["peer"], config, load_file(FOLDER / f"{name}.safetensors"))
