@@ -156,7 +156,6 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train --run a\0b", ("run='a\\x00b'",)),
     ("train --run " + "a" * 300, ("run='aaaa",)),
     # Evaluating or inspecting what is not there.
-    ("evaluate {}/damaged", ("config.toml", "not a TOML file")),
     *((f"evaluate {{}}/run --step={step}", ("step", step)) for step in ("99", "-1", "0", str(10**30))),
     ("inspect {}/run --image nowhere.png", ("nowhere.png",)),
     ("inspect {}/run --image {}/float.tif", ("float.tif", "floating-point")),
@@ -181,8 +180,6 @@ def write_files(folder: Path) -> None:
     """What the commands name."""
     for name, content in (("letter.txt", "Dear"), ("suite.json", "{}")):
         (folder / name).write_text(content)
-    (folder / "damaged").mkdir()
-    (folder / "damaged" / "config.toml").write_text("[")
     shutil.copytree(OLD_RUN, folder / "run")
     Image.new("RGB", (9, 7)).save(folder / "photo.png")
     Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "float.tif")
