@@ -2,10 +2,9 @@
 
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from committed import BY_ID, of, results_of
+from committed import BY_ID, of, results_of, rewired
 
 from moespec.conformance.author.variant import every, module_of
 from moespec.conformance.cases import variants
@@ -54,8 +53,7 @@ def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_stride
     ((dtype, chosen),) = [(dtype, chosen) for dtype, mode, chosen in plan.parts() if mode == "strided"]
     cases = [BY_ID[id] for id in chosen]
     assert dtype == "float32"
-    replaced = {**vars(right), name: contiguous(getattr(right, name))}
-    wrong = Target("kernel", DTYPES["float32"], SimpleNamespace(**replaced))
+    wrong = Target("kernel", DTYPES["float32"], rewired(right, **{name: contiguous(getattr(right, name))}))
     assert {result.state for result in run_cases(wrong, cases, "eager")} == {"pass"}
     assert {result.kind for result in run_cases(wrong, cases, "strided") if result.state == "fail"} == {
         "value",

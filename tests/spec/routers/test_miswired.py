@@ -7,19 +7,17 @@ option, tests/conformance/cases/test_router_options.py shows the vectors that di
 import ast
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from committed import of, results_of
+from committed import of, results_of, rewired
 
 import moespec.backends.numpy as numpy
 from moespec import spec
-from moespec.backends.routers import composed
 from moespec.conformance.author.build import build
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.golden.derived import all_definitions
 
-COMPOSED = SimpleNamespace(**{**vars(numpy), "ROUTERS": composed(numpy)})
+COMPOSED = rewired(numpy)
 
 NOISY = "losses(options, logits, noisy, noise"
 WRONG = [
