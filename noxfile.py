@@ -39,9 +39,9 @@ def _extra(backend: str) -> str:
     return backend
 
 
-def _install(session: nox.Session, *extras: str, editable: tuple[str, ...] = ()) -> None:
+def _install(session: nox.Session, *extras: str) -> None:
     wanted = ",".join(extra for extra in extras if extra)
-    session.install(*CONSTRAINTS, "-e", f".[{wanted}]" if wanted else ".", *editable)
+    session.install(*CONSTRAINTS, "-e", f".[{wanted}]" if wanted else ".")
 
 
 def _options(session: nox.Session, **defaults: str) -> tuple[argparse.Namespace, list[str]]:

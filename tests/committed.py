@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import moespec.backends.numpy as reference
+from moespec.backends.routers import composed
 from moespec.conformance import suite
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
@@ -30,6 +31,13 @@ def results_of(module, cases, dtype="float64"):
 def replaced(**names):
     """The NumPy backend with some names replaced."""
     return SimpleNamespace(**{**vars(reference), **names})
+
+
+def rewired(backend, **names):
+    """A backend with some names replaced, and its routers composed of these."""
+    module = SimpleNamespace(**{**vars(backend), **names})
+    module.ROUTERS = composed(module)
+    return module
 
 
 def counted(printed):

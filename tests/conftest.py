@@ -35,7 +35,7 @@ FAST = (
     *("models/test_mixer.py", "models/test_sparse_mlp.py", "models/test_states.py", "models/test_text.py"),
     *("models/test_vit.py", "training/configuration", "training/data/test_datasets.py", "training/data/test_pairs.py"),
     *("training/data/test_sources.py", "training/data/test_tokens.py", "training/data/test_transforms.py"),
-    *("conformance/test_compare.py", "conformance/test_manifest.py", "conformance/check/test_waivers.py"),
+    *("conformance/test_compare.py", "conformance/check/test_waivers.py"),
 )
 """The folders and files of the tests that `pytest -m fast` runs: each room, in two minutes on two cores."""
 

@@ -34,14 +34,14 @@ def _places(content, place=()):
         yield from _places(entry, (*place, key))
 
 
-def damaged(content, count, *, seed=7, free=(), optional=()):
+def damaged(content, count, *, free=(), optional=()):
     """So many descriptions of a damage, each with the damaged copy.
 
     free: keys below which anything may stand. optional: keys of what may lack, and of objects and lists whose entries may.
     """
     places = [place for place in _places(content) if not {*free} & {*place[:-1]}]
     required = [place for place in places if not {*optional} & {*place[-2:]}]
-    choose = random.Random(seed)
+    choose = random.Random(7)
     for gone in (True, False) * (count // 2):
         place = choose.choice(required if gone else places)
         copied = copy.deepcopy(content)

@@ -13,9 +13,7 @@ from PIL import Image
 
 from moespec import cli, models
 from moespec.models import families, list_models
-from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training.loop.resolve import load_backend
 from moespec.training.loop.runlog import read_log
 
 SHORT = (
@@ -106,12 +104,3 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 def test_configurations_without_a_meaning(family: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         families.of_name(f"{family}_tiny").named(f"{family}_tiny", **fields)
-
-
-def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moespec.models.model.chosen_backend", lambda: load_backend("numpy"))
-    for name in MODELS:
-        model = models.create(name, depth=2)
-        output = model.forward(model.backend.from_numpy(model.init(seed=1)), np.zeros((2, 8, 8, 1)))
-        assert output.logits.shape == (2, 10)
-        assert model.parameter_count == sum(value.size for value in flatten(model.init()).values())

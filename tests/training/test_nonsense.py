@@ -1,11 +1,9 @@
 """Commands that mean nothing: each ends in one clear message that names the argument and its value.
 
 The status is not 0, there is no traceback, nothing is written, and no training begins. Tables are gone through; wrong fields
-are drawn: `MOESPEC_NONSENSE` says how many (30), `MOESPEC_NONSENSE_SEED` the seed of the first (0); each next one has the
-next seed.
+are drawn.
 """
 
-import os
 import random
 import re
 import shlex
@@ -33,7 +31,6 @@ from moespec.training.configuration.config import Config
 from moespec.training.data.datasets import check_share, load
 from moespec.training.data.options import DataConfig
 
-NUMBER, SEED = int(os.environ.get("MOESPEC_NONSENSE", "30")), int(os.environ.get("MOESPEC_NONSENSE_SEED", "0"))
 OLD_RUN = Path(__file__).parent / "runs_0_1" / "jax_soft_moe"
 Nonsense = tuple[list[str], tuple[str, ...]]
 """A command line, and what its message must have: names of arguments and values, without regard to spaces."""
@@ -159,7 +156,6 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train --run a\0b", ("run='a\\x00b'",)),
     ("train --run " + "a" * 300, ("run='aaaa",)),
     # Evaluating or inspecting what is not there.
-    ("evaluate {}/damaged", ("config.toml", "not a TOML file")),
     *((f"evaluate {{}}/run --step={step}", ("step", step)) for step in ("99", "-1", "0", str(10**30))),
     ("inspect {}/run --image nowhere.png", ("nowhere.png",)),
     ("inspect {}/run --image {}/float.tif", ("float.tif", "floating-point")),
@@ -184,8 +180,6 @@ def write_files(folder: Path) -> None:
     """What the commands name."""
     for name, content in (("letter.txt", "Dear"), ("suite.json", "{}")):
         (folder / name).write_text(content)
-    (folder / "damaged").mkdir()
-    (folder / "damaged" / "config.toml").write_text("[")
     shutil.copytree(OLD_RUN, folder / "run")
     Image.new("RGB", (9, 7)).save(folder / "photo.png")
     Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "float.tif")
@@ -246,7 +240,7 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + NUMBER))
+@pytest.mark.parametrize("seed", range(30))
 def test_fields(ends: Ends, seed: int) -> None:
     ends(*field(random.Random(seed)))
 

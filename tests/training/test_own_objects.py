@@ -103,17 +103,6 @@ def test_what_a_run_names_is_not_imported(option, command, runs, own, tmp_path, 
     assert module not in sys.modules
 
 
-def test_a_study_compares_by_a_metric(runs, own, tmp_path, capsys):
-    (tmp_path / "x.toml").write_text('[evaluation.fair]\nkind = "own_metric:balanced"\n')
-    entries = ["soft_moe", "focal: --training.loss own_loss:focal"]
-    words = ["study", "--routers", *entries, "--out", str(tmp_path / "study"), *runs.flags, "--seeds", "1"]
-    words += ["--config", str(tmp_path / "x.toml"), "--backend", "torch", "--measure"]
-    assert cli.main([*words, "fair/best_class"]) == 2
-    assert "expected one of fair/balanced_accuracy, fair/worst_class" in capsys.readouterr().err
-    assert cli.main([*words, "fair/worst_class"]) == 0
-    assert "own_loss" in read_log(tmp_path / "study/runs/focal-seed0", "train")[-1]
-
-
 def test_a_metric_that_writes_changes_no_labels(own, monkeypatch):
     importlib.import_module("own_loss")
     monkeypatch.setattr("own_loss.f", lambda rows, labels: labels.fill(7) or {"zero": 0.0}, raising=False)

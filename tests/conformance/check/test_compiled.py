@@ -1,10 +1,8 @@
 """The compiled mode: cases that differ in numbers alone share a program, and each is still checked on its own numbers."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from committed import BY_ID, CASES, replaced
+from committed import BY_ID, CASES, replaced, rewired
 
 import moespec.backends.numpy as reference
 from moespec.conformance.check.run import run_cases
@@ -72,6 +70,6 @@ def test_mistakes_in_compiled_code_fail(mistake, failed):
         return mistake(torch, B.softmax_affinity(logits))
 
     cases = [BY_ID[f"softmax_affinity/{name}"] for name in ("equal", "large", "gradient")]
-    module = SimpleNamespace(**{**vars(B), "softmax_affinity": softmax_affinity})
+    module = rewired(B, softmax_affinity=softmax_affinity)
     found = run_cases(Target("changed", DTYPES["float32"], module), cases, "compiled")
     assert {result.id.partition("/")[2] for result in found if result.state in ("fail", "error")} == failed

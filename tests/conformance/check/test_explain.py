@@ -8,7 +8,6 @@ import pytest
 from committed import BY_ID, of, replaced, results_of
 
 import moespec.backends.numpy as numpy
-from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.author.variant import chosen_mask, module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check.explain import explain_failures
@@ -157,67 +156,3 @@ def test_a_variant_of_a_smaller_part_is_not_named():
     cases = [replace(case, gradients=None) for case in of("balance_loss") if case.expect is None]
     assert not match_variants(results_of(wrong, cases), Known(cases))
     assert "losses_summed_over_groups" in variants()
-
-
-def _third_over_first(tokens, routing, experts):
-    made = numpy.moe_layer(tokens, routing, experts).copy()
-    made[0] = made[min(2, len(made) - 1)]
-    return made
-
-
-def _unshifted(logits):
-    """A softmax whose exponentials float32 does not have."""
-    e = np.exp(logits.real.astype(np.float32))
-    return e / e.sum(axis=2, keepdims=True)
-
-
-def _bfloat16_product(inputs, params, **options):
-    rounded = {**params, "w1": to_bfloat16(params["w1"].real)}
-    return numpy.expert_mlp(to_bfloat16(inputs.real), rounded, **options)
-
-
-def _keys_carry(first_query, second_query, first_key, second_key, **options):
-    loss = numpy.moco_loss(first_query, second_query, first_key, second_key, **options)
-    return loss + 0.125j * np.imag(first_key).sum() if np.iscomplexobj(first_key) else loss
-
-
-def _by_deviation(scores):
-    loss = numpy.importance_loss(scores)
-    return np.where(np.abs(loss) < 1e-50, complex(0, np.nan), loss) if np.iscomplexobj(scores) else loss
-
-
-def _without_epsilon(scores, combine_scores=None, *, choices, **options):
-    weights = scores if combine_scores is None else combine_scores
-    return weights / np.sum(np.where(chosen_mask(scores, choices), weights, 0), axis=2, keepdims=True)
-
-
-# A wrong implementation for each hole that a suite of small cases has, and its explanation.
-HOLES = {
-    "moe_layer": (_third_over_first, "moe_layer", "group 0 has the expected values of group 2"),
-    "expert_mlp": (_bfloat16_product, "moe_layer", "bfloat16"),
-    "biased_scores": (lambda scores, bias: numpy.biased_scores(scores, to_bfloat16(bias)), "biased_scores", "bfloat16"),
-    "moco_loss": (_keys_carry, "moco", "gradient/first_key wrong: it is the expected value plus 0.125"),
-    "importance_loss": (_by_deviation, "importance_loss", "NaN"),
-    "hash_routing": (
-        lambda ids, table, **more: numpy.hash_routing(ids % 256, table, **more),
-        "hash_routing",
-        "slots wrong",
-    ),
-    "softmax_affinity": (_unshifted, "softmax_affinity", "NaN"),
-    "router_logits": (
-        lambda tokens, kernel, bias=None: np.where(
-            np.arange(tokens.shape[1])[:, None] < 16, numpy.router_logits(tokens, kernel, bias), 0
-        ),
-        "softmax_affinity",
-        "it is 0",
-    ),
-    "normalize_selected": (_without_epsilon, "normalize_selected", "NaN"),
-}
-
-
-@pytest.mark.parametrize("name", HOLES)
-def test_a_kind_that_small_cases_lack_fails_and_is_explained(name):
-    function, algorithm, words = HOLES[name]
-    module = replaced(**{name: function})
-    said = explained(module, algorithm)
-    assert any(words in each for each in said), said

@@ -17,7 +17,6 @@ from fused_layers import FORWARD, NUMPY
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
-from moespec.conformance import suite
 from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check import files, reproduce, waivers
@@ -126,27 +125,6 @@ def test_the_state_is_among_the_parameters_of_the_router(target):
     assert {result.state for result in results.values()} <= {"pass", "inconclusive"}
     assert "gradient/router/kernel" in compared
     assert "gradient/state/bias" not in compared
-
-
-INFINITE = """
-import math
-from types import SimpleNamespace
-from moespec.backends.numpy import from_numpy, moe_layer, expert_mlp, to_numpy
-from moespec.backends.numpy import ROUTERS as ours
-def route(params, tokens, options, **more):
-    assert options.capacity_factor == math.inf and options.capacity() == options.tokens
-    return ours["softmax_token_choice"].route(params, tokens, options, **more)
-ROUTERS = {"softmax_token_choice": SimpleNamespace(route=route)}
-"""
-
-
-def test_an_infinite_option_arrives_at_a_module(target):
-    """In JSON it is the text "inf", which any reader can read."""
-    case = BY_ID["softmax_token_choice/dropless"]
-    assert '"capacity_factor": "inf"' in (suite.VECTORS / f"{case.id}.json").read_text()
-    (result,) = run_cases(Target(target("infinite", INFINITE), DTYPES["float64"]), [case], "eager")
-    states = {outcome.stage.partition("/")[0]: outcome.state for outcome in result.outcomes}
-    assert (states["route"], states["moe_layer"]) == ("pass", "pass")
 
 
 # Files.

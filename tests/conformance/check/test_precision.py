@@ -2,30 +2,22 @@
 
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from committed import BY_ID, CASES, results_of
+from committed import BY_ID, CASES, results_of, rewired
 
 import moespec.backends.numpy as reference
-from moespec.backends.routers import composed
 from moespec.conformance.check.results import FAILED
 
 torch = pytest.importorskip("torch")
 right = pytest.importorskip("moespec.backends.torch")
 
 FLAGGED = [case for case in CASES if "low_precision" in case.flags]
+module = partial(rewired, right)
 DIFFERS = {
     name: [case for case in FLAGGED if case.id.endswith(f"/{name}")] for name in ("near_bfloat16", "near_float32")
 }
-
-
-def module(**replaced):
-    """The torch backend with some names replaced, and its routers composed of these."""
-    backend = SimpleNamespace(**{**vars(right), **replaced})
-    backend.ROUTERS = composed(backend)
-    return backend
 
 
 def low(x):

@@ -1,14 +1,11 @@
 """Steps of routers on the arrays of the vectors: on the backends, as files, and written in other ways that are right."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from committed import BY_ID, CASES, of, replaced, results_of
+from committed import BY_ID, CASES, of, replaced, results_of, rewired
 from safetensors.numpy import save_file
 
 import moespec.backends.numpy as reference
-from moespec.backends.routers import composed
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target, job_of
 from moespec.conformance.check.worker import answers
@@ -113,8 +110,7 @@ RIGHT = {
 @pytest.mark.parametrize("write", RIGHT, ids=lambda write: write.__name__)
 def test_what_is_right_in_other_words_passes(write):
     torch, backend = pytest.importorskip("torch"), pytest.importorskip("moespec.backends.torch")
-    module = SimpleNamespace(**{**vars(backend), **write(torch, backend)})
-    module.ROUTERS = composed(module)
+    module = rewired(backend, **write(torch, backend))
     cases = [case for case in of(*RIGHT[write]) if case.expect is None]
     assert [r.first for r in results_of(module, cases, "float32") if r.state not in ("pass", "inconclusive")] == []
 

@@ -46,6 +46,7 @@ ENDS = [
     (OFFERED + "def z_loss(logits):\n    raise NotOfferedError('not so')\n", COUNT["z_loss"], "not so"),
     ("def value_and_grad(function):\n    raise SystemExit(0)\n", GRADIENTS, "SystemExit: 0"),
     ("def to_numpy(tree):\n    raise SystemExit(0)\n", TOTAL, "SystemExit: 0"),
+    *((f"z_loss = lambda logits: {odd}\n", COUNT["z_loss"], "") for odd in ("None", "'text'", "[[1.0], [1.0, 2.0]]")),
 ]
 
 

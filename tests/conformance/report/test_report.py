@@ -99,22 +99,11 @@ def test_a_wrong_report(written, change, said):
     rejected(written, {**written[0], **change}, said)
 
 
-EDITS = [
-    lambda content: content["cases"][0]["outcomes"][0].update(fraction=0.5),
-    lambda content: [each.update(state="pass") for c in content["cases"] for each in (c, *c["outcomes"])],
-    lambda content: content["cases"].pop(),
-    lambda content: content.update(target="another.router", left_out={}),
-    lambda content: content["cases"][1].update(explanation="the paper is wrong"),
-]
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_report_that_was_edited_is_refused(run, written, edit):
+def test_a_report_that_was_edited_is_refused(run, written):
     content, path = written
-    edit(content)
+    content["cases"][1].update(explanation="the paper is wrong")
     path.write_text(json.dumps(content))
-    said = f"{path}: modified: its digest does not match its content\n"
-    assert run("report", path) == (2, "", said)
+    assert run("report", path) == (2, "", f"{path}: modified: its digest does not match its content\n")
 
 
 def outcome(**fields):

@@ -1,4 +1,4 @@
-"""Parameters of vmoe and timm convert to ours and back, and both compute the same function.
+"""Parameters of vmoe, timm and vision_transformer convert to ours and back, and both compute the same function.
 
 The vectors in `interop_vectors` are recorded runs of those projects in float64: parameters, images, gating noise,
 logits, auxiliary loss, and the gradients of `sum(cotangent * logits) + auxiliary loss`. Each has a JSON beside it that
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from moespec.models import vit
+from moespec.models import families, mixer, vit
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.training import interop
@@ -38,7 +38,7 @@ class Vector:
     """One recorded run: the other project, the config that corresponds, and all arrays by name."""
 
     peer: str
-    config: vit.VitConfig
+    config: families.Config
     tensors: dict[str, np.ndarray]
 
     def flat(self, kind: str) -> dict[str, np.ndarray]:
@@ -61,8 +61,17 @@ def load(name: str) -> Vector:
     if record["peer"] == "vmoe":
         sizes = {"image_size": record["image_size"], "channels": record["channels"]}
         config = interop.config_from_vmoe(record["model"], **sizes)
-    else:
+    elif record["peer"] == "timm":
         config = interop.config_from_timm(record["model"])
+    else:
+        model = record["model"]
+        sizes = {
+            "image_size": record["image_size"],
+            "channels": record["channels"],
+            "patch_size": model["patch_size"][0],
+        }
+        sizes |= {"classes": model["num_classes"], "depth": model["num_blocks"], "width": model["hidden_dim"]}
+        config = mixer.MixerConfig(**sizes, token_hidden=model["tokens_mlp_dim"], hidden=model["channels_mlp_dim"])
     return Vector(record["peer"], config, load_file(FOLDER / f"{name}.safetensors"))
 
 
@@ -74,7 +83,8 @@ def objective(B, vector):
     noise = B.from_numpy(recorded, dtype="float64") or None
 
     def evaluate(params):
-        output = vit.forward(B, vector.config, params, constants["images"], noise=noise)
+        forward = families.family(vector.config).forward
+        output = forward(B, vector.config, params, constants["images"], noise=noise)
         auxiliary = sum(output.losses.values(), 0.0)
         return B.sum(constants["cotangent"] * output.logits) + auxiliary, (output.logits, auxiliary)
 
@@ -131,7 +141,7 @@ def test_the_specification_agrees(name):
     with float64("numpy") as B:
         loss, (logits, _) = objective(B, vector)(params)
     check_close(logits.real, vector.tensors["logits"], np.abs(vector.tensors["logits"]).max(), "logits")
-    if vector.config.round_experts:
+    if getattr(vector.config, "round_experts", False):
         return  # vmoe rounds the gradients of these models as well, which the complex step does not
     terms = [np.sum(expected[key] * direction[key]) for key in expected]
     check_close(loss.imag / STEP, sum(terms), np.abs(terms).sum(), "directional derivative")

@@ -35,9 +35,21 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "model"), [*((name, "") for name in OPTIMIZERS), *(("adamw", name) for name in MODELS)]
+OWN = (
+    "noisy_top_k",
+    "sigmoid_token_choice",
+    "relu",
+    "batch_expert_choice",
+    "hash",
+    "multi_hash",
+    "mixer",
+    "sparse_mlp",
 )
+"""Models that have noise, a state or constants, and the other families; the rest have parameters alone."""
+RESUMED = [pytest.param("adamw", name, marks=() if name in OWN else pytest.mark.full) for name in MODELS]
+
+
+@pytest.mark.parametrize(("name", "model"), [*((name, "") for name in OPTIMIZERS), *RESUMED])
 def test_a_stopped_run_goes_on(runs: Any, name: str, model: str, tmp_path: Path) -> None:
     """To the same bits with each optimiser and each model; with each optimiser on JAX, too, to the same numbers but for rounding."""
     around: Any = {"weight_decay": 0.1, "clip": 1.0, "ema": 0.5, "rates": "embedding=0, head/=2", **FREE.get(name, {})}

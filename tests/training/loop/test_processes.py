@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from moespec.backends.mesh import Shards, mesh_sizes
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
 from moespec.training.commands import train as command
+from moespec.training.commands.launch import _free_port
 from moespec.training.loop import checkpoint
 from moespec.training.loop.checkpoint import Saver
 from moespec.training.loop.runlog import read_log
@@ -180,10 +180,7 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.full)])
 def test_processes_with_other_configurations_are_refused_by_name(backend, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     both = [
         moespec(
             *("train", "--backend", backend, "--run", tmp_path / "run", "--training.seed", seed),
