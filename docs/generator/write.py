@@ -25,7 +25,7 @@ from moespec.conformance.check.results import COLUMNS, Report
 from moespec.conformance.suite import manifests
 from moespec.spec import LEDGER
 from moespec.spec.implementations import models_page
-from moespec.spec.implementations.models import models, transformers_version
+from moespec.spec.implementations.models import Model, models, transformers_version
 from moespec.spec.implementations.places import link_papers
 from moespec.spec.implementations.positions import implementations
 from moespec.spec.implementations.positions import measured as packages
@@ -99,7 +99,7 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         (folder / path.name).write_text(_local(link_papers(text)), encoding="utf-8")
 
 
-def families() -> dict[str, list[models_page.Model]]:
+def families() -> dict[str, list[Model]]:
     """The published models by the name of their family's page, such as "models-kimi"."""
     named = models_page.by_family(models().values())
     return {f"models-{family.lower().replace(' ', '-')}": rows for family, rows in named.items()}

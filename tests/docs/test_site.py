@@ -171,14 +171,16 @@ def test_the_search_finds_the_families_of_models(tmp_path, monkeypatch):
     assert build_main(["-Q", "-c", str(ROOT / "docs"), str(tmp_path), str(tmp_path / "site")]) == 0
     text = (tmp_path / "site" / "searchindex.js").read_text()
     index = json.loads(text.removeprefix("Search.setIndex(").rstrip(");"))
-    for words, page in ((["kimi"], "models-kimi"), (["gpt", "oss"], "models-gpt-oss"), (["glm"], "models-glm")):
-        for word in words:
-            assert index["docnames"].index(page) in np.ravel(index["titleterms"][word]), word
-    assert sorted(row.name for rows in found.values() for row in rows) == sorted(models())
-    for name, rows in found.items():
-        for row in rows:
-            assert f"\n## {row.title}\n" in pages[name]
-            assert all(f'<a href="ledger.html#{each[:-1]}">{each}</a>' in pages[name] for each in row.readings)
+    for word, page in {
+        "kimi": "models-kimi",
+        "gpt": "models-gpt-oss",
+        "oss": "models-gpt-oss",
+        "glm": "models-glm",
+    }.items():
+        assert index["docnames"].index(page) in np.ravel(index["titleterms"][word]), word
+    for row in models().values():
+        (text,) = (text for text in pages.values() if f"\n## {row.title}\n" in text)
+        assert all(f'<a href="ledger.html#{each[:-1]}">{each}</a>' in text for each in row.readings)
 
 
 def test_each_cell_has_the_heading_of_its_column():
