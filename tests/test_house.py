@@ -39,6 +39,7 @@ FORBIDDEN = {
     "src": FRAMEWORKS,  # it stands above all rooms
     "conformance": {"moespec.backends.jax", "moespec.backends.torch", "moespec.training", *FRAMEWORKS},
     "conformance/peers/models.py": {"moespec.backends.jax", "moespec.training"},  # it runs blocks of transformers
+    "conformance/record/layer.py": {"moespec.backends.jax", "moespec.training"},  # it runs blocks of torch
     "conformance/peers/adapters": {"moespec.models"},  # an adapter is of a package of a framework
 }
 

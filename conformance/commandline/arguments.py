@@ -171,6 +171,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     record.add_argument("--data", metavar="FILE.npz|package:function", help=text)
     text = "function that names the outputs of a module if they are ambiguous"
     record.add_argument("--outputs", metavar="package:function", help=text)
+    text = "the pattern names MoE blocks of torch: record their gates, and find the layers that return their outputs"
+    record.add_argument("--layer", action="store_true", help=text)
     record.add_argument("--out", type=_output, required=True, help="safetensors file to write")
     text = "Find the router that explains a recording, or where two recordings of the same weights diverge."
     explain = commands.add_parser("explain", help=text, description=text)

@@ -261,6 +261,13 @@ def _coverage(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     from moespec.conformance.record.recorder import record
 
+    if options.layer:
+        _check_installed("--layer", "torch")
+        from moespec.conformance.record.layer import record_layers
+
+        text, right = record_layers(options.model, options.module, options.data, options.out, options.outputs)
+        print(text)
+        return 0 if right else 1
     gates = record(options.model, options.module, options.data, options.out, options.outputs)
     tokens = sum(gate.tokens for gate in gates)
     print(f"{options.out}: {plural(len(gates), 'gates')}, {plural(tokens, 'tokens')}")

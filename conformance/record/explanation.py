@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.record.file import Gate
+from moespec.conformance.record.published import published
 from moespec.spec import (
     LEDGER,
     group_limited_scores,
@@ -395,8 +396,11 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
         agree, of = sum(int(form.agrees.sum()) for form in forms), sum(len(form.agrees) for form in forms)
         error = max((float(form.error[form.agrees].max(initial=0)) for form in forms), default=0.0)
         yield f"  weights  {first.weights.text}: {agree} of {plural(of, 'tokens')}, error up to {error:.1g}"
-    if text := router(first):
-        yield f"  router   {text}"
+    found = named(first)
+    if found is not None:
+        yield f"  router   {router(first)}"
+        if text := published(found.name, found.options, first.gate.experts, biased=first.gate.bias is not None):
+            yield f"  models   {text}"
     elif not first.whole and first.choice is not None:
         yield "  router   not explained: no known rule holds for all tokens"
     for other in first.others:

@@ -32,7 +32,7 @@ from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 from moespec.spec.own import own_function
 
-__all__ = ["Recorder", "record", "recording", "rows", "tap"]
+__all__ = ["Recorder", "arrays_of", "record", "recording", "rows", "tap"]
 
 BIASES = ("e_score_correction_bias", "expert_bias", "correction_bias")
 """Names of the parameter or buffer that a gate adds to the scores for the choice, but not for the weights."""
@@ -53,7 +53,17 @@ class Recorder:
         self.hooks: list[Any] = []
 
     def attach(self, model: Any) -> None:
-        """Hook the matching modules of a torch model. If no module matches, raise a ConfigError that lists likely gates."""
+        """Hook the matching modules of a torch model."""
+        for name, module in self.matching(model).items():
+            self.hook(name, module, module)
+
+    def hook(self, name: str, module: Any, owner: Any) -> None:
+        """Record a gate under a name. owner: the gate, or the block around it, which may have the selection bias."""
+        self.hooks.append(module.register_forward_hook(partial(self._heard, name, owner)))
+        self.names.append(name)
+
+    def matching(self, model: Any) -> dict[str, Any]:
+        """Return the matching modules of a torch model. If no module matches, raise a ConfigError that lists likely gates."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module):
             raise ConfigError(f"model={model!r:.80}: expected an instance of torch.nn.Module")
@@ -66,15 +76,14 @@ class Recorder:
             which = "modules with gate or router in the name" if gates else "no module name has gate or router; modules"
             names = ", ".join([*shown][:MOST]) or "none"
             raise ConfigError(f"module={self.pattern!r}: matches no module; {which}: {names}")
-        self.hooks += [modules[name].register_forward_hook(partial(self._heard, name)) for name in matching]
-        self.names += matching
+        return {name: modules[name] for name in matching}
 
-    def _heard(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+    def _heard(self, name: str, owner: Any, module: Any, inputs: Any, output: Any) -> None:
         try:
             given = (self.adapter or (lambda _, i, o: recognised(i, o)))(module, inputs, output)
             if not isinstance(given, Mapping):
                 raise ValueError(f"outputs returned {given!r:.80}, expected a dict with keys from {', '.join(PARTS)}")
-            named = (*module.named_buffers(), *module.named_parameters())
+            named = (*owner.named_buffers(), *owner.named_parameters())
             bias = next((array for each, array in named if each.split(".")[-1] in BIASES), None)
             self.note(name, {"bias": bias, **given})
         except ValueError as error:
@@ -177,8 +186,15 @@ def recording(
     write(Path(path), recorder.gates())
 
 
-def record(target: str, module: str | None, data: str | None, path: Path, outputs: str | None) -> list[Gate]:
-    """Run the model `package:model` on data and return the recorded gates; see docs/recording.md.
+def record(
+    target: str,
+    module: str | None,
+    data: str | None,
+    path: Path,
+    outputs: str | None,
+    attach: Callable[[Recorder, Any], None] = Recorder.attach,
+) -> list[Gate]:
+    """Run the model `package:model` on data and return the recorded gates; see docs/recording.md. attach: hooks a torch model.
 
     Raises ConfigError if a name cannot be imported or no gate matches. Raises RunError if the model raises an exception.
     """
@@ -193,7 +209,7 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
         if torch is not None:
             if missing := [name for name, value in (("module", module), ("data", data)) if value is None]:
                 raise ConfigError(f"{missing[0]}=None: a torch model needs --module and --data")
-            recorder.attach(model)
+            attach(recorder, model)
             model.eval()
         with torch.no_grad() if torch is not None else nullcontext():
             for i, batch in enumerate(_batches(data, torch) if callable(model) else ()):
@@ -298,10 +314,10 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
 
 def recognised(inputs: Any, output: Any) -> dict[str, Any]:
     """Return the arrays of a module's output by name. Raises ValueError if the output is ambiguous."""
-    flat = list(_arrays(output))
+    flat = list(arrays_of(output))
     shapes = f"returned {', '.join(f'{numpy_of(a)[1]} {tuple(a.shape)}' for a in flat) or 'no arrays'}"
     found = [(array, numpy_of(array)[0]) for array in flat if len(array.shape) > 1]
-    taken = [tuple(array.shape) for array in _arrays(inputs)]
+    taken = [tuple(array.shape) for array in arrays_of(inputs)]
     if len(found) == 1 and tuple(found[0][0].shape) in taken:
         raise ValueError(f"{shapes}, the shape of its input; record the block's gate instead")
     whole, floats = ([(a, n) for a, n in found if (n.dtype.kind in "biu") == kind] for kind in (True, False))
@@ -333,12 +349,12 @@ def recognised(inputs: Any, output: Any) -> dict[str, Any]:
     return result
 
 
-def _arrays(value: Any) -> Iterator[Any]:
+def arrays_of(value: Any) -> Iterator[Any]:
     """Yield the arrays that tuples, lists, mappings and the outputs of transformers contain."""
     if hasattr(value, "shape"):
         yield value
     elif isinstance(value, Mapping):
-        yield from _arrays(list(value.values()))
+        yield from arrays_of(list(value.values()))
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _arrays(each)
+            yield from arrays_of(each)

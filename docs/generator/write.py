@@ -24,17 +24,24 @@ from generator.sources import options, signature, sources
 from moespec.conformance.check.results import COLUMNS, Report
 from moespec.conformance.suite import manifests
 from moespec.spec import LEDGER
+from moespec.spec.implementations import models_page
+from moespec.spec.implementations.models import Model, models, transformers_version
 from moespec.spec.implementations.places import link_papers
 from moespec.spec.implementations.positions import implementations
 from moespec.spec.implementations.positions import measured as packages
 from moespec.spec.implementations.table import answered_by, groups
 
 DOCS = ROOT / "docs"
+REPLACED = ("implementations.md", "models.md")
+"""Pages of `docs` that templates replace on the site: the ledger, and the index of models with a page for each family."""
 TEMPLATES = Environment(
     loader=FileSystemLoader(DOCS / "templates"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
 )
 TEMPLATES.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())  # of a Markdown table
 TEMPLATES.filters["with_issues"] = with_issues
+TEMPLATES.globals["page_of"] = models_page
+TEMPLATES.globals["transformers"] = transformers_version()
+TEMPLATES.filters["local"] = lambda text: _local(text)
 TEMPLATES.globals["answered_by"] = lambda entry, reading: answered_by(entry, reading, packages())
 
 
@@ -77,16 +84,25 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         "software": software(),
         "rooms": ROOMS,
         "version": version(),
+        "families": families(),
     }
-    for name in ("index", "routers", "blocks", "ledger", "revisions"):
+    for name in ("index", "routers", "blocks", "ledger", "revisions", "models"):
         put(name, name, **shared)
+    for name, rows_of in families().items():
+        put(name, "family", models=rows_of)
     for name, room in ROOMS.items():
         put(name, "reference", room=room, sections=sections(room))
     shutil.copytree(DOCS / "notebooks", folder / "notebooks")  # Sphinx runs them
-    for path in sorted(set(DOCS.glob("*.md")) - {DOCS / "implementations.md"}):  # the site's ledger page replaces it
+    for path in sorted(set(DOCS.glob("*.md")) - {DOCS / name for name in REPLACED}):
         text = path.read_text(encoding="utf-8")
         run_examples(path, text)
         (folder / path.name).write_text(_local(link_papers(text)), encoding="utf-8")
+
+
+def families() -> dict[str, list[Model]]:
+    """The published models by the name of their family's page, such as "models-kimi"."""
+    named = models_page.by_family(models().values())
+    return {f"models-{family.lower().replace(' ', '-')}": rows for family, rows in named.items()}
 
 
 def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = ()) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from moespec.spec.implementations.models import Model
 from moespec.spec.names import near_it
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["call", "check_names", "page", "said"]
+__all__ = ["by_family", "call", "check_names", "head", "linked", "page", "said", "shown"]
 
 HEAD = """# Models
 
@@ -19,8 +19,8 @@ HEAD = """# Models
 
 {count} published models by name, from these families:
 {families}.
-Each row has the router, its options, the layer, and the answers to the questions of [the ledger](implementations.md). The last
-column names what moespec does not compute. "256, 7168 x 2048" means 256 experts, tokens of width 7168 and experts of hidden width 2048.
+For each model: the router, its options, the layer, and the answers to the questions of [the ledger](implementations.md). "Not
+expressed" names what moespec does not compute. "256, 7168 x 2048" means 256 experts, tokens of width 7168 and experts of hidden width 2048.
 
 ```console
 $ moespec ledger --model deepseek-v3          # one model, with its readings in full
@@ -42,8 +42,8 @@ for JAX take the same arguments. In a small model, replace `width`, `hidden` and
 
 How the table is made: transformers {version} builds the block of each model with the model's experts and choices, narrow layers and random
 weights. [The recorder](recording.md) names the router from the results of the gate for 256 tokens. Then a moespec layer with the block's
-own weights computes the same tokens. In the column "checked", *layer* means that the layer returns the block's output (to 1e-4 of the
-largest value), apart from the last column. *router* means that only the router was compared. Rows without a check come from
+own weights computes the same tokens. In "checked", *layer* means that the layer returns the block's output (to 1e-4 of the
+largest value), apart from "not expressed". *router* means that only the router was compared. Models without a check come from
 the named source. Sizes are the defaults of transformers' configuration classes. Where the published model has other values,
 "sizes from" gives their source and lists them.
 
@@ -73,13 +73,23 @@ def check_names(model: Model) -> Model:
 
 def page(version: str, models: Iterable[Model]) -> str:
     """Returns the page as Markdown. version: the version of transformers."""
+    families = by_family(models)
+    sections = (line for name, rows in families.items() for line in _section(name, rows, version))
+    return "\n".join([head(version, families), *sections])
+
+
+def by_family(models: Iterable[Model]) -> dict[str, list[Model]]:
+    """Returns the models of each family, in the order of the table."""
     families: dict[str, list[Model]] = {}
     for model in models:
         families.setdefault(model.family, []).append(model)
-    count = sum(map(len, families.values()))
+    return families
+
+
+def head(version: str, families: Mapping[str, list[Model]]) -> str:
+    """Returns the text above the families. version: the version of transformers."""
     names = ", ".join(name for name in families if name != "Other models") + " and others"
-    head = HEAD.format(count=count, families=names, version=version)
-    return "\n".join([head, *(line for name, rows in families.items() for line in _section(name, rows, version))])
+    return HEAD.format(count=sum(map(len, families.values())), families=names, version=version)
 
 
 def _section(family: str, rows: list[Model], version: str) -> Iterable[str]:
@@ -89,7 +99,7 @@ def _section(family: str, rows: list[Model], version: str) -> Iterable[str]:
     for model in rows:
         router = f"`{call(model.router, shown(model.options))}`" if model.router else "none"
         layer = f"`{said(model.layer)}`" if model.layer else ""
-        cells = (_linked(model, version), f"`{model.name}`", _sizes(model), router, layer, ", ".join(model.readings))
+        cells = (linked(model, version), f"`{model.name}`", _sizes(model), router, layer, ", ".join(model.readings))
         yield "| " + " | ".join([*cells, model.checked, "; ".join(model.not_expressed)]) + " |"
     yield ""
 
@@ -113,7 +123,8 @@ def _sizes(model: Model) -> str:
     return f"{model.experts}, {model.width} x {model.hidden}"
 
 
-def _linked(model: Model, version: str) -> str:
+def linked(model: Model, version: str) -> str:
+    """Returns the title of a model with a link to its block, and the source of its sizes. version: the version of transformers."""
     if not model.block:
         return f"{model.title} ({model.source})"
     folder, name = model.block.split(".")

@@ -2,12 +2,14 @@
 
 import ast
 import doctest
+import json
 import re
 import subprocess
 from dataclasses import fields
 from html import unescape
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from generator import (
@@ -23,10 +25,12 @@ from generator import (
     write,
 )
 from generator.catalogue import ROOT, SiteError, home, pages
+from sphinx.cmd.build import build_main
 
 from moespec import spec
 from moespec.backends.torch import nn
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
+from moespec.spec.implementations.models import models
 from moespec.training.data import dataset
 
 PAGES = {page.name: page for page in pages()}
@@ -154,6 +158,29 @@ def test_every_page_has_a_name_of_its_own_and_its_entries_in_the_index(expert_ch
     assert "```{index} !Token Choice, !Vision MoE, !Top-k routing, !V-MoE, !Mixtral, " in text_of(
         "softmax_token_choice"
     )
+
+
+def test_the_search_finds_the_families_of_models(tmp_path, monkeypatch):
+    """Sphinx indexes the pages of the families as `write` writes them. Each model is on one page, with links to its readings."""
+    found = write.families()
+    pages = {name: write.TEMPLATES.get_template("family.md.jinja").render(models=rows) for name, rows in found.items()}
+    pages["index"] = write.TEMPLATES.get_template("models.md.jinja").render(families=found)
+    for name, text in pages.items():
+        (tmp_path / f"{name}.md").write_text(text)
+    monkeypatch.setenv("MOESPEC_VERSION", "0")
+    assert build_main(["-Q", "-c", str(ROOT / "docs"), str(tmp_path), str(tmp_path / "site")]) == 0
+    text = (tmp_path / "site" / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").rstrip(");"))
+    for word, page in {
+        "kimi": "models-kimi",
+        "gpt": "models-gpt-oss",
+        "oss": "models-gpt-oss",
+        "glm": "models-glm",
+    }.items():
+        assert index["docnames"].index(page) in np.ravel(index["titleterms"][word]), word
+    for row in models().values():
+        (text,) = (text for text in pages.values() if f"\n## {row.title}\n" in text)
+        assert all(f'<a href="ledger.html#{each[:-1]}">{each}</a>' in text for each in row.readings)
 
 
 def test_each_cell_has_the_heading_of_its_column():
