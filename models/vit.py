@@ -20,12 +20,13 @@ from typing import Annotated, Any, Literal
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters, transformer
+from moespec.models.experts import of_block
 from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.options import MOE, Only, option
 from moespec.models.parameters import Parameter, constant, normal
-from moespec.models.transformer import DECIDED, Norm, id_blocks, moe_blocks, of_block, router_config, takes_ids
+from moespec.models.transformer import DECIDED, Norm, id_blocks, moe_blocks, router_config, takes_ids
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Range, Scalar
