@@ -215,7 +215,7 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
 def _columns(layer: MoeLayer) -> int:
     """Returns the number of columns of the kernel that computes the scores of a token for all experts."""
     settings: Any = layer.settings
-    if layer.router == "hash":
+    if layer.router == "hash" and settings.affinity == "none":
         return 0
     if layer.router == "cosine_token_choice":
         return int(settings.dimensions)

@@ -105,9 +105,9 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
         if self.stem and self.width % 2 ** (self.stem - 1):
             raise ConfigError(f"stem={self.stem!r}: 2^(stem - 1) must divide width={self.width!r}")
         hashed: list[Any] = [router_config(of_block(self, block)) for block in id_blocks(self)]
-        if len({(options.experts, options.hashes) for options in hashed}) > 1:
+        if len({(options.experts, options.hashes, options.choices) for options in hashed}) > 1:
             raise ConfigError(
-                "block: expected the same experts and hashes in all hash layers, since they share their tables"
+                "block: expected the same experts, hashes and choices in all hash layers, since they share their tables"
             )
         if self.stem_depth > 1 and not self.stem:
             raise ConfigError(f"stem_depth={self.stem_depth!r} has no effect without stem")

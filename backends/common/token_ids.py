@@ -8,7 +8,7 @@ from moespec.spec.algorithms.hash_layers import check_tables
 from moespec.spec.algorithms.token_ids import EPSILON
 from moespec.spec.checks import check_at_least, check_integers, check_same_shape, check_scores, check_size
 
-__all__ = ["hash_table_of", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
+__all__ = ["hash_scores", "hash_table_of", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
 
 
 def patch_codes(xp: Namespace[Array], patches: Array, codebook: Array) -> Array:
@@ -50,3 +50,16 @@ def hash_table_of(xp: Namespace[Array], tables: Array, *, hash: int = 0) -> Arra
     """tables (hashes, ids) -> (ids,) int32, without gradient."""
     check_tables(tables, hash)
     return xp.cast(tables, "int32")[hash]
+
+
+def hash_scores(xp: Namespace[Array], ids: Array, tables: Array, *, experts: int) -> Array:
+    """ids (G, T), tables (hashes, ids) -> (G, T, E) in float32."""
+    numbers = xp.indices(check_at_least("experts", experts, 1), ids)
+    check_integers("ids", ids, "groups tokens")
+    check_tables(tables, 0)
+    count, scores = tables.shape[0], 0
+    for k in range(count):
+        table = xp.broadcast_to(xp.cast(tables, "int32")[k], (ids.shape[0], tables.shape[1]))
+        chosen = xp.take(table, xp.cast(ids, "int32"))[..., None] == numbers
+        scores = scores + (count - k) * xp.cast(chosen, "int32")
+    return xp.promote(scores)
