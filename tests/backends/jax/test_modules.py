@@ -130,7 +130,9 @@ def test_initial_values_are_those_of_torch(router):
                 np.testing.assert_array_equal(value, want[name].detach().numpy(), err_msg=name)
 
 
-@pytest.mark.parametrize(("kind", "activation"), [("swiglu", "silu"), ("quick_gelu", "quick_gelu")])
+@pytest.mark.parametrize(
+    ("kind", "activation"), [("swiglu", "silu"), ("quick_gelu", "quick_gelu"), ("relu2", "relu2"), ("situglu", "situ")]
+)
 def test_gated_experts_and_a_shared_one(x, kind, activation):
     """All three layers start with the same values, and compute what the specification does."""
     torch = pytest.importorskip("torch")
