@@ -110,7 +110,7 @@ class ExpertsConfig:
         with named(f"block.{number}.", self.overridable):
             has = options_of(router_name(router))
         with named(f"block.{number}.", {*self.overridable, *has}):
-            return replace(self, **{**own, "router_options": options, "moe": number, "block": {}})  # type: ignore[arg-type]
+            return replace(self, **{**own, "router_options": options, "moe": number, "block": {}})
 
 
 def of_block(config: Config, block: int) -> Config:

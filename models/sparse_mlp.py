@@ -169,7 +169,7 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
     for block in moe_blocks(config):
         own, group, path = of_block(config, block), config.group_size or channels, f"blocks/{block}"
         groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
-        of: tuple[Any, ...] = (_settings_of(own, "tokens", group), groups, "channels")
+        of: Any = (_settings_of(own, "tokens", group), groups, "channels")
         form = own.form_of(own.sparse_token_hidden)
         found.append(MoeLayer(f"{block}_tokens", own.router, *of, form, f"{path}/token_moe"))
         if own.experts:

@@ -57,9 +57,7 @@ def hash_scores(xp: Namespace[Array], ids: Array, tables: Array, *, experts: int
     numbers = xp.indices(check_at_least("experts", experts, 1), ids)
     check_integers("ids", ids, "groups tokens")
     check_tables(tables, 0)
-    count, scores = tables.shape[0], 0
-    for k in range(count):
-        table = xp.broadcast_to(xp.cast(tables, "int32")[k], (ids.shape[0], tables.shape[1]))
-        chosen = xp.take(table, xp.cast(ids, "int32"))[..., None] == numbers
-        scores = scores + (count - k) * xp.cast(chosen, "int32")
-    return xp.promote(scores)
+    count, rows = tables.shape[0], xp.cast(tables, "int32")
+    ids, shape = xp.cast(ids, "int32"), (ids.shape[0], tables.shape[1])
+    chosen = [xp.take(xp.broadcast_to(rows[k], shape), ids)[..., None] == numbers for k in range(count)]
+    return sum((count - k) * xp.promote(xp.cast(each, "int32")) for k, each in enumerate(chosen))  # type: ignore[return-value]

@@ -130,7 +130,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)  # type: ignore[misc]
     # Joins the rows of all groups for each expert, because XLA would otherwise transpose the hidden layer, which is wider than the inputs.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
-    outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation), second_factor(xp, activation))  # type: ignore[misc]
+    outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation), second_factor(xp, activation))
     return jnp.swapaxes(outputs.reshape(experts, groups, capacity, outputs.shape[2]), 0, 1)
 
 

@@ -72,7 +72,8 @@ def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Ten
 def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
     """Returns the experts' activation function, where `form` is the form of GELU."""
     known: dict[str, Any] = {"silu": F.silu, "quick_gelu": quick_gelu, **bounded(xp, activation)}
-    return known.get(activation, partial(gelu, form=form))
+    found: Callable[[Tensor], Tensor] = known.get(activation, partial(gelu, form=form))
+    return found
 
 
 def quick_gelu(x: Tensor) -> Tensor:

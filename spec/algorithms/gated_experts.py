@@ -109,7 +109,7 @@ def second_factor(x: Array, activation: str) -> Array:
     if activation == "situ":
         return CAPS[1] * np.tanh(x / CAPS[1])
     limit = LIMITS.get(activation, np.inf)
-    x = np.where(np.abs(x.real) > limit, np.copysign(limit, x.real), x)
+    x = np.where(x.real > limit, limit, np.where(x.real < -limit, -limit, x))
     return x + 1 if activation == "clamped_quick_gelu" else x
 
 

@@ -57,7 +57,7 @@ from moespec.spec.numerics import Array, Shared, positive_part
 from moespec.spec.routing import Routing
 from moespec.spec.values import as_array, as_ids, check_finite, even
 
-__all__ = ["hash_routing", "hash_scores", "hash_table_of", "multi_hash_mlp"]
+__all__ = ["hash_routing", "hash_table_of", "multi_hash_mlp"]
 
 ALGORITHMS = (
     Algorithm(
@@ -140,37 +140,6 @@ def hash_routing(
     capacity = len(ids) if capacity is None else check_capacity(capacity)
     scores = (table[ids][:, None] == np.arange(experts)).astype(np.float64)
     return token_choice(scores, choices=1, capacity=capacity)
-
-
-def hash_scores(ids: ArrayLike, tables: Shared, *, experts: int) -> Array:
-    """Computes scores with which `token_choice` selects the K experts that the tables assign to each token's id, in this order:
-
-        scores[t, e] = sum_k (K - k) [tables[k, ids[t]] = e]
-
-    If an id has an expert twice, `token_choice` also selects an expert with the score 0.
-
-    Args:
-        ids: (tokens,) integers, from 0 to V - 1.
-        tables: (hashes, ids), whole numbers from 0 to E - 1, in a floating or integer dtype: the K different experts of each id.
-        experts: E, at least 1.
-
-    Returns:
-        (tokens, experts).
-
-    Raises:
-        ContractError: an entry of `tables` is not a whole number.
-
-    Source: huggingface/transformers, src/transformers/models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HashRouter.forward.
-
-    >>> hash_scores([2, 0], [[0.0, 1.0, 1.0], [1.0, 2.0, 0.0]], experts=3).tolist()
-    [[1.0, 2.0, 0.0], [2.0, 1.0, 0.0]]
-    """
-    experts = check_at_least("experts", experts, 1)
-    check_tables(tables, 0)
-    rows = np.stack([hash_table_of(tables, hash=k) for k in range(len(tables))])
-    rows = as_ids("tables", rows, "hashes ids", below=experts)
-    chosen = rows[:, as_ids("ids", ids, "tokens", below=rows.shape[1]), None] == np.arange(experts)
-    return np.einsum("k,kte->te", np.arange(len(rows), 0.0, -1.0), chosen)
 
 
 def multi_hash_mlp(

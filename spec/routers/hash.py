@@ -26,8 +26,8 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.spec.algorithms.hash_layers import hash_routing, hash_scores, hash_table_of
-from moespec.spec.algorithms.hash_tables import hash_table_random
+from moespec.spec.algorithms.hash_layers import hash_routing, hash_table_of
+from moespec.spec.algorithms.hash_tables import hash_scores, hash_table_random
 from moespec.spec.algorithms.selected_weights import normalize_selected, scaled_gates
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity, sqrt_softplus_affinity
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
@@ -35,6 +35,7 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.algorithms.token_ids import position_ids
 from moespec.spec.checks import check_integers, check_size
 from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import stable_order
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive, Range
 from moespec.spec.routers.common import check_logits, init_kernel, output
@@ -87,7 +88,7 @@ def random_tables(generator: np.random.Generator, options: Options) -> NDArray[n
     """Returns random tables (hashes or choices, ids). With several choices, the experts of an id differ."""
     ids = options.ids or options.tokens
     if options.choices > 1:
-        return generator.random((ids, options.experts)).argsort(axis=1)[:, : options.choices].T
+        return stable_order(generator.random((ids, options.experts)))[:, : options.choices].T
     draws = generator.random((options.hashes, ids))
     return np.stack([hash_table_random(row, experts=options.experts) for row in draws])
 
