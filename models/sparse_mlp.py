@@ -169,14 +169,14 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
     for block in moe_blocks(config):
         own, group, path = of_block(config, block), config.group_size or channels, f"blocks/{block}"
         groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
-        of: Any = (_settings_of(own, "tokens", group), groups, "channels")
-        form = own.form_of(own.sparse_token_hidden)
-        found.append(MoeLayer(f"{block}_tokens", own.router, *of, form, f"{path}/token_moe"))
+        form, options = own.form_of(own.sparse_token_hidden), _settings_of(own, "tokens", group)
+        of: Any = (own.router, options, groups, "channels", form, f"{path}/token_moe")
+        found.append(MoeLayer(f"{block}_tokens", *of))
         if own.experts:
             groups = layers.split(images, together, "images", "group_images")
-            of = (_settings_of(own, "channels", together * config.sparse_tokens), groups, "tokens")
-            form = own.form_of(own.sparse_hidden)
-            found.append(MoeLayer(f"{block}_channels", own.channel_router, *of, form, f"{path}/channel_moe"))
+            options = _settings_of(own, "channels", together * config.sparse_tokens)
+            of = (own.channel_router, options, groups, "tokens", own.form_of(own.sparse_hidden), f"{path}/channel_moe")
+            found.append(MoeLayer(f"{block}_channels", *of))
     return found
 
 

@@ -60,4 +60,4 @@ def hash_scores(xp: Namespace[Array], ids: Array, tables: Array, *, experts: int
     count, rows = tables.shape[0], xp.cast(tables, "int32")
     ids, shape = xp.cast(ids, "int32"), (ids.shape[0], tables.shape[1])
     chosen = [xp.take(xp.broadcast_to(rows[k], shape), ids)[..., None] == numbers for k in range(count)]
-    return sum((count - k) * xp.promote(xp.cast(each, "int32")) for k, each in enumerate(chosen))  # type: ignore[return-value]
+    return sum((count - k) * xp.promote(xp.cast(each, "int32")) for k, each in enumerate(chosen))

@@ -59,7 +59,8 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens and experts.", options={"by": by})
     purpose = "Two experts of an id, weighted by live scores that are divided by their sum; some choices are dropped."
     weighted: dict[str, Any] = {"choices": 2, "affinity": "sqrt_softplus", "normalize_selected": True, "scale": 1.5}
-    yield case("live", "overflow", purpose, "overflow_drop", live=2, options={**weighted, "capacity_factor": 0.5})
+    few = {"capacity_factor": 0.6, "rounding": "round", "multiple_of": 2}
+    yield case("live", "overflow", purpose, "overflow_drop", live=2, options={**weighted, **few})
     by = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
     more = {"affinity": "sigmoid", "by": by}
     yield case("live_gradient", "gradient", "By tokens, kernel and experts, with live scores.", live=1, options=more)
