@@ -21,7 +21,12 @@ from moespec.spec.routing import Params
 __all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained"]
 
 Array = Any
-BETWEEN = {"gelu": "gelu", "quick_gelu": "quick_gelu", "geglu": "gelu", "swiglu": "silu"}
+GATED = {
+    **{"geglu": "gelu", "swiglu": "silu", "clamped_swiglu": "clamped_silu"},
+    **{"swiglu_oai": "clamped_quick_gelu", "situglu": "situ"},
+}
+"""The `activation` of `moe_mlp` for each `expert_activation` of gated experts."""
+BETWEEN = {**{name: name for name in ("gelu", "quick_gelu", "relu2")}, **GATED}
 """The `activation` of `moe_mlp` for each `expert_activation`."""
 Class = TypeVar("Class", bound=type)
 
@@ -60,7 +65,7 @@ class Layer:
     @property
     def gated(self) -> bool:
         """True if the experts are gated and have the parameter `w3`."""
-        return self.expert_activation in ("geglu", "swiglu")
+        return self.expert_activation in GATED
 
     @property
     def form(self) -> dict[str, Any]:
@@ -146,8 +151,9 @@ def layer_of(
     router: a key of `ROUTERS`, or a custom `Router`.
     group_images: number of images that are routed together as one group. This number must divide the number of images in a batch.
     gelu: form of GELU, "tanh" or "erf".
-    expert_activation: activation, "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). Gated experts
-        `(f(x w1 + b1) * (x w3 + b3)) w2 + b2` need "geglu", where f is GELU, or "swiglu", where f is SiLU.
+    expert_activation: activation, "gelu", "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP) or "relu2" (`max(x, 0)^2`, as in Nemotron 3).
+        Gated experts `(f(x w1 + b1) * (x w3 + b3)) w2 + b2` need "geglu", where f is GELU, "swiglu", where f is SiLU, or a variant of
+        it that bounds both factors (see `expert_mlp`): "clamped_swiglu" (DeepSeek-V4), "swiglu_oai" (gpt-oss), "situglu" (Kimi K3).
     expert_bias: whether experts have biases.
     shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. The layer computes
         the shared experts as one expert of hidden width `shared_experts * hidden`.

@@ -25,7 +25,9 @@ Filled = Callable[[MoeLayer], int]
 """A function that returns the number of rows that a layer's experts compute for one group."""
 
 PLAIN = Experts(0)
-GELU, SILU = {"tanh": 8, "erf": 4}, 4
+GELU = {"tanh": 8, "erf": 4}
+ACTIVE = {"swiglu": 4, "relu2": 2, "clamped_swiglu": 7, "swiglu_oai": 9, "situglu": 8}
+"""Operations per hidden unit of an activation and, if gated, of the bounds of the second factor."""
 NORM, RMS_NORM, SOFTMAX = 7, 4, 4
 """Operations per element of a layer normalisation with scale and bias, of an RMSNorm with scale, and of a softmax."""
 
@@ -163,6 +165,7 @@ def _mixer_block(config: mixer.MixerConfig | sparse_mlp.SparseMlpConfig) -> dict
 def _sparse_block(
     config: sparse_mlp.SparseMlpConfig, layers: list[MoeLayer], images: int, filled: Filled
 ) -> dict[str, float]:
+    own = sparse_mlp.of_block(config, int(layers[0].name.partition("_")[0]))
     outer, inner = (config.sequence, config.width), (config.sparse_tokens, config.sparse_width)
     S, D = inner
     block: dict[str, float] = {
@@ -172,7 +175,7 @@ def _sparse_block(
     for layer in layers:
         for name, value in _moe(layer, config.gelu, images, filled).items():
             block[name] = block.get(name, 0) + value
-    return block if config.experts else {**block, "mlps": _mlp(S, D, config.sparse_hidden, config.gelu)}
+    return block if len(layers) == 2 else {**block, "mlps": _mlp(S, D, own.sparse_hidden, config.gelu)}
 
 
 def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
@@ -183,7 +186,7 @@ def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
 
 
 def _mlp(rows: int, width: int, hidden: int, gelu: str, form: Experts = PLAIN) -> float:
-    inputs, active = 1 + form.gated, SILU if form.activation == "swiglu" else GELU[gelu]
+    inputs, active = 1 + form.gated, ACTIVE.get(form.activation, GELU[gelu])
     kernels = 2 * (inputs + 1) * width * hidden + form.bias * (inputs * hidden + width)
     return rows * (kernels + (active + form.gated) * hidden)
 
@@ -212,7 +215,7 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
 def _columns(layer: MoeLayer) -> int:
     """Returns the number of columns of the kernel that computes the scores of a token for all experts."""
     settings: Any = layer.settings
-    if layer.router == "hash":
+    if layer.router == "hash" and settings.affinity == "none":
         return 0
     if layer.router == "cosine_token_choice":
         return int(settings.dimensions)

@@ -12,7 +12,7 @@ from string import digits as DIGITS
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_origin
 
 from moespec.backends.contract import Backend
-from moespec.backends.layer import regrouped
+from moespec.backends.layer import BETWEEN, GATED, regrouped
 from moespec.backends.optimizer import STATE
 from moespec.models import parameters
 from moespec.models.checks import check_value
@@ -251,7 +251,7 @@ class Experts(NamedTuple):
     @property
     def gated(self) -> bool:
         """True if each expert has a third matrix, `w3`."""
-        return self.activation != "gelu"
+        return self.activation in GATED
 
     @property
     def plain(self) -> bool:
@@ -271,7 +271,7 @@ class Experts(NamedTuple):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `moe_mlp` that are not arrays and differ from the defaults, except `gelu`."""
-        form = {"activation": "silu" if self.activation == "swiglu" else "gelu"}
+        form = {"activation": BETWEEN[self.activation]}
         named = {"copies": self.copies, "zeros": self.zeros, "weights_on": self.weights_on}
         return form | {name: value for name, value in named.items() if value not in (0, "output")}
 
@@ -300,6 +300,9 @@ def split(items: int, group: int, what: str, field: str, *, inputs: str = "image
         raise ShapeError(f"{inputs}: {items} {what} cannot be split into groups of {field}={group}")
     return items // group
 
+
+ExpertActivation = Literal["gelu", "geglu", "swiglu", "relu2", "clamped_swiglu", "swiglu_oai", "situglu"]
+"""The forms of experts that models have; see `expert_mlp`."""
 
 Block = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
 """A function that applies one block: it maps the block's number, parameters and tokens to new tokens and the router outputs."""

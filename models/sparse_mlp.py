@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from moespec.models import layers, mixer, parameters
-from moespec.models.layers import Experts, MoeLayer, Output
+from moespec.models.experts import KINDS, ExpertsConfig, moe_layout, of_block
+from moespec.models.layers import MoeLayer, Output
 from moespec.models.options import MOE, option
 from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
@@ -41,6 +42,7 @@ __all__ = [
     "moe_layers",
     "moe_noise",
     "named",
+    "of_block",
     "parameter_count",
     "parameter_shapes",
 ]
@@ -54,13 +56,18 @@ ROUTERS = get_args(Mode)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseMlpConfig(layers.CommonConfig):
+class SparseMlpConfig(ExpertsConfig, layers.CommonConfig):
     """The configuration of one Sparse-MLP. Raises ConfigError for an invalid value.
 
     Sparse blocks do not use `token_hidden` and `hidden`, which are hidden widths in dense blocks. An image is still routed if
     stochastic depth skips its branch (SL-8). Rescale sub-layers have no residual connection, and stochastic depth never skips them.
+    The form of the experts is the same in both MoEs. Shared experts have the hidden width of the MoE's experts.
     """
 
+    overridable = (
+        *("router", "channel_router", "router_options", "token_experts", "token_choices", "sparse_token_hidden"),
+        *("experts", "choices", "sparse_hidden", *KINDS),
+    )
     token_hidden: Count
     """hidden width of the MLP over patches"""
     moe: str = "last_2"
@@ -89,8 +96,6 @@ class SparseMlpConfig(layers.CommonConfig):
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
     """router options that differ from the defaults; they also apply to the channel-mixing router if it has them; the
     capacity factor is 1.05"""
-    expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
-    """initial values: independent for each expert, or shared by all experts of a layer"""
     group_size: layers.Size = 0
     """channels that the token-mixing MoE routes together; 0 for all channels of the batch"""
     group_images: layers.Size = option(0, only=MOE)
@@ -102,9 +107,12 @@ class SparseMlpConfig(layers.CommonConfig):
             raise ConfigError(f"token_choices={self.token_choices!r} exceeds token_experts={self.token_experts!r}")
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r} exceeds experts={self.experts!r}")
-        moe_blocks(self)
+        if moe_blocks(self):
+            for name in ("token_experts", *(["experts"] if self.experts else [])):
+                self.check_form(name)
         # Create the router options here to check them for the smallest groups, since a compiled model skips these checks.
         object.__setattr__(self, "_options", _settings(self))
+        self.set_blocks()
 
     @property
     def fewest_images(self) -> int:
@@ -115,7 +123,8 @@ class SparseMlpConfig(layers.CommonConfig):
     @property
     def whole_batch(self) -> bool:
         """True if an MoE layer routes all images of a batch together, so that the output of an image depends on the other images."""
-        return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
+        channels = any(of_block(self, block).experts for block in moe_blocks(self))
+        return bool(moe_blocks(self)) and (not self.group_size or (channels and not self.group_images))
 
 
 DECIDED = Decided(("width", "experts", "tokens", "choices"), (("capacity_factor", 1.05),))
@@ -156,24 +165,19 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
 
     Raises ShapeError if the images do not fill the groups.
     """
-    if not moe_blocks(config):
-        return []
-    channels, together = images * config.sparse_width, config.group_images or images
-    group = config.group_size or channels
-    tokens = _settings_of(config, "tokens", group)
-    groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
-    experts = Experts(config.sparse_token_hidden)
-    pair = [MoeLayer("tokens", config.router, tokens, groups, "channels", experts, "token_moe")]
-    if config.experts:
-        groups = layers.split(images, together, "images", "group_images")
-        options = _settings_of(config, "channels", together * config.sparse_tokens)
-        experts = Experts(config.sparse_hidden)
-        pair.append(MoeLayer("channels", config.channel_router, options, groups, "tokens", experts, "channel_moe"))
-    return [
-        layer._replace(name=f"{block}_{layer.name}", path=f"blocks/{block}/{layer.path}")
-        for block in moe_blocks(config)
-        for layer in pair
-    ]
+    found, channels, together = [], images * config.sparse_width, config.group_images or images
+    for block in moe_blocks(config):
+        own, group, path = of_block(config, block), config.group_size or channels, f"blocks/{block}"
+        groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
+        form, options = own.form_of(own.sparse_token_hidden), _settings_of(own, "tokens", group)
+        of: Any = (own.router, options, groups, "channels", form, f"{path}/token_moe")
+        found.append(MoeLayer(f"{block}_tokens", *of))
+        if own.experts:
+            groups = layers.split(images, together, "images", "group_images")
+            options = _settings_of(own, "channels", together * config.sparse_tokens)
+            of = (own.channel_router, options, groups, "tokens", own.form_of(own.sparse_hidden), f"{path}/channel_moe")
+            found.append(MoeLayer(f"{block}_channels", *of))
+    return found
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
@@ -210,26 +214,32 @@ def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOpti
 
 def _layout(config: SparseMlpConfig) -> Params:
     sparse = moe_blocks(config)
-    return mixer.layout(config, lambda of, n: _sparse_layout(of) if n in sparse else mixer.block_layout(of))
+    return mixer.layout(
+        config, lambda of, n: _sparse_layout(of_block(of, n)) if n in sparse else mixer.block_layout(of)
+    )
 
 
 def _sparse_layout(config: SparseMlpConfig) -> Params:
-    token_mlp = mixer.dense_mlp(config.sparse_tokens, config.sparse_token_hidden)
-    channel_mlp = mixer.dense_mlp(config.sparse_width, config.sparse_hidden)
     outer, inner = (config.sequence, config.width), (config.sparse_tokens, config.sparse_width)
+    draws: Any = (lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
     layout: Params = {
         **_rescale_layout("rescale1", outer, inner),
         "norm1": parameters.norm(config.sparse_width),
-        "token_moe": parameters.moe(
-            config.router, _settings_of(config, "tokens", config.sparse_width), token_mlp, config.expert_init
+        "token_moe": moe_layout(
+            config,
+            config.router,
+            _settings_of(config, "tokens", config.sparse_width),
+            config.form_of(config.sparse_token_hidden),
+            *draws,
         ),
         "norm2": parameters.norm(config.sparse_width),
     }
     if config.experts:
         settings = _settings_of(config, "channels", config.sparse_tokens)
-        layout["channel_moe"] = parameters.moe(config.channel_router, settings, channel_mlp, config.expert_init)
+        form = config.form_of(config.sparse_hidden)
+        layout["channel_moe"] = moe_layout(config, config.channel_router, settings, form, *draws)
     else:
-        layout["channel_mlp"] = channel_mlp
+        layout["channel_mlp"] = mixer.dense_mlp(config.sparse_width, config.sparse_hidden)
     return {**layout, **_rescale_layout("rescale2", inner, outer)}
 
 
@@ -254,7 +264,7 @@ def _features(run: layers.Forward, params: Params, images: Array) -> Array:
         y, output = run.moe(f"{number}_tokens", p["token_moe"], y)
         x, outputs = x + drop.branch(B.transpose(y, (0, 2, 1)), 2 * number), [output]
         y = layers.layer_norm(B, p["norm2"], x)
-        if config.experts:
+        if f"{number}_channels" in run.moe_layers:
             y, output = run.moe(f"{number}_channels", p["channel_moe"], y)
             outputs.append(output)
         else:

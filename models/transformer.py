@@ -9,18 +9,18 @@ Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); google-res
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
-from moespec.models.checks import check_names
+from moespec.models.experts import KINDS, ExpertsConfig, moe_layout, of_block
 from moespec.models.hashing import multi_hash
 from moespec.models.layers import Experts, MoeLayer
 from moespec.models.options import MOE, option
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
-from moespec.models.router_options import Decided, check_options, named, named_routers, options_of, settings
+from moespec.models.router_options import Decided, check_options, named_routers, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.own import OwnName
@@ -36,18 +36,12 @@ Config = TypeVar("Config", bound="TransformerConfig")
 DECIDED = Decided(("width", "experts", "tokens", "ids", "images"))
 """The router options that the model determines."""
 
-OF_BLOCK = (
-    *("router", "experts", "router_options", "expert_init"),
-    *("expert_hidden", "expert_activation", "expert_bias", "shared_experts"),
-    *("shared_gate", "latent_width", "latent_norm", "constant_experts", "copy_experts", "zero_experts", "weights_on"),
-)
-"""The fields that `block` may override for a single MoE block: its router and its experts."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(layers.BlocksConfig):
+class TransformerConfig(ExpertsConfig, layers.BlocksConfig):
     """The configuration fields of all transformers. Raises ConfigError for an invalid value."""
 
+    overridable = ("router", "experts", "router_options", "expert_hidden", *KINDS)
     heads: Count
     """attention heads"""
     norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = option(1e-6, rare=True)
@@ -63,34 +57,8 @@ class TransformerConfig(layers.BlocksConfig):
     """number of experts"""
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
     """router options that differ from the defaults (choices, capacity_factor, ...)"""
-    expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
-    """initial values: independent for each expert, or shared by all experts of a block"""
     expert_hidden: layers.Size = option(0, only=MOE)
     """hidden width of an expert; 0: the hidden width of an MLP"""
-    expert_activation: Literal["gelu", "geglu", "swiglu"] = option("gelu", only=MOE)
-    """expert network; gelu: gelu(x w1 + b1) w2 + b2; geglu: (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu: geglu with silu
-    instead of gelu"""
-    expert_bias: bool = option(True, only=MOE, rare=True)
-    """add biases to the experts"""
-    shared_experts: layers.Size = option(0, only=MOE)
-    """experts per block that process every token, in addition to the routed experts; computed as one expert of their total width"""
-    shared_gate: bool = option(False, only=MOE, rare=True)
-    """weight the shared experts by the sigmoid of a linear function of the token, as in Qwen2-MoE"""
-    latent_width: layers.Size = option(0, only=MOE, rare=True)
-    """width at which experts compute, between a projection down and a projection up; 0: the model's width"""
-    latent_norm: bool = option(False, only=MOE, rare=True)
-    """normalise the combined output of the experts before the projection up (RMSNorm), as in Kimi K3"""
-    constant_experts: layers.Size = option(0, only=MOE, rare=True)
-    """how many of the experts mix the token with a learned vector (MoE++)"""
-    copy_experts: layers.Size = option(0, only=MOE, rare=True)
-    """how many of the experts return the token (MoE++, LongCat-Flash)"""
-    zero_experts: layers.Size = option(0, only=MOE, rare=True)
-    """how many of the experts return zero (MoE++)"""
-    weights_on: Literal["output", "input"] = option("output", only=MOE, rare=True)
-    """whether the router's weights multiply the outputs of the experts, or their inputs, as in Llama 4"""
-    block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
-    """overrides of single MoE blocks, by block number, for the fields router, experts, router_options and so on;
-    router_options override the model's options or, if the block changes the router, that router's defaults"""
     dropout: float = 0.0
     """dropout rate after the embedding, after each attention, inside each dense MLP (after its activation) and after each MLP
     or MoE layer"""
@@ -108,43 +76,12 @@ class TransformerConfig(layers.BlocksConfig):
             object.__setattr__(self, "_options", self._check_routing())
         else:
             check_options(self.router, self.router_options, DECIDED.names)
-        object.__setattr__(self, "_own", {number: self._with_own(number, own) for number, own in self.block.items()})
-
-    def _with_own(self, number: str, own: Mapping[str, Any]) -> Self:
-        """Returns the model's configuration with the overrides `own` of the block `number`."""
-        blocks = [str(block) for block in moe_blocks(self)]
-        if number not in blocks:
-            expected = ", ".join(map(repr, blocks)) or "but there are none"
-            raise ConfigError(f"block.{number}: expected one of the MoE blocks, {expected} (moe={self.moe!r})")
-        options = own.get("router_options", {}) if isinstance(own, Mapping) else None
-        if not isinstance(options, Mapping):
-            raise ConfigError(f"block.{number}={own!r}: expected a table whose router_options, if set, are a table")
-        check_names(f"block.{number}.", own, "a block", OF_BLOCK)
-        router = own.get("router", self.router)
-        if router == self.router:
-            options = {**self.router_options, **options}
-        with named(f"block.{number}.", OF_BLOCK):
-            has = options_of(router_name(router))
-        with named(f"block.{number}.", {*OF_BLOCK, *has}):
-            return replace(self, **{**own, "router_options": options, "moe": number, "block": {}})
+        self.set_blocks()
 
     @property
     def form(self) -> Experts:
         """The form of the experts in the MoE blocks."""
-        hidden = self.expert_hidden or self.hidden
-        return Experts(
-            hidden,
-            self.expert_activation,
-            self.expert_bias,
-            shared=self.shared_experts * hidden,
-            shared_gate=self.shared_gate,
-            latent=self.latent_width,
-            latent_norm=self.latent_norm,
-            constants=self.constant_experts,
-            copies=self.copy_experts,
-            zeros=self.zero_experts,
-            weights_on=self.weights_on,
-        )
+        return self.form_of(self.expert_hidden or self.hidden)
 
     def _check_routing(self) -> RouterOptions:
         """Creates and checks the router options of the MoE blocks."""
@@ -153,29 +90,15 @@ class TransformerConfig(layers.BlocksConfig):
             raise ConfigError(
                 f"group_tokens={self.group_size}: {self.router} needs whole images; expected a multiple of {self.sequence} tokens"
             )
-        self._check_form()
-        decided = {"width": self.width, "experts": self.experts, "tokens": self.group_size, "ids": self.id_count}
-        options = settings(self.router, self.router_options, **decided, images=images)
-        multi_hash.check(options, hidden=self.form.hidden, output=self.width, plain=self.form.plain)
-        return options
-
-    def _check_form(self) -> None:
-        """Raises ConfigError if the fields of the experts contradict each other."""
-        if self.shared_gate and not self.shared_experts:
-            raise ConfigError("shared_gate=True: expected shared_experts=1 or more")
-        if self.latent_norm and not self.latent_width:
-            raise ConfigError("latent_norm=True: expected latent_width=1 or more")
-        kinds = {name: getattr(self, name) for name in ("constant_experts", "copy_experts", "zero_experts")}
-        if sum(kinds.values()) >= self.experts:
-            largest = max(kinds, key=kinds.__getitem__)
-            raise ConfigError(
-                f"{largest}={kinds[largest]!r}: at least one of experts={self.experts!r} must be an MLP, "
-                f"but {sum(kinds.values())} are constant, copy or zero experts"
-            )
+        self.check_form("experts")
         if getattr(self, "round_experts", False) and self.form.kinds != Experts(0).kinds:
             raise ConfigError(
                 "round_experts=True: expected experts that are MLPs of the model's width, and weights_on='output'"
             )
+        decided = {"width": self.width, "experts": self.experts, "tokens": self.group_size, "ids": self.id_count}
+        options = settings(self.router, self.router_options, **decided, images=images)
+        multi_hash.check(options, hidden=self.form.hidden, output=self.width, plain=self.form.plain)
+        return options
 
     @property
     def sequence(self) -> int:
@@ -201,12 +124,6 @@ class TransformerConfig(layers.BlocksConfig):
 def moe_blocks(config: TransformerConfig) -> tuple[int, ...]:
     """Returns the indices (from 0) of the MoE blocks, in order. Raises ConfigError if `config.moe` is invalid for the depth."""
     return layers.placed(config.moe, config.depth)
-
-
-def of_block(config: Config, block: int) -> Config:
-    """Returns the configuration with the overrides of one MoE block."""
-    own: dict[str, Config] = config._own  # type: ignore[attr-defined]
-    return own.get(str(block), config)
 
 
 def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLayer]:
@@ -285,20 +202,7 @@ def _mlp_layout(config: TransformerConfig, hidden: int = 0, **form: bool) -> Par
 
 
 def _moe_layout(config: TransformerConfig) -> Params:
-    of, D = config.form, config.width
-    draws: Any = {"kernel": glorot_uniform, "bias": normal(1e-6), "gated": of.gated, "biased": of.bias}
-    mlps = router_config(config).experts - of.without_mlp
-    one = parameters.mlp(of.latent or D, of.hidden, **draws)
-    layout = parameters.moe(config.router, router_config(config), one, config.expert_init, mlps)
-    if of.shared:
-        layout["shared"] = parameters.mlp(D, of.shared, **draws)
-    if of.shared_gate:
-        layout["shared"]["gate"] = Parameter((D,), normal(1e-6))
-    if of.latent:
-        layout["latent"] = parameters.latent(D, of.latent, norm=of.latent_norm)
-    if of.constants:
-        layout["constants"] = parameters.constants(of.constants, D)
-    return layout
+    return moe_layout(config, config.router, router_config(config), config.form, glorot_uniform, normal(1e-6))
 
 
 def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:

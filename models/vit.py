@@ -20,12 +20,13 @@ from typing import Annotated, Any, Literal
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters, transformer
+from moespec.models.experts import of_block
 from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.options import MOE, Only, option
 from moespec.models.parameters import Parameter, constant, normal
-from moespec.models.transformer import DECIDED, Norm, id_blocks, moe_blocks, of_block, router_config, takes_ids
+from moespec.models.transformer import DECIDED, Norm, id_blocks, moe_blocks, router_config, takes_ids
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Range, Scalar
@@ -104,9 +105,9 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
         if self.stem and self.width % 2 ** (self.stem - 1):
             raise ConfigError(f"stem={self.stem!r}: 2^(stem - 1) must divide width={self.width!r}")
         hashed: list[Any] = [router_config(of_block(self, block)) for block in id_blocks(self)]
-        if len({(options.experts, options.hashes) for options in hashed}) > 1:
+        if len({(options.experts, options.hashes, options.choices) for options in hashed}) > 1:
             raise ConfigError(
-                "block: expected the same experts and hashes in all hash layers, since they share their tables"
+                "block: expected the same experts, hashes and choices in all hash layers, since they share their tables"
             )
         if self.stem_depth > 1 and not self.stem:
             raise ConfigError(f"stem_depth={self.stem_depth!r} has no effect without stem")

@@ -104,6 +104,7 @@ from moespec.spec.algorithms.base_layers import base_greedy as base_greedy
 from moespec.spec.algorithms.base_layers import base_routing as base_routing
 from moespec.spec.algorithms.soft_moe import soft_routing as soft_routing
 from moespec.spec.algorithms.hash_layers import hash_routing as hash_routing
+from moespec.spec.algorithms.hash_tables import hash_scores as hash_scores
 
 # DSelect-k.
 from moespec.spec.algorithms.dselect_k_codes import Codes as Codes

@@ -164,7 +164,7 @@ def test_nothing_imports_the_front():
 FLOORS = {
     "moespec.models": (
         *("errors", "shown", "options", "pages", "checks", "memory", "files", "tensors", "pytrees"),
-        *("router_options", "parameters", "random_keys", "hashing", "layers"),
+        *("router_options", "parameters", "random_keys", "hashing", "layers", "experts"),
         *("mixer", "sparse_mlp", "transformer", "vit", "text", "families", "model", "counts"),
     ),
     "moespec.training": (

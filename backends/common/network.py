@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from moespec.backends.common.namespace import Array, Namespace
-from moespec.spec.algorithms.gated_experts import ACTIVATIONS, AXES, check_expert_widths, check_parameter_names
+from moespec.spec.algorithms.gated_experts import (
+    ACTIVATIONS,
+    AXES,
+    CAPS,
+    LIMITS,
+    check_expert_widths,
+    check_parameter_names,
+)
 from moespec.spec.checks import check_integers, check_option, check_same_shape, check_scores, check_segments, check_size
 from moespec.spec.errors import ShapeError
 
@@ -15,6 +22,38 @@ def check_activation(gelu: str, activation: str) -> None:
     """Raises ConfigError for an unknown expert activation or form of GELU."""
     check_option("gelu", gelu, ("tanh", "erf"))
     check_option("activation", activation, ACTIVATIONS)
+
+
+def bounded(xp: Namespace[Array], activation: str) -> dict[str, Callable[[Array], Array]]:
+    """Returns the activations with bounds and the squared ReLU, by name. They round only their results."""
+
+    def squared(x: Array) -> Array:
+        return xp.square(xp.maximum(x, 0.0))
+
+    def clamped(x: Array) -> Array:
+        z = xp.promote(x)
+        z = xp.where(z > LIMITS[activation], LIMITS[activation], z)
+        return xp.cast(z * xp.sigmoid(z if activation == "clamped_silu" else 1.702 * z), x.dtype)
+
+    def situ(x: Array) -> Array:
+        z = xp.promote(x)
+        return xp.cast(CAPS[0] * xp.tanh(z / CAPS[0]) * xp.sigmoid(z), x.dtype)
+
+    return {"relu2": squared, "situ": situ, **dict.fromkeys(LIMITS, clamped)}
+
+
+def second_factor(xp: Namespace[Array], activation: str) -> Callable[[Array], Array]:
+    """Returns the function of the second factor of a gated expert."""
+
+    def clamped(x: Array) -> Array:
+        limit = LIMITS[activation]
+        x = xp.where(x > limit, limit, xp.where(x < -limit, -limit, x))
+        return x + 1 if activation == "clamped_quick_gelu" else x
+
+    def situ(x: Array) -> Array:
+        return xp.cast(CAPS[1] * xp.tanh(xp.promote(x) / CAPS[1]), x.dtype)
+
+    return {"situ": situ, **dict.fromkeys(LIMITS, clamped)}.get(activation, lambda x: x)
 
 
 Linear = Callable[[Array, Array, Array | None], Array]
@@ -56,12 +95,19 @@ def multi_hash_weights(
 
 
 def perceptron(
-    x: Array, weights: Mapping[str, Array], linear: Linear[Array], active: Callable[[Array], Array]
+    x: Array,
+    weights: Mapping[str, Array],
+    linear: Linear[Array],
+    active: Callable[[Array], Array],
+    second: Callable[[Array], Array],
 ) -> Array:
-    """Applies the perceptrons of `expert_mlp`, plain or gated. `linear(x, w, b)` multiplies each row by the matrix of its expert."""
+    """Applies the perceptrons of `expert_mlp`, plain or gated. `linear(x, w, b)` multiplies each row by the matrix of its expert.
+
+    active, second: the functions of the two factors of a gated perceptron.
+    """
     hidden = active(linear(x, weights["w1"], weights.get("b1")))
     if "w3" in weights:
-        hidden = hidden * linear(x, weights["w3"], weights.get("b3"))
+        hidden = hidden * second(linear(x, weights["w3"], weights.get("b3")))
     return linear(hidden, weights["w2"], weights.get("b2"))
 
 

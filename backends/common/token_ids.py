@@ -8,7 +8,7 @@ from moespec.spec.algorithms.hash_layers import check_tables
 from moespec.spec.algorithms.token_ids import EPSILON
 from moespec.spec.checks import check_at_least, check_integers, check_same_shape, check_scores, check_size
 
-__all__ = ["hash_table_of", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
+__all__ = ["hash_scores", "hash_table_of", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
 
 
 def patch_codes(xp: Namespace[Array], patches: Array, codebook: Array) -> Array:
@@ -50,3 +50,14 @@ def hash_table_of(xp: Namespace[Array], tables: Array, *, hash: int = 0) -> Arra
     """tables (hashes, ids) -> (ids,) int32, without gradient."""
     check_tables(tables, hash)
     return xp.cast(tables, "int32")[hash]
+
+
+def hash_scores(xp: Namespace[Array], ids: Array, tables: Array, *, experts: int) -> Array:
+    """ids (G, T), tables (hashes, ids) -> (G, T, E) in float32."""
+    numbers = xp.indices(check_at_least("experts", experts, 1), ids)
+    check_integers("ids", ids, "groups tokens")
+    check_tables(tables, 0)
+    count, rows = tables.shape[0], xp.cast(tables, "int32")
+    ids, shape = xp.cast(ids, "int32"), (ids.shape[0], tables.shape[1])
+    chosen = [xp.take(xp.broadcast_to(rows[k], shape), ids)[..., None] == numbers for k in range(count)]
+    return sum((count - k) * xp.promote(xp.cast(each, "int32")) for k, each in enumerate(chosen))

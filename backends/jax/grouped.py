@@ -18,7 +18,7 @@ from jax import lax
 
 from moespec.backends.common.allocations import mostly_empty
 from moespec.backends.common.expert_kinds import Kinds, weighted_inputs, with_kinds
-from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron
+from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, second_factor
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
@@ -66,10 +66,10 @@ def moe_mlp(
             weighted = weighted_inputs(xp, to, experts) if weights_on == "input" else (to, experts)
             return moe_layer(x, *weighted)
         weights = expert_weights(xp, params, x.dtype, width=x.shape[2], experts=to.token.shape[1])  # type: ignore[misc]
-        active = activate(gelu, activation)
+        active, second = activate(gelu, activation), second_factor(xp, activation)  # type: ignore[misc]
 
         def run(rows: Array, linear: Linear[Array]) -> Array:
-            outputs: Array = perceptron(rows, weights, linear, active)
+            outputs: Array = perceptron(rows, weights, linear, active, second)
             return outputs
 
         return layer_of_rows(x, to, run, weigh_inputs=weights_on == "input")

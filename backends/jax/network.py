@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moespec.backends.common.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
+from moespec.backends.common.network import (
+    bounded,
+    check_activation,
+    check_attention,
+    expert_weights,
+    patch_grid,
+    perceptron,
+    second_factor,
+)
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.backends.jax.explicit import by_groups
@@ -122,7 +130,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)  # type: ignore[misc]
     # Joins the rows of all groups for each expert, because XLA would otherwise transpose the hidden layer, which is wider than the inputs.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
-    outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
+    outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation), second_factor(xp, activation))
     return jnp.swapaxes(outputs.reshape(experts, groups, capacity, outputs.shape[2]), 0, 1)
 
 
@@ -133,7 +141,8 @@ def _linear_of_experts(rows: Array, kernel: Array, bias: Array | None) -> Array:
 
 def activate(form: str, activation: str) -> Callable[[Array], Array]:
     """The activation function of experts, where `form` is the form of GELU."""
-    return {"silu": jax.nn.silu, "quick_gelu": quick_gelu}.get(activation, partial(gelu, form=form))
+    known = {"silu": jax.nn.silu, "quick_gelu": quick_gelu, **bounded(xp, activation)}  # type: ignore[misc]
+    return known.get(activation, partial(gelu, form=form))
 
 
 def quick_gelu(x: Array) -> Array:

@@ -69,6 +69,7 @@ base_greedy = _batched(_spec.base_greedy)
 base_routing = _batched(_spec.base_routing)
 soft_routing = _batched(_spec.soft_routing)
 hash_routing = _batched(_spec.hash_routing)
+hash_scores = _batched(_spec.hash_scores)
 
 # DSelect-k.
 from moespec.spec.algorithms.dselect_k_codes import dselect_k_codes as dselect_k_codes

@@ -8,6 +8,7 @@ from moespec.spec.checks import check_integers, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers.base import Options as Base
 from moespec.spec.routers.dselect_k import Options as DSelectK
+from moespec.spec.routers.hash import EPSILON
 from moespec.spec.routers.hash import Options as Hash
 from moespec.spec.routers.soft_moe import Options as SoftMoe
 from moespec.spec.routing import Params, RouterOutput
@@ -38,7 +39,7 @@ def hash(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """Sends each token to the expert that the hash table lists for the token's id. By default, the id is the token's position."""
+    """Sends each token to the experts that the hash tables list for the token's id. By default, the id is the token's position."""
     if options.hashes != 1:
         raise ConfigError(
             f"hashes: expected 1, got {options.hashes}; several hashes mix experts inside the MLP (see multi_hash_mlp)"
@@ -47,8 +48,19 @@ def hash(
     ids = B.position_ids(tokens) if ids is None else ids
     check_integers("ids", ids, "... tokens")
     check_size("ids", ids, -1, options.tokens, "options.tokens")
-    table, capacity = B.hash_table_of(params["tables"]), options.capacity(train=train)
-    return output(B, options, B.hash_routing(ids, table, experts=options.experts, capacity=capacity, like=tokens))
+    capacity = options.capacity(train=train)
+    if options.affinity == "none":
+        table = B.hash_table_of(params["tables"])
+        return output(B, options, B.hash_routing(ids, table, experts=options.experts, capacity=capacity, like=tokens))
+    weights = getattr(B, f"{options.affinity}_affinity")(kernel_logits(B, params, tokens, options))
+    check_size("tables", params["tables"], 0, options.choices, "options.choices")
+    scores = B.hash_scores(ids, params["tables"], experts=options.experts)
+    if options.normalize_selected:
+        weights = B.normalize_selected(scores, weights, choices=options.choices, epsilon=EPSILON)
+    if options.scale != 1:
+        weights = B.scaled_gates(weights, scale=options.scale)
+    routing = B.token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=weights)
+    return output(B, options, routing)
 
 
 def soft_moe(

@@ -153,6 +153,7 @@ patch_codes = _formula(_common.token_ids.patch_codes)
 previous_ids = _formula(_common.token_ids.previous_ids)
 pair_ids = _formula(_common.token_ids.pair_ids)
 position_ids = _formula(_common.token_ids.position_ids)
+hash_scores = _formula(_common.token_ids.hash_scores)
 hash_table_of = _formula(_common.token_ids.hash_table_of)
 
 # Random numbers.

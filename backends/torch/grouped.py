@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from moespec.backends.common.allocations import mostly_empty
 from moespec.backends.common.expert_kinds import Kinds, weighted_inputs, with_kinds
-from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron
+from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, second_factor
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.gathers import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.network import activate, expert_mlp
@@ -83,8 +83,8 @@ def _of_experts(
         check_slots(tokens, routing)
         weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
         if can_group(tokens, *weights["w1"].shape[1:], weights["w2"].shape[2]):
-            active = activate(options["gelu"], options["activation"])
-            run: Any = lambda rows, linear: perceptron(rows, weights, linear, active)  # noqa: E731  # annotated, it would not compile
+            of: Any = activate(options["gelu"], options["activation"]), second_factor(xp, options["activation"])
+            run: Any = lambda rows, linear: perceptron(rows, weights, linear, *of)  # noqa: E731  # annotated, it would not compile
             y: Tensor = grouped_layer(tokens, routing, run, weigh_inputs=weigh_inputs)
             return y
     weighted = weighted_inputs(xp, routing, experts) if weigh_inputs else (routing, experts)

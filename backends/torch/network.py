@@ -6,12 +6,21 @@ Products run in the dtype of their input, and all functions except `linear` cast
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moespec.backends.common.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
+from moespec.backends.common.network import (
+    bounded,
+    check_activation,
+    check_attention,
+    expert_weights,
+    patch_grid,
+    perceptron,
+    second_factor,
+)
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.gathers import gather_rows
@@ -47,7 +56,8 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
     groups, experts, capacity, width = inputs.shape
     weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
     rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
-    outputs: Tensor = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
+    of: Any = activate(gelu, activation), second_factor(xp, activation)
+    outputs: Tensor = perceptron(rows, weights, _linear_of_experts, *of)
     return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 
@@ -60,9 +70,10 @@ def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Ten
 
 
 def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
-    """Returns the experts' activation function: SiLU, quick GELU, or GELU in the given form."""
-    known: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "quick_gelu": quick_gelu}
-    return known.get(activation, partial(gelu, form=form))
+    """Returns the experts' activation function, where `form` is the form of GELU."""
+    known: dict[str, Any] = {"silu": F.silu, "quick_gelu": quick_gelu, **bounded(xp, activation)}
+    found: Callable[[Tensor], Tensor] = known.get(activation, partial(gelu, form=form))
+    return found
 
 
 def quick_gelu(x: Tensor) -> Tensor:

@@ -118,6 +118,8 @@ OWN: Mapping[str, dict[str, Any]] = {
 """Router-specific options, and sizes where the default sizes do not fit."""
 
 
+WITHOUT = {"hash": {"choices"}}
+"""Options that the cases of a router do not set."""
 SMALL = (
     *("batch_expert_choice", "cosine_token_choice", "image_choice", "importance_score", "mixture_of_depths"),
     *("noisy_top_k", "relu", "sigmoid_token_choice", "sinkhorn_expert_choice", "sinkhorn_token_choice"),
@@ -141,7 +143,7 @@ def wide_routers() -> Iterator[Definition]:
 
 def one(router: str) -> Definition:
     """Return a case with one token, width 1 and, if possible, one expert."""
-    known = {field.name for field in fields(ROUTERS[router].Options)}
+    known = {field.name for field in fields(ROUTERS[router].Options)} - WITHOUT.get(router, set())
     least = {"choices": 1, "noise_multiplier": 0.0, "images": 1, "dimensions": 1, "capacity_factor": 1.0}
     options: dict[str, Any] = {name: value for name, value in least.items() if name in known} | ONE[router]
     experts = options.pop("experts", 1)
@@ -159,7 +161,7 @@ def one(router: str) -> Definition:
 def wide(router: str) -> Definition:
     """Return the wide case of one router."""
     row, own, key = ROUTERS[router], OWN[router], f"routers/{router}/wide"
-    known = {field.name for field in fields(row.Options)}
+    known = {field.name for field in fields(row.Options)} - WITHOUT.get(router, set())
     sizes = {"tokens": TOKENS, "experts": EXPERTS, "width": WIDTH}
     if router in NINE:
         sizes |= {"experts": 11, "choices": 9}

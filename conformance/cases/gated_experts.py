@@ -1,6 +1,6 @@
 """Cases of gated experts, called directly and in a layer, and of a shared expert."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,16 @@ from moespec.conformance.author.definition import Definition, call, composed, te
 from moespec.conformance.author.inputs import distinct, experts, grid, groups_tokens, prefixed, scores, tokens
 from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Tensor
-from moespec.spec.algorithms.gated_experts import silu
+from moespec.spec.algorithms.gated_experts import LIMITS, activated, second_factor, silu
 
 NAME = "gated_experts"
 G, T, E, D = 2, 6, 3, 4
+LIMIT = LIMITS["clamped_silu"]
 
 
 def cases() -> Iterator[Definition]:
     yield from _alone()
+    yield from _bounded()
     yield from _layers()
 
 
@@ -37,6 +39,21 @@ def _alone() -> Iterator[Definition]:
         purpose = f"Gated experts with {activation}, {'each linear map with a bias' if biased else 'without biases'}."
         for kind, end in (("value", ""), ("gradient", "_gradient")):
             yield composed(NAME, f"{name}{end}", kind, purpose, inputs=inputs, stages=stages)
+
+
+def _bounded() -> Iterator[Definition]:
+    """Returns gradients of experts with the other activations, for slots so large that many bounds apply."""
+    for activation in ("relu2", "clamped_silu", "clamped_quick_gelu", "situ"):
+        gated = activation != "relu2"
+        values = experts(f"gated/{activation}", gated=gated, biased=activation == "clamped_quick_gelu")
+        slots = tensor(
+            grid(f"gated/{activation}", (G, E, 4, D), reach=16.0 if gated else 2.0, step=0.5),
+            "groups experts capacity width",
+        )
+        inputs, params = {"inputs": slots, **prefixed(values)}, {each: f"experts/{each}" for each in values}
+        stages = (call("expert_mlp", {"inputs": "inputs", "params": params}, gelu="tanh", activation=activation),)
+        purpose = f"Experts with {activation}, {'gated' if gated else 'not gated'}. Many factors exceed the bounds."
+        yield composed(NAME, activation, "gradient", purpose, inputs=inputs, stages=stages)
 
 
 def _layers() -> Iterator[Definition]:
@@ -123,6 +140,30 @@ def _without_gate(shared: Any) -> Any:
     return None if shared is None else {name: value for name, value in shared.items() if name != "gate"}
 
 
+def _factors(inputs: Array, params: Any, first: Callable[[Array], Array], second: Callable[[Array], Array]) -> Array:
+    """Computes gated experts whose two factors are `first` and `second`."""
+    biases = {name: params[name][:, None] if name in params else 0 for name in ("b1", "b2", "b3")}
+    product = first(inputs @ params["w1"] + biases["b1"]) * second(inputs @ params["w3"] + biases["b3"])
+    return product @ params["w2"] + biases["b2"]
+
+
+def gate_clamped_after_the_silu(
+    B: Spec, inputs: Array, params: Any, *, activation: str = "gelu", **options: Any
+) -> Array:
+    """With `clamped_silu`, the gate is clamped after the SiLU."""
+    if activation != "clamped_silu":
+        return B.expert_mlp(inputs, params, activation=activation, **options)
+    second = partial(second_factor, activation=activation)
+    return _factors(inputs, params, lambda z: np.where(silu(z).real > LIMIT, LIMIT, silu(z)), second)
+
+
+def situ_with_one_bound(B: Spec, inputs: Array, params: Any, *, activation: str = "gelu", **options: Any) -> Array:
+    """SiTU bounds only the first factor."""
+    if activation != "situ":
+        return B.expert_mlp(inputs, params, activation=activation, **options)
+    return _factors(inputs, params, partial(activated, activation=activation, gelu="tanh"), lambda z: z)
+
+
 def variants() -> Iterator[Variant]:
     computes = "The shared expert has weight 1, although it has a gate."
     yield fixed("shared_expert_without_its_gate", computes, "moe_mlp", "GE-2", row=NAME, shared=_without_gate)
@@ -134,6 +175,9 @@ def variants() -> Iterator[Variant]:
     yield variant(
         shared_expert_with_a_gate, "moe_mlp", ledger="GE-2", who="huggingface/transformers (Qwen2-MoE)", row=NAME
     )
+    who = "huggingface/transformers (Step-3.7)"
+    yield variant(gate_clamped_after_the_silu, "expert_mlp", ledger="GE-3b", who=who, row=NAME)
+    yield variant(situ_with_one_bound, "expert_mlp", ledger="GE-4b", row=NAME)
     who = "Nijikadesu/breakdown-minimind (issue 3)"
     yield variant(activation_of_the_product, "expert_mlp", ledger="GE-1", who=who, row=NAME)
     yield variant(activation_of_the_product_in_the_layer, "moe_mlp", ledger="GE-1", who=who, row=NAME)

@@ -36,6 +36,11 @@ def _tables() -> Iterator[Definition]:
     whole = tensor(tables, "hashes ids")
     purpose = "The last of three tables, of integers in a floating array."
     yield case("table_of", "value", purpose, tables=tensor(tables.astype(float), "hashes ids"), hash=2)
+    pair: dict[str, Any] = {
+        "ids": hashed("hash/scores")["ids"],
+        "tables": tensor([[0, 2, 1, 0, 1], [2, 0, 0, 1, 2]], "hashes ids"),
+    }
+    yield single("hash_routing", "hash_scores", "scores", "value", "Two experts of each id.", **pair, experts=E)
     yield case("table_of_integers", "value", "The second of three tables.", tables=whole, hash=1)
 
 

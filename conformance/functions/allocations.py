@@ -149,5 +149,6 @@ FUNCTIONS = (
     ),
     Function("hash_table_of", {"table": Output("ids", "int")}),
     Function("hash_routing", SLOTS),
+    Function("hash_scores", {"scores": Output(SCORES)}),
     Function("multi_hash_mlp", {"output": Output("groups tokens width", written=_absolute, rounded=True)}),
 )

@@ -56,7 +56,13 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "pool_images": {"images": 3},
     "spread_images": {"tokens": 42},
 }
-WHOLE = {"hash_table_of/tables", "multi_hash_mlp/tables", "hash_routing/table", "quantile_bias/counts"}
+WHOLE = {
+    "hash_scores/tables",
+    "hash_table_of/tables",
+    "multi_hash_mlp/tables",
+    "hash_routing/table",
+    "quantile_bias/counts",
+}
 """Float arrays with integer values."""
 CONSTANT = {"dropout/draws", "relu_loss/penalty", "scores_above/thresholds"}
 """Inputs that need no gradient: random numbers and states."""

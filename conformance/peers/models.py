@@ -15,6 +15,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from moespec.backends.common.network import second_factor
+from moespec.backends.layer import BETWEEN, GATED
 from moespec.conformance.record.explanation import explained, named
 from moespec.conformance.record.recorder import BIASES, Recorder, recognised
 from moespec.models.files import write_atomically
@@ -118,9 +120,9 @@ def _implied(row: dict[str, Any], *, biased: bool) -> list[str]:
     readings = ["LF-5a", "LF-6a"] * biased + ["SA-5b" if "bias" in row["options"] else "SA-5a"] * softmax
     if row["checked"] != "layer":
         return readings
-    readings += ["IG-1b" if "weights_on" in layer else "IG-1a"] + ["GE-1a"] * (
-        layer["expert_activation"] in ("swiglu", "geglu")
-    )
+    kind = layer["expert_activation"]
+    readings += ["IG-1b" if "weights_on" in layer else "IG-1a"] + ["GE-1a"] * (kind in GATED)
+    readings += ["GE-3a"] * (kind == "clamped_swiglu") + ["GE-4a"] * (kind == "situglu")
     readings += ["GE-2c" if "shared_gate" in layer else "GE-2a"] * ("shared_experts" in layer)
     return readings + ["LE-1a"] * ("latent_width" in layer) + ["ZC-1a"] * ("copy_experts" in layer)
 
@@ -206,8 +208,7 @@ def _halves(experts: Any, name: str, across: bool) -> tuple[Any, Any]:
     """Return the gate and the other half of a packed kernel or bias, with the hidden width as the last axis."""
     packed = getattr(experts, name)
     packed = packed.transpose(-1, -2) if across else packed
-    interleaved = "[..., ::2]" in inspect.getsource(type(experts))
-    return (packed[..., ::2], packed[..., 1::2]) if interleaved else tuple(packed.chunk(2, dim=-1))
+    return (packed[..., ::2], packed[..., 1::2]) if _interleaved(experts) else tuple(packed.chunk(2, dim=-1))
 
 
 def _arrays(block: Any) -> dict[str, Any]:
@@ -281,15 +282,32 @@ def _activation(block: Any, gated: bool) -> str:
     """Return the `expert_activation` with which the experts can be expressed best."""
     import torch
 
+    from moespec.backends.torch import namespace as xp
     from moespec.backends.torch.network import activate
 
-    function: Any = getattr(block.experts, "act_fn", None)
-    x = torch.linspace(-3, 3, 13)
-    single = function is not None and len(inspect.signature(getattr(function, "forward", function)).parameters) == 1
-    for name, kind in (("swiglu", "silu"), ("geglu", "gelu"), ("gelu", "gelu"), ("quick_gelu", "quick_gelu")):
-        if single and gated == name.endswith("glu") and torch.allclose(function(x), activate("tanh", kind)(x)):
+    gate = torch.linspace(-30, 30, 61)
+    up = gate.flip(0)
+    theirs, second = _activated(block.experts, gate, up) if gated else block.experts.act_fn(gate), torch.ones(1)
+    for name, kind in (GATED if gated else {name: name for name in BETWEEN if name not in GATED}).items():
+        second = second_factor(xp, kind)(up) if gated else second
+        if torch.allclose(theirs, activate("tanh", kind)(gate) * second):
             return name
     return "swiglu" if gated else "gelu"
+
+
+def _activated(experts: Any, gate: Any, up: Any) -> Any:
+    """Return the hidden units that gated experts compute from the two factors."""
+    import torch
+
+    if not hasattr(experts, "_apply_gate"):
+        return experts.act_fn(gate) * up
+    return experts._apply_gate(
+        torch.stack((gate, up), -1).flatten() if _interleaved(experts) else torch.cat((gate, up))
+    )
+
+
+def _interleaved(experts: Any) -> bool:
+    return "[..., ::2]" in inspect.getsource(type(experts))
 
 
 def _equal(block: Any, router: str, options: dict[str, Any], layer: dict[str, Any]) -> str:

@@ -31,16 +31,31 @@ GE-2: What is the weight of a shared expert's output?
     Alternative c: the weight is the sigmoid of a separate logit, x w, as in Qwen2. This is the parameter `gate` of `shared`.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate);
         huggingface/transformers, src/transformers/models/qwen2_moe/modeling_qwen2_moe.py, Qwen2MoeSparseMoeBlock.forward.
+GE-3: Does `clamped_silu` clamp the gate before or after the SiLU?
+    Reading: before: silu(min(x w1, 10)).
+        By: huggingface/transformers, src/transformers/models/deepseek_v4/modeling_deepseek_v4.py,
+        DeepseekV4Experts._apply_gate; huggingface/transformers,
+        src/transformers/models/glm5_next/modeling_glm5_next.py, Glm5NextTextExperts._apply_gate.
+    Alternative b: after: min(silu(x w1), 10).
+        By: huggingface/transformers, src/transformers/models/step3p7/modeling_step3p7.py, Step3p7Experts._apply_gate.
+GE-4: Does SiTU bound the second factor of a gated expert, too?
+    Reading: yes: 25 tanh(x w3 / 25).
+        By: huggingface/transformers, src/transformers/models/inkling2/modeling_inkling2.py,
+        Inkling2SoftcappedSwiGLU.forward.
+    Alternative b: no, the second factor is x w3.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.gelu import activation as gelu_activation
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_size
 from moespec.spec.errors import ConfigError
-from moespec.spec.numerics import Array, sigmoid
+from moespec.spec.numerics import Array, positive_part, sigmoid
 from moespec.spec.values import as_array, even
 
 __all__: list[str] = []
@@ -56,8 +71,14 @@ AXES = {
 OPTIONAL = ("b1", "w3", "b3", "b2", "gate")
 """The parameters that a shared expert may lack."""
 
-ACTIVATIONS = ("gelu", "silu", "quick_gelu")
+ACTIVATIONS = ("gelu", "silu", "quick_gelu", "relu2", "clamped_silu", "clamped_quick_gelu", "situ")
 """The names of the activations between the linear maps of an expert."""
+
+LIMITS = {"clamped_silu": 10.0, "clamped_quick_gelu": 7.0}
+"""The bound of both factors, from DeepSeek-V4 and gpt-oss."""
+
+CAPS = (4.0, 25.0)
+"""The bounds of the two factors of SiTU, from Kimi K3."""
 
 
 def silu(x: Array) -> Array:
@@ -68,6 +89,28 @@ def silu(x: Array) -> Array:
 def quick_gelu(x: Array) -> Array:
     """Approximates the GELU by `x sigmoid(1.702 x)` (Hendrycks and Gimpel 2016, section 2). Does not check `x`."""
     return x * sigmoid(1.702 * x)
+
+
+def activated(x: Array, activation: str, gelu: str) -> Array:
+    """Applies the activation of `expert_mlp`. Does not check `x`."""
+    if activation == "gelu":
+        return gelu_activation(x, form=gelu)
+    if activation == "relu2":
+        return positive_part(x) ** 2
+    if activation == "situ":
+        return CAPS[0] * np.tanh(x / CAPS[0]) * sigmoid(x)
+    limit = LIMITS.get(activation, np.inf)
+    x = np.where(x.real > limit, limit, x)
+    return silu(x) if activation.endswith("silu") else quick_gelu(x)
+
+
+def second_factor(x: Array, activation: str) -> Array:
+    """Applies the bounds of `activation` to the second factor `x` of a gated expert. Does not check `x`."""
+    if activation == "situ":
+        return CAPS[1] * np.tanh(x / CAPS[1])
+    limit = LIMITS.get(activation, np.inf)
+    x = np.where(x.real > limit, limit, np.where(x.real < -limit, -limit, x))
+    return x + 1 if activation == "clamped_quick_gelu" else x
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:

@@ -31,6 +31,13 @@ HL-4: What surrounds the MLP of an expert in a hash layer?
     Reading: nothing, because the block already has a residual connection and a norm, as for every router.
     Alternative b: a second residual connection and norm, nested inside those of the block and shared by all experts.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
+HL-5: What are the weights of the experts that the tables choose?
+    Reading: the only expert of a token has the weight 1, as in `hash_routing`.
+        By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
+    Alternative b: the scores of a learned kernel, divided by their sum, then scaled. This is the option `affinity` of the router,
+        whose experts `hash_scores` selects.
+        By: huggingface/transformers, src/transformers/models/deepseek_v4/modeling_deepseek_v4.py,
+        DeepseekV4HashRouter.forward.
 """
 
 from collections.abc import Mapping
@@ -53,7 +60,12 @@ from moespec.spec.values import as_array, as_ids, check_finite, even
 __all__ = ["hash_routing", "hash_table_of", "multi_hash_mlp"]
 
 ALGORITHMS = (
-    Algorithm("hash_routing", "Roller et al. 2021 (arXiv 2106.04426), section 3", 1, ("hash_routing", "hash_table_of")),
+    Algorithm(
+        "hash_routing",
+        "Roller et al. 2021 (arXiv 2106.04426), section 3",
+        1,
+        ("hash_routing", "hash_scores", "hash_table_of"),
+    ),
     Algorithm("multi_hash", "Roller et al. 2021 (arXiv 2106.04426), section 3.2", 1, ("multi_hash_mlp",)),
 )
 

@@ -31,12 +31,15 @@ from numpy.typing import NDArray
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.algorithms.clustering import k_means
+from moespec.spec.algorithms.hash_layers import check_tables, hash_table_of
+from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ContractError
-from moespec.spec.numerics import Shared, stable_order
-from moespec.spec.values import as_array, as_ids
+from moespec.spec.numerics import Array, Shared, stable_order
+from moespec.spec.values import as_array, as_ids, even
 
 __all__ = [
+    "hash_scores",
     "hash_table_balanced",
     "hash_table_clustered",
     "hash_table_dispersed",
@@ -153,3 +156,35 @@ def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
             table[id] = dealt % experts
             dealt += 1
     return table
+
+
+def hash_scores(ids: ArrayLike, tables: Shared, *, experts: int) -> Array:
+    """Computes scores with which `token_choice` selects the K experts that the tables assign to each token's id, in this order:
+
+        scores[t, e] = sum_k (K - k) [tables[k, ids[t]] = e]
+
+    If an id has an expert twice, `token_choice` also selects an expert with the score 0.
+
+    Args:
+        ids: (tokens,) integers, from 0 to V - 1.
+        tables: (hashes, ids), whole numbers from 0 to E - 1, in a floating or integer dtype: the K different experts of each id.
+        experts: E, at least 1.
+
+    Returns:
+        (tokens, experts).
+
+    Raises:
+        ContractError: an entry of `tables` is not a whole number.
+
+    Source: huggingface/transformers, src/transformers/models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HashRouter.forward.
+
+    >>> hash_scores([2, 0], [[0.0, 1.0, 1.0], [1.0, 2.0, 0.0]], experts=3).tolist()
+    [[1.0, 2.0, 0.0], [2.0, 1.0, 0.0]]
+    """
+    experts = check_at_least("experts", experts, 1)
+    array = even("tables", tables)
+    check_tables(array, 0)
+    rows = np.stack([hash_table_of(array, hash=k) for k in range(len(array))])
+    rows = as_ids("tables", rows, "hashes ids", below=experts)
+    chosen = rows[:, as_ids("ids", ids, "tokens", below=rows.shape[1]), None] == np.arange(experts)
+    return np.einsum("k,kte->te", np.arange(len(rows), 0.0, -1.0), chosen)

@@ -25,13 +25,11 @@ LA-2: What does the layer return for a token without a slot?
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
-from moespec.spec.algorithms.gated_experts import ACTIVATIONS, expert_parameters, quick_gelu, silu
-from moespec.spec.algorithms.gelu import activation as _gelu
+from moespec.spec.algorithms.gated_experts import ACTIVATIONS, activated, expert_parameters, second_factor
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_option, check_rank, check_same_shape, check_size
 from moespec.spec.numerics import Array
@@ -100,9 +98,19 @@ def expert_mlp(
     """Applies the MLP of each expert to the slots of the expert. With `w3`, the MLP is gated:
 
         result = w2[e] f(w1[e] x + b1[e]) + b2[e]
-        result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      with `w3`
+        result = w2[e] (f(w1[e] x + b1[e]) * g(w3[e] x + b3[e])) + b2[e]     with `w3`
 
-    Here, f(z) is gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A bias that is not passed is 0.
+    A bias that is not passed is 0. With `activation`, f(z) and g(z) are
+
+        gelu                gelu(z) and z
+        silu                z sigmoid(z) and z
+        quick_gelu          z sigmoid(1.702 z) and z, as in CLIP
+        relu2               max(z, 0)^2 and z, as in Nemotron 3 (without `w3`)
+        clamped_silu        silu(min(z, 10)) and clamp(z, -10, 10), as in DeepSeek-V4
+        clamped_quick_gelu  quick_gelu(min(z, 7)) and clamp(z, -7, 7) + 1, as in gpt-oss
+        situ                4 tanh(z / 4) sigmoid(z) and 25 tanh(z / 25), as in Kimi K3
+
+    The derivative of a clamp is 1 at its bounds.
 
     Args:
         inputs: (experts, capacity, width).
@@ -110,7 +118,7 @@ def expert_mlp(
             for gated experts `w3`, shaped like `w1`; optional biases `b1` (experts, hidden), `b3` (experts, hidden) and
             `b2` (experts, output).
         gelu: the form of GELU, "tanh" or "erf".
-        activation: f, "gelu", "silu" or "quick_gelu".
+        activation: the name of f and g.
 
     Returns:
         (experts, capacity, output).
@@ -118,7 +126,8 @@ def expert_mlp(
     Raises:
         ConfigError: a parameter is missing or unknown.
 
-    Source: Routers, section 1.2; gated: Shazeer 2020 (arXiv 2002.05202), FFN_GEGLU and FFN_SwiGLU, whose V is `w3`.
+    Source: Routers, section 1.2; gated: Shazeer 2020 (arXiv 2002.05202), FFN_GEGLU and FFN_SwiGLU, whose V is `w3`; relu2: So et al. 2021
+    (arXiv 2109.08668); clamped_quick_gelu: openai/gpt-oss, gpt_oss/torch/model.py, swiglu.
 
     >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}  # one expert of width 1
     >>> expert_mlp([[[0.0], [10.0]]], params).tolist()  # an empty slot returns the bias
@@ -137,5 +146,5 @@ def expert_mlp(
         return y + weights[f"b{number}"][:, None, :] if f"b{number}" in weights else y
 
     hidden = linear(inputs, 1)
-    active = {"silu": silu, "quick_gelu": quick_gelu}.get(activation, partial(_gelu, form=gelu))(hidden)
-    return linear(active * linear(inputs, 3) if "w3" in weights else active, 2)
+    active = activated(hidden, activation, gelu)
+    return linear(active * second_factor(linear(inputs, 3), activation) if "w3" in weights else active, 2)

@@ -61,7 +61,7 @@ def moe_mlp(
         copies, zeros: the number of copy experts and of zero experts.
         weights_on: "output", or "input" to multiply the inputs of the MLPs by the combine weights instead of their outputs.
         gelu: "tanh" or "erf".
-        activation: "gelu", "silu" or "quick_gelu", also for the shared expert.
+        activation: as in `expert_mlp`, also for the shared expert.
         norm_epsilon: a constant above 0 that the RMSNorm adds to the mean square.
 
     Returns:

@@ -82,7 +82,7 @@ def test_hash_layers_have_the_same_tables_and_the_others_none() -> None:
     blocks = hash_tables.initial_params(Config(model=model), dataset)["blocks"]
     assert "tables" not in blocks["1"]["moe"]["router"]
     assert set(np.unique(blocks["3"]["moe"]["router"]["tables"])) == {0, 1, 2}
-    with pytest.raises(ConfigError, match="block: expected the same experts and hashes in all hash layers"):
+    with pytest.raises(ConfigError, match="block: expected the same experts, hashes and choices in all hash layers"):
         vit.named("vit_tiny", **TINY, block={"1": {**hashed, "experts": 2}, "3": hashed})
     with pytest.raises(ConfigError, match="MultiHash needs plain experts with biases"):
         vit.named("vit_tiny", **{**TINY, "router": "hash", "router_options": {"hashes": 2}}, expert_bias=False)

@@ -11,7 +11,7 @@ from of_models import drawn, images_for
 
 import moespec.backends.numpy as B
 from moespec import spec
-from moespec.models import mixer, sparse_mlp
+from moespec.models import counts, mixer, sparse_mlp
 from moespec.models.pytrees import flatten
 from moespec.models.random_keys import of_step
 from moespec.spec.errors import ConfigError, ShapeError
@@ -194,3 +194,47 @@ def test_errors_of_the_batch():
         sparse_mlp.forward(B, dataclasses.replace(config, group_size=0), params, images_for(config, 3))
     with pytest.raises(ConfigError, match="noise: expected 2 arrays, one for each MoE layer with noise, got 1"):
         sparse_mlp.forward(B, config, params, images_for(config, 2), noise=[np.zeros((1, 10, 3))])
+
+
+OWN = {
+    **{"router": "softmax_token_choice", "token_experts": 2, "sparse_token_hidden": 2, "expert_activation": "swiglu"},
+    **{"experts": 0, "shared_experts": 2, "shared_gate": True, "expert_bias": False},
+}
+
+
+def test_a_block_with_experts_of_its_own():
+    """Block 1 has fewer, narrower, gated experts and a shared one, and a dense MLP over channels; block 0 those of the model."""
+    config = tiny(moe="last_2", expert_activation="relu2", block={"1": OWN})
+    layers = {layer.name: layer for layer in sparse_mlp.moe_layers(config, 4)}
+    assert list(layers) == ["0_tokens", "0_channels", "1_tokens"]
+    assert layers["0_channels"].experts.activation == "relu2"
+    assert layers["1_tokens"].router == "softmax_token_choice"
+    assert (layers["1_tokens"].experts.hidden, layers["1_tokens"].experts.shared) == (2, 4)
+    shapes = sparse_mlp.parameter_shapes(config)["blocks"]
+    assert shapes["1"]["token_moe"]["experts"] == {"w1": (2, 8, 2), "w2": (2, 2, 8), "w3": (2, 8, 2)}
+    assert shapes["1"]["token_moe"]["shared"] == {"w1": (8, 4), "w2": (4, 8), "w3": (8, 4), "gate": (8,)}
+    assert shapes["0"]["channel_moe"]["experts"].keys() == {"w1", "b1", "w2", "b2"}
+    assert "channel_mlp" in shapes["1"]
+    assert sum(math.prod(shape) for shape in flatten(shapes["1"]["token_moe"]).values()) == 8 * 2 + 2 * 48 + 3 * 32 + 8
+    params, images = sparse_mlp.init(config), images_for(config, 2)
+    other = sparse_mlp.init(dataclasses.replace(config, block={}))
+    assert np.array_equal(
+        params["blocks"]["0"]["token_moe"]["experts"]["w1"], other["blocks"]["0"]["token_moe"]["experts"]["w1"]
+    )
+    assert sparse_mlp.forward(B, config, drawn(params), images).logits.shape == (2, 3)
+    assert counts.flops(config, 2)["experts"] < counts.flops(dataclasses.replace(config, block={}), 2)["experts"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block": {"0": OWN}}, r"block.0: expected one of the MoE blocks, '1' \(moe='last_1'\)"),
+        ({"block": {"1": {"sparse_width": 3}}}, "block.1.sparse_width=3: a block does not have this option"),
+        ({"block": {"1": {"token_experts": 1, "token_choices": 2}}}, "block.1.token_choices=2 exceeds token_experts=1"),
+        ({"shared_gate": True}, "shared_gate=True: expected shared_experts=1 or more"),
+        ({"copy_experts": 3}, "copy_experts=3: at least one of token_experts=3 must be an MLP"),
+    ],
+)
+def test_experts_that_cannot_be(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny(**fields)

@@ -19,11 +19,10 @@ from moespec.spec.algorithms.hash_tables import (
     hash_table_balanced,
     hash_table_clustered,
     hash_table_dispersed,
-    hash_table_random,
 )
 from moespec.spec.algorithms.token_ids import normalized_patches
 from moespec.spec.errors import ConfigError
-from moespec.spec.routers.hash import Options
+from moespec.spec.routers.hash import Options, random_tables
 from moespec.training.configuration.config import Config
 from moespec.training.data.dataset import Dataset
 from moespec.training.loop.resolve import load_backend, model_config
@@ -118,12 +117,11 @@ def _tables(
 ) -> NDArray[np.int64]:
     options = table_options(model)
     if kind == "auto":
-        kind = "balanced" if options.hashes == 1 else "random"
+        kind = "balanced" if options.hashes == options.choices == 1 else "random"
     if kind == "random":
-        draws = random.random((options.hashes, options.ids))
-        return np.stack([hash_table_random(row, experts=options.experts) for row in draws])
-    if options.hashes != 1:
-        raise ConfigError(f"hash.kind={kind!r}: expected 'random', since several hashes must differ")
+        return random_tables(random, options)
+    if options.hashes * options.choices != 1:
+        raise ConfigError(f"hash.kind={kind!r}: expected 'random', since several hashes or choices must differ")
     if kind == "balanced":
         frequencies = np.zeros(options.ids)
         for chunk in _read(dataset, images, "frequencies"):

@@ -72,8 +72,9 @@ def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -
         per_image = 12 * S * D + mixing + hidden
     elif isinstance(config, sparse_mlp.SparseMlpConfig) and layers:
         S, D = config.sparse_tokens, config.sparse_width
-        hidden = 0 if config.experts else config.sparse_hidden * S
-        wide = max(config.sparse_token_hidden * D, config.sparse_hidden * S)
+        own = sparse_mlp.of_block(config, int(layers[0].name.partition("_")[0]))
+        hidden = 0 if own.experts else own.sparse_hidden * S
+        wide = max(own.sparse_token_hidden * D, own.sparse_hidden * S)
         per_image = 2 * config.sequence * config.width + 4 * S * D + hidden
     else:
         wide = max(config.token_hidden * D, config.hidden * S)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
-from moespec.backends.layer import PARTS, Layer, documented, drawn, layer_of
+from moespec.backends.layer import GATED, PARTS, Layer, documented, drawn, layer_of
 from moespec.backends.optimizer import STATE
 from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts, Perceptrons
 from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.padding import without_padding
-from moespec.backends.torch.nn.perceptron import GATED, perceptron
+from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import TORCHSCRIPT, Reporting
 from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
+from moespec.backends.layer import GATED
 from moespec.spec.errors import ConfigError, ShapeError
 
 ROWS = 5
@@ -17,11 +18,9 @@ ALLOWED = 1e-9
 
 ACTIVATIONS = (
     *(("gelu", "tanh", "gelu"), ("gelu", "erf", "gelu"), ("geglu", "tanh", "gelu"), ("geglu", "erf", "gelu")),
-    *(("swiglu", "tanh", "silu"), ("quick_gelu", "tanh", "quick_gelu")),
+    *(("swiglu", "tanh", "silu"), ("quick_gelu", "tanh", "quick_gelu"), ("relu2", "tanh", "relu2")),
 )
 """(`expert_activation`, `gelu`, `activation`): two options of a layer, and the argument `activation` of `moe_mlp` that matches them."""
-
-GATED = ("geglu", "swiglu")
 
 
 class Perceptron(NamedTuple):
@@ -67,7 +66,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
                 if isinstance(y, Tensor) and (y - expected).abs().max() < ALLOWED:
                     return Perceptron(weights, kind, gelu)
     raise ConfigError(
-        f"{of} computes neither fc2(gelu(fc1(x))) nor fc2(f(fc1(x)) * fc3(x)) with GELU, quick GELU or SiLU as f"
+        f"{of} computes neither fc2(gelu(fc1(x))) nor fc2(f(fc1(x)) * fc3(x)) with GELU, quick GELU, squared ReLU or SiLU as f"
     )
 
 

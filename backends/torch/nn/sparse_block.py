@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moespec.backends.layer import GATED
 from moespec.backends.torch.network import activate
 from moespec.backends.torch.nn.layer import MoE
-from moespec.backends.torch.nn.perceptron import ACTIVATIONS, GATED, ROWS
+from moespec.backends.torch.nn.perceptron import ACTIVATIONS, ROWS
 from moespec.spec.errors import ConfigError
 
 __all__ = ["from_transformers", "to_transformers"]

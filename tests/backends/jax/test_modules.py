@@ -136,7 +136,7 @@ KINDS = (
     {"constant_experts": 1, "copy_experts": 1, "zero_experts": 1},
     *(
         {"expert_activation": a, "expert_bias": False, "shared_experts": 2, "bias": True}
-        for a in ("swiglu", "quick_gelu")
+        for a in ("swiglu", "quick_gelu", "relu2", "situglu")
     ),
 )
 

@@ -100,3 +100,26 @@ def test_pairs_beyond_64_bits_are_an_error():
     assert spec.pair_ids([2**61 - 1], [3], vocabulary=4).tolist() == [2**63 - 1]
     with pytest.raises(spec.ContractError, match="first: expected integers from 0 to"):
         spec.pair_ids(np.array([2**64 - 1], np.uint64), [1], vocabulary=1)
+
+
+def test_several_experts_of_an_id_weighted_by_live_scores():
+    """As DeepseekV4HashRouter: the experts of the id, and the scores of these experts divided by their sum, token by token."""
+    random, router = np.random.default_rng(0), spec.ROUTERS["hash"]
+    more = {"choices": 2, "affinity": "sigmoid", "normalize_selected": True, "scale": 1.5}
+    options = router.options(width=D, experts=E, tokens=T, ids=V, **more)
+    params = router.init(random, options)
+    assert params["tables"].shape == (2, V)
+    assert (params["tables"][0] != params["tables"][1]).all()
+    tokens, ids = random.standard_normal((T, D)), random.integers(0, V, T)
+    combine = router.route(params, tokens, options, ids=ids).routing.combine.sum(axis=2)
+    for token, id, weights in zip(tokens, ids, combine, strict=True):
+        chosen = params["tables"][:, id].astype(int)
+        scores = 1 / (1 + np.exp(-token @ params["kernel"][:, chosen]))
+        np.testing.assert_allclose(weights[chosen], 1.5 * scores / scores.sum())
+        assert np.count_nonzero(weights) == 2
+
+
+@pytest.mark.parametrize("given", [{"choices": 2}, {"scale": 2.0}, {"affinity": "sigmoid", "hashes": 2}])
+def test_live_weights_need_an_affinity_and_one_hash(given):
+    with pytest.raises(spec.ConfigError, match=f"^{next(iter(given))}="):
+        spec.ROUTERS["hash"].options(width=D, experts=E, tokens=T, **given)

@@ -72,3 +72,27 @@ def test_experts_must_keep_their_slots(shape):
     routing = expert_choice(softmax_affinity(LOGITS), capacity=2)
     with pytest.raises(ShapeError, match=r"^experts: "):
         moe_layer(TOKENS, routing, lambda x: np.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("activation", "first", "second"),
+    [
+        ("clamped_silu", [-5 / (1 + np.exp(5)), 10 / (1 + np.exp(-10))], [-10, 10]),
+        ("clamped_quick_gelu", [-5 / (1 + np.exp(8.51)), 7 / (1 + np.exp(-11.914))], [-6, 8]),
+        (
+            "situ",
+            [-4 * np.tanh(1.25) / (1 + np.exp(5)), 4 * np.tanh(25) / (1 + np.exp(-100))],
+            [-25 * np.tanh(2), 25 * np.tanh(2)],
+        ),
+    ],
+)
+def test_bounds_of_both_factors(activation, first, second):
+    """The gate is bounded from above only, except that SiTU bounds its linear part; the numbers are written out once more."""
+    params = {"w1": np.array([[[1.0], [0.0]]]), "w3": np.array([[[0.0], [1.0]]]), "w2": np.ones((1, 1, 1))}
+    result = expert_mlp([[[-5.0, -50.0], [100.0, 50.0]]], params, activation=activation)
+    np.testing.assert_allclose(result[0, :, 0], np.multiply(first, second), rtol=1e-12)
+
+
+def test_squared_relu():
+    result = expert_mlp([[[-2.0], [3.0]]], {"w1": np.ones((1, 1, 1)), "w2": np.ones((1, 1, 1))}, activation="relu2")
+    assert result[0, :, 0].tolist() == [0.0, 9.0]
