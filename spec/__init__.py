@@ -84,6 +84,7 @@ from moespec.spec.algorithms.capacity_predictor import scores_above as scores_ab
 from moespec.spec.algorithms.budget_masks import top_p_mask as top_p_mask
 from moespec.spec.algorithms.budget_masks import pooled_mask as pooled_mask
 from moespec.spec.algorithms.budget_masks import cutoff_mask as cutoff_mask
+from moespec.spec.algorithms.budget_masks import kept_scores as kept_scores
 from moespec.spec.algorithms.gshard import gshard_keep as gshard_keep
 from moespec.spec.algorithms.gshard import gshard_sample as gshard_sample
 from moespec.spec.algorithms.selected_weights import normalize_selected as normalize_selected

@@ -15,8 +15,8 @@ from moespec.spec.checks import (
 )
 
 __all__ = [
-    *("budget_excess", "cutoff_mask", "pooled_cutoff", "pooled_mask", "renewed_controller", "renewed_cutoffs"),
-    "top_p_mask",
+    *("budget_excess", "cutoff_mask", "kept_scores", "pooled_cutoff", "pooled_mask", "renewed_controller"),
+    *("renewed_cutoffs", "top_p_mask"),
 ]
 
 AXES = "groups tokens experts"
@@ -54,6 +54,13 @@ def cutoff_mask(
     scores, cutoffs = xp.promote_all(scores, cutoffs)
     warm, above = cutoffs[1] < steps, scores > cutoffs[0]
     return (warm & best) | (~warm & above)
+
+
+def kept_scores(xp: Namespace[Array], scores: Array, mask: Array) -> Array:
+    """scores (G, T, E), mask (G, T, E) booleans -> (G, T, E)."""
+    check_scores("scores", scores, AXES)
+    check_mask("mask", mask, tuple(scores.shape), "score")
+    return xp.where(mask, xp.promote(scores), 0.0)
 
 
 def budget_excess(xp: Namespace[Array], mask: Array, *, choices: int) -> Array:

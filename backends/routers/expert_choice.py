@@ -144,9 +144,10 @@ def variable_budget(
         target, warmup = options.target, options.warmup_steps if train else 0
         mask = B.cutoff_mask(logits, state["cutoffs"], capacity=target, warmup_steps=warmup)
         statistics = {"reached": B.capacity_thresholds(logits, capacity=target)}
-    masked = B.masked_gates(scores, mask)
-    weights = {"normalized_softmax": masked, "identity": logits}.get(options.weights, scores)
-    routing = B.expert_choice(masked, capacity=options.capacity(train=train), combine_scores=weights, drop_zero=True)
+    weights = B.masked_gates(scores, mask) if options.weights == "normalized_softmax" else scores
+    weights = logits if options.weights == "identity" else weights
+    kept, capacity = B.kept_scores(scores, mask), options.capacity(train=train)
+    routing = B.expert_choice(kept, capacity=capacity, combine_scores=weights, drop_zero=True)
     losses: Losses = {"entropy": lambda: B.local_entropy_loss(soft)} if options.entropy_weight else {}
     return output(B, options, routing, losses)._replace(statistics=statistics)
 

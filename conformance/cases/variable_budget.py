@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.inputs import groups_tokens, logits, rows, scores, utilities
+from moespec.conformance.author.inputs import distinct, groups_tokens, logits, rows, scores
 from moespec.conformance.author.routers import LAYER, router_case
 from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Tensor
@@ -57,13 +57,14 @@ def _parts() -> Iterator[Definition]:
     purpose = "Sums that are exactly p, or tied scores."
     yield case("top_p", "tie", purpose, FLAG, scores=TIED, controller=_controller(0.25, 3.0), p=0.5, exact_ties=True)
     purpose = "Below 0: one expert for each token."
-    yield case("top_p_least", "value", purpose, FLAG, scores=utilities("vb/a"), controller=_controller(-2.0, 0.0), p=1.0)
+    yield case("top_p_least", "value", purpose, FLAG, scores=distinct("vb/a", (2, 5, 3)), controller=_controller(-2.0, 0.0), p=1.0)
     case = partial(single, MASKS, "pooled_mask")
     yield case("pooled", "tie", "Five scores are tied.", FLAG, "tie_order", scores=TIED, choices=1, exact_ties=True)
     case = partial(single, MASKS, "cutoff_mask", scores=TIED, cutoffs=_cutoffs([0.5, 0.25, 0.125], 2.0))
     yield case("cutoff", "tie", "Scores at the cutoff.", FLAG, exact_ties=True)
     yield case("warmup", "tie", "The two best.", FLAG, capacity=2, warmup_steps=3, exact_ties=True)
     mask = tensor(np.asarray(logits("vb/b").array > -1), "groups tokens experts")
+    yield single(MASKS, "kept_scores", "kept", "gradient", "By the scores.", FLAG, scores=scores("vb/d"), mask=mask)
     yield single(CONTROL, "budget_excess", "excess", "value", "Two groups.", FLAG, mask=mask, choices=1)
     yield single(CONTROL, "pooled_cutoff", "pooled", "value", "Two groups.", FLAG, scores=scores("vb/c"), choices=2)
     reached = tensor(np.float32([[1.5, -0.25, 2.0], [2.0, 2.0, 2.0]]), "pair experts")

@@ -173,6 +173,7 @@ FUNCTIONS = (
             _cutoff_margin,
         ),
     ),
+    Function("kept_scores", {"scores": Output(SCORES)}),
     Function("budget_excess", {"sums": Output("pair", scale="unit", summed=True)}),
     Function("pooled_cutoff", {"sums": Output("pair experts", scale="unit", summed=True)}),
     Function("renewed_cutoffs", {"cutoffs": Output("pair experts")}),

@@ -65,6 +65,7 @@ OTHER_NAMED = {
 }
 OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tokens", "masked_gates/gates/experts"}
 OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
+OTHER_NAMED |= {"kept_scores/scores/tokens", "kept_scores/scores/experts"}
 """Axes for which an error names only the other array that has the axis."""
 
 

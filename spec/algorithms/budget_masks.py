@@ -28,11 +28,11 @@ import numpy as np
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.algorithms.strictly_balanced import batchwise_mask
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_at_least, check_choices, check_positive, check_size
+from moespec.spec.checks import check_at_least, check_choices, check_mask, check_positive, check_size
 from moespec.spec.numerics import Array, Shared, stable_order
-from moespec.spec.values import as_array
+from moespec.spec.values import as_array, even
 
-__all__ = ["cutoff_mask", "pooled_mask", "top_p_mask"]
+__all__ = ["cutoff_mask", "kept_scores", "pooled_mask", "top_p_mask"]
 
 AXES = "tokens experts"
 PAPERS = "Huang et al. 2024 (arXiv 2403.07652); Wen et al. 2025 (arXiv 2511.06494); Sun et al. 2026 (arXiv 2603.11535)"
@@ -107,3 +107,23 @@ def cutoff_mask(scores: ArrayLike, cutoffs: Shared, *, capacity: int = 1, warmup
     check_size("cutoffs", cutoffs, 1, scores.shape[1], "the experts of scores")
     warm = cutoffs[1].real < check_at_least("warmup_steps", warmup_steps, 0)
     return np.where(warm, batchwise_mask(scores, capacity=capacity), scores.real > cutoffs[0].real)
+
+
+def kept_scores(scores: ArrayLike, mask: ArrayLike) -> Array:
+    """Sets the scores outside the mask to 0.
+
+    Args:
+        scores: (tokens, experts).
+        mask: (tokens, experts) booleans.
+
+    Returns:
+        (tokens, experts), for `expert_choice(..., drop_zero=True)`.
+
+    Source: ZhenweiAn/Dynamic_MoE, modeling/modeling_moe.py, top_p_sampling_batched_all_sequence.
+
+    >>> kept_scores([[0.5, 0.25]], [[True, False]]).tolist()
+    [[0.5, 0.0]]
+    """
+    scores, mask = as_array("scores", scores, AXES), even("mask", mask)
+    check_mask("mask", mask, scores.shape, "score")
+    return np.where(mask, scores, 0.0)

@@ -9,7 +9,7 @@
 
 `budget="top_p"` without gains is the router of Huang et al. 2024 (arXiv 2403.07652), and `entropy_weight` the weight of its dynamic loss.
 DTop-p's normalisation of the logits and Expert Race's router similarity loss are not included. The papers set no capacity.
-With a capacity, an expert keeps the tokens in whose scores, divided by their sum over the token's experts, it has the largest part.
+With a capacity, an expert keeps the tokens with the largest softmax or, for the gates "sigmoid" and "identity", the largest sigmoid.
 
 Ambiguity ledger
 
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from moespec.spec.algorithms.budget_control import budget_excess, pooled_cutoff, renewed_controller, renewed_cutoffs
-from moespec.spec.algorithms.budget_masks import cutoff_mask, pooled_mask, top_p_mask
+from moespec.spec.algorithms.budget_masks import cutoff_mask, kept_scores, pooled_mask, top_p_mask
 from moespec.spec.algorithms.capacity_predictor import capacity_thresholds
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.limoe import local_entropy_loss
@@ -121,7 +121,7 @@ def route(
     >>> options = router.options(width=3, experts=3, tokens=6, p=0.6, gain=0.5)
     >>> found = router.route({"kernel": np.eye(3)}, LOGITS, options, state=router.initial_state(options), train=True)
     >>> slot_tokens(found.routing).tolist(), found.statistics["budget"].tolist()
-    ([[0, 1, 4, 2, 3, 6], [5, 2, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]], [2.0, 6.0])
+    ([[4, 1, 0, 3, 2, 6], [5, 2, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]], [2.0, 6.0])
     """
 
     # Logits and scores.
@@ -144,9 +144,10 @@ def route(
         statistics = {"reached": capacity_thresholds(logits, capacity=options.target)}
 
     # Slots, combine weights and loss.
-    masked = masked_gates(scores, mask)
-    weights = {"normalized_softmax": masked, "identity": logits}.get(options.weights, scores)
-    routing = expert_choice(masked, capacity=options.capacity(train=train), combine_scores=weights, drop_zero=True)
+    weights = masked_gates(scores, mask) if options.weights == "normalized_softmax" else scores
+    weights = logits if options.weights == "identity" else weights
+    kept, capacity = kept_scores(scores, mask), options.capacity(train=train)
+    routing = expert_choice(kept, capacity=capacity, combine_scores=weights, drop_zero=True)
     losses = {"entropy": local_entropy_loss(probabilities)} if options.entropy_weight else {}
     return output(options, routing, losses)._replace(statistics=statistics)
 
