@@ -88,12 +88,13 @@ EXEMPT: Mapping[str, str] = {
     "bits:hash_table_of:tables": WHOLE,
     "bits:quantile_bias:counts": WHOLE,
     "bits:ROUTERS.*.update:statistics/*": WHOLE,
+    "bits:ROUTERS.variable_budget.*:state/cutoffs": "its cutoffs are those of its functions",
     **{f"odd:*:{axis}": "it always has two entries" for axis in ("pair", "words")},
     "odd:gshard_keep:choices": "it always has two entries",
     **{
         f"capacity:{name}:above": FULL
         for name in (
-            *("batchwise_mask", "capacity_thresholds", "capped_affinity", "expert_choice"),
+            *("batchwise_mask", "capacity_thresholds", "capped_affinity", "cutoff_mask", "expert_choice"),
             *("threshold_loss", "transport_*"),
         )
     },

@@ -32,7 +32,7 @@ def cases() -> Iterator[Definition]:
     top_p["state"] = {"controller": _controller(0.125, 0.5)}
     purpose = "Top-p, whose p the controller changes, with the entropy of the probabilities."
     yield case("top_p", "value", purpose, FLAG, "generated_code", entropy_weight=0.5, **top_p)
-    few: dict[str, Any] = {**top_p, "gate": "normalized_softmax", "capacity_factor": 0.5}
+    few: dict[str, Any] = {**top_p, "gate": "normalized_softmax", "capacity_factor": 0.75}
     yield case("normalized", "overflow", "Weights that sum to 1, and few slots.", FLAG, "renormalised", **few)
     pooled: dict[str, Any] = {"budget": "pooled", "choices": 2, "state": {"cutoffs": _cutoffs([0.25] * 3, 2.0)}}
     pooled["cutoff_decay"] = 0.75
@@ -49,7 +49,17 @@ def cases() -> Iterator[Definition]:
     small: dict[str, Any] = {"sizes": (4, 3, 3), "by": LAYER}
     purpose = "With the entropy and divided weights."
     yield case("gradient", "gradient", purpose, FLAG, "stop_gradient", entropy_weight=0.5, losses=True, **small, **few)
-    yield case("gradient_pooled", "gradient", "By the logits.", FLAG, "stop_gradient", losses=False, train=True, **small, **race)
+    yield case(
+        "gradient_pooled",
+        "gradient",
+        "By the logits.",
+        FLAG,
+        "stop_gradient",
+        losses=False,
+        train=True,
+        **small,
+        **race,
+    )
 
 
 def _parts() -> Iterator[Definition]:
@@ -57,7 +67,15 @@ def _parts() -> Iterator[Definition]:
     purpose = "Sums that are exactly p, or tied scores."
     yield case("top_p", "tie", purpose, FLAG, scores=TIED, controller=_controller(0.25, 3.0), p=0.5, exact_ties=True)
     purpose = "Below 0: one expert for each token."
-    yield case("top_p_least", "value", purpose, FLAG, scores=distinct("vb/a", (2, 5, 3)), controller=_controller(-2.0, 0.0), p=1.0)
+    yield case(
+        "top_p_least",
+        "value",
+        purpose,
+        FLAG,
+        scores=distinct("vb/a", (2, 5, 3)),
+        controller=_controller(-2.0, 0.0),
+        p=1.0,
+    )
     case = partial(single, MASKS, "pooled_mask")
     yield case("pooled", "tie", "Five scores are tied.", FLAG, "tie_order", scores=TIED, choices=1, exact_ties=True)
     case = partial(single, MASKS, "cutoff_mask", scores=TIED, cutoffs=_cutoffs([0.5, 0.25, 0.125], 2.0))

@@ -102,9 +102,7 @@ def renewed_cutoffs(cutoffs: Shared, reached: Shared, *, decay: float) -> Array:
     return np.stack([cutoffs[0] + rate * (reached[0] / reached[1] - cutoffs[0]), steps])
 
 
-def renewed_controller(
-    controller: Shared, excess: Shared, *, experts: int, gain: float, integral_gain: float
-) -> Array:
+def renewed_controller(controller: Shared, excess: Shared, *, experts: int, gain: float, integral_gain: float) -> Array:
     """Returns the change of p for the next step, and the integral of the error, which is positive if tokens have too few experts:
 
         error = -excess[0] / (E excess[1]),    integral = controller[1] + error,    change = gain error + integral_gain integral

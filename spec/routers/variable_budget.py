@@ -24,9 +24,6 @@ VB-7: From which training step on do the cutoffs decide which tokens an expert t
 VB-8: Which scores does the pooled choice compare?
     Reading: the probabilities of all tokens are compared, and are the combine weights.
     Alternative b: the logits of all tokens are compared, and are the combine weights (`gate="identity"`).
-
-Often done differently
-
 VB-9: Does top-p divide a token's combine weights by their sum?
     Reading: no, the combine weights are the probabilities.
         By: ZhenweiAn/Dynamic_MoE, modeling/modeling_moe.py, SwitchMLP.forward.
@@ -98,7 +95,9 @@ class Options(RouterOptions):
 
 def state(options: Options) -> dict[str, StateSpec]:
     """`controller` (2,) for top_p, else `cutoffs` (2, experts), initially 0."""
-    return {"controller": StateSpec((2,))} if options.budget == "top_p" else {"cutoffs": StateSpec((2, options.experts))}
+    return (
+        {"controller": StateSpec((2,))} if options.budget == "top_p" else {"cutoffs": StateSpec((2, options.experts))}
+    )
 
 
 def route(
