@@ -29,9 +29,9 @@ def top_p_mask(xp: Namespace[Array], scores: Array, controller: Array, *, p: flo
     scores, controller = xp.promote_all(xp.stop_gradient(scores), controller)
     order = xp.top_indices(scores, scores.shape[2])
     ranked = xp.take(scores, order)
-    better = xp.concatenate([xp.zeros_like(ranked[..., :1]), xp.cumsum(ranked, 2)[..., :-1]], 2)
-    more = (better < check_positive("p", p) + controller[0]) | (xp.indices(scores.shape[2], scores) == 0)
-    return xp.is_chosen(xp.where(more, order, scores.shape[2]), scores)
+    better = xp.concatenate([xp.zeros_like(ranked[..., :1]) - math.inf, xp.cumsum(ranked, 2)[..., :-1]], 2)
+    chosen = better < check_positive("p", p) + controller[0]
+    return xp.is_chosen(xp.where(chosen, order, scores.shape[2]), scores)
 
 
 def pooled_mask(xp: Namespace[Array], scores: Array, *, choices: int) -> Array:
