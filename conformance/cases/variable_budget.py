@@ -49,35 +49,27 @@ def cases() -> Iterator[Definition]:
     small: dict[str, Any] = {"sizes": (4, 3, 3), "by": LAYER}
     purpose = "With the entropy and divided weights."
     yield case("gradient", "gradient", purpose, FLAG, "stop_gradient", entropy_weight=0.5, losses=True, **small, **few)
-    yield case(
-        "gradient_pooled",
-        "gradient",
-        "By the logits.",
-        FLAG,
-        "stop_gradient",
-        losses=False,
-        train=True,
-        **small,
-        **race,
-    )
+    small |= {"losses": False, "train": True}
+    yield case("gradient_pooled", "gradient", "By the logits.", FLAG, "stop_gradient", **small, **race)
 
 
 def _parts() -> Iterator[Definition]:
     case = partial(single, MASKS, "top_p_mask")
     purpose = "Sums that are exactly p, or tied scores."
     yield case("top_p", "tie", purpose, FLAG, scores=TIED, controller=_controller(0.25, 3.0), p=0.5, exact_ties=True)
-    purpose = "Below 0: one expert for each token."
-    yield case(
-        "top_p_least",
-        "value",
-        purpose,
-        FLAG,
-        scores=distinct("vb/a", (2, 5, 3)),
-        controller=_controller(-2.0, 0.0),
-        p=1.0,
-    )
+    least: dict[str, Any] = {"scores": distinct("vb/a", (2, 5, 3)), "controller": _controller(-2.0, 0.0), "p": 1.0}
+    yield case("top_p_least", "value", "A threshold below 0: one expert for each token.", FLAG, **least)
     case = partial(single, MASKS, "pooled_mask")
-    yield case("pooled", "tie", "Five scores are tied.", FLAG, "tie_order", scores=TIED, choices=1, exact_ties=True)
+    yield case(
+        "pooled",
+        "tie",
+        "The last of four chosen scores is tied.",
+        FLAG,
+        "tie_order",
+        scores=TIED,
+        choices=1,
+        exact_ties=True,
+    )
     case = partial(single, MASKS, "cutoff_mask", scores=TIED, cutoffs=_cutoffs([0.5, 0.25, 0.125], 2.0))
     yield case("cutoff", "tie", "Scores at the cutoff.", FLAG, exact_ties=True)
     yield case("warmup", "tie", "The two best.", FLAG, capacity=2, warmup_steps=3, exact_ties=True)
