@@ -87,6 +87,7 @@ class Manifest:
             each = np.stack([group[result] for group in groups])
             same = all(np.array_equal(each[0], one) for one in each)
             adds = ["excess_gates", "expert_load", "required_biases", "capacity_thresholds"]
+            adds += ["budget_excess", "pooled_cutoff"]
             sums = result.startswith("statistics/") or stage["call"] in adds
             mean = each.sum(axis=0) if sums else each.mean(axis=0)
             mean = each[0] if same and not sums else each.any(axis=0) if each.dtype == bool else mean
