@@ -66,7 +66,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "image_choice": (0, LEAST),
     "relu": (0, {**LEAST, "router_options": {"initial_penalty": 0.0625}}),
     "batch_expert_choice": (2, LEAST),
-    "variable_budget": (0, {**LEAST, "router_options": {"gain": 0.5, "integral_gain": 0.25}}),
+    "variable_budget": (3, {**LEAST, "router_options": {"gain": 0.5, "integral_gain": 0.25}}),
 }
 """Maps each router to its model settings, after the index of the first draw in which no training step has a near tie."""
 
