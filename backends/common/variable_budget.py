@@ -10,6 +10,7 @@ from moespec.spec.checks import (
     check_mask,
     check_non_negative,
     check_positive,
+    check_rank,
     check_scores,
     check_size,
 )
@@ -65,8 +66,9 @@ def kept_scores(xp: Namespace[Array], scores: Array, mask: Array) -> Array:
 
 def budget_excess(xp: Namespace[Array], mask: Array, *, choices: int) -> Array:
     """Returns the sum over the groups: mask (G, T, E) booleans -> (2,)."""
-    groups, tokens, experts = mask.shape if getattr(mask, "ndim", 0) == 3 else (0, 0, 0)
-    check_mask("mask", mask, (groups, tokens, experts), "token and expert")
+    check_rank("mask", mask, AXES)
+    check_mask("mask", mask, tuple(mask.shape), "token and expert")
+    groups, tokens, experts = mask.shape
     # Subtracts `choices` for each token before the sum over tokens, because float32 integers are inexact above 2^24.
     excess = xp.sum(xp.sum(xp.where(mask, 1.0, 0.0), 2) - check_choices(choices, experts))
     return xp.stack([excess, xp.zeros_like(excess) + groups * tokens], 0)
@@ -96,13 +98,13 @@ def renewed_cutoffs(xp: Namespace[Array], cutoffs: Array, reached: Array, *, dec
 
 
 def renewed_controller(
-    xp: Namespace[Array], controller: Array, excess: Array, *, experts: int, gain: float, integral_gain: float
+    xp: Namespace[Array], controller: Array, budget: Array, *, experts: int, gain: float, integral_gain: float
 ) -> Array:
-    """controller (2,), excess (2,) -> (2,)."""
+    """controller (2,), budget (2,) -> (2,)."""
     _check_pair("controller", controller, "pair", "a change of p and an integral")
-    _check_pair("excess", excess, "pair", "an excess and a number of tokens")
-    controller, excess = xp.promote_all(controller, excess)
-    error = -excess[0] / (check_at_least("experts", experts, 1) * excess[1])
+    _check_pair("budget", budget, "pair", "an excess and a number of tokens")
+    controller, budget = xp.promote_all(controller, budget)
+    error = -budget[0] / (check_at_least("experts", experts, 1) * budget[1])
     integral = controller[1] + error
     gain, integral_gain = check_non_negative("gain", gain), check_non_negative("integral_gain", integral_gain)
     return xp.stack([gain * error + integral_gain * integral, integral], 0)

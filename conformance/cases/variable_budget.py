@@ -81,7 +81,7 @@ def _parts() -> Iterator[Definition]:
     for name, steps in (("first", 0.0), ("later", 2.0)):
         state: dict[str, Any] = {"cutoffs": _cutoffs([0.5, 0.0, 0.25], steps), "reached": reached}
         yield single(CONTROL, "renewed_cutoffs", name, "value", f"After {steps:g} steps.", FLAG, **state, decay=0.75)
-    now: dict[str, Any] = {"controller": _controller(0.25, 0.5), "excess": _controller(-3.0, 12.0), "experts": 4}
+    now: dict[str, Any] = {"controller": _controller(0.25, 0.5), "budget": _controller(-3.0, 12.0), "experts": 4}
     gains = {"gain": 0.5, "integral_gain": 0.125}
     yield single(CONTROL, "renewed_controller", "controller", "value", "Too few experts.", FLAG, **now, **gains)
 
@@ -103,9 +103,9 @@ def average_from_zero(B: Spec, cutoffs: Array, reached: Array, *, decay: float) 
     return np.stack([moved, cutoffs[1] + 1])
 
 
-def added_to_the_current_p(B: Spec, controller: Array, excess: Array, **options: Any) -> Array:
+def added_to_the_current_p(B: Spec, controller: Array, budget: Array, **options: Any) -> Array:
     """The controller changes the current p instead of the initial p."""
-    return B.renewed_controller(controller, excess, **options) + np.array([1.0, 0.0]) * controller
+    return B.renewed_controller(controller, budget, **options) + np.array([1.0, 0.0]) * controller
 
 
 def variants() -> Iterator[Variant]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_at_least, check_choices, check_mask, check_non_negative, check_size
+from moespec.spec.checks import check_at_least, check_choices, check_mask, check_non_negative, check_rank, check_size
 from moespec.spec.numerics import Array, Shared, stable_order, stop_gradient
 from moespec.spec.routing import Summed
 from moespec.spec.values import as_array, even
@@ -49,8 +49,9 @@ def budget_excess(mask: ArrayLike, *, choices: int) -> Summed:
     [2.0, 2.0]
     """
     mask = even("mask", mask)
-    tokens, experts = mask.shape if mask.ndim == 2 else (0, 0)
-    check_mask("mask", mask, (tokens, experts), "token and expert")
+    check_rank("mask", mask, "tokens experts")
+    check_mask("mask", mask, mask.shape, "token and expert")
+    tokens, experts = mask.shape
     return np.array([np.sum(mask) - check_choices(choices, experts) * tokens, tokens], np.float64)
 
 
@@ -102,14 +103,14 @@ def renewed_cutoffs(cutoffs: Shared, reached: Shared, *, decay: float) -> Array:
     return np.stack([cutoffs[0] + rate * (reached[0] / reached[1] - cutoffs[0]), steps])
 
 
-def renewed_controller(controller: Shared, excess: Shared, *, experts: int, gain: float, integral_gain: float) -> Array:
+def renewed_controller(controller: Shared, budget: Shared, *, experts: int, gain: float, integral_gain: float) -> Array:
     """Returns the change of p for the next step, and the integral of the error, which is positive if tokens have too few experts:
 
-        error = -excess[0] / (E excess[1]),    integral = controller[1] + error,    change = gain error + integral_gain integral
+        error = -budget[0] / (E budget[1]),    integral = controller[1] + error,    change = gain error + integral_gain integral
 
     Args:
         controller: (2,), the change of p and the integral, initially 0.
-        excess: (2,), from `budget_excess`, summed over all groups of the step.
+        budget: (2,), from `budget_excess`, summed over all groups of the step.
         experts: E, at least 1.
         gain: K_p, at least 0.
         integral_gain: K_i, at least 0.
@@ -122,10 +123,10 @@ def renewed_controller(controller: Shared, excess: Shared, *, experts: int, gain
     >>> renewed_controller([0.0, 0.5], [-4.0, 2.0], experts=4, gain=0.5, integral_gain=0.25).tolist()
     [0.5, 1.0]
     """
-    controller, excess = as_array("controller", controller, "pair"), as_array("excess", excess, "pair")
+    controller, budget = as_array("controller", controller, "pair"), as_array("budget", budget, "pair")
     check_size("controller", controller, 0, 2, "a change of p and an integral")
-    check_size("excess", excess, 0, 2, "an excess and a number of tokens")
-    error = -excess[0] / (check_at_least("experts", experts, 1) * excess[1])
+    check_size("budget", budget, 0, 2, "an excess and a number of tokens")
+    error = -budget[0] / (check_at_least("experts", experts, 1) * budget[1])
     integral = controller[1] + error
     gain, integral_gain = check_non_negative("gain", gain), check_non_negative("integral_gain", integral_gain)
     return np.stack([gain * error + integral_gain * integral, integral])
