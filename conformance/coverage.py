@@ -93,12 +93,14 @@ EXEMPT: Mapping[str, str] = {
     "index:hash_scores:ids": "hash_routing looks ids up in the same tables",
     "bits:quantile_bias:counts": WHOLE,
     "bits:ROUTERS.*.update:statistics/*": WHOLE,
+    "bits:ROUTERS.variable_budget.*:state/cutoffs": "its cutoffs are those of its functions",
     **{f"odd:*:{axis}": "it always has two entries" for axis in ("pair", "words")},
     "odd:gshard_keep:choices": "it always has two entries",
+    **{f"odd:ROUTERS.{name}.*:choices": "the number of choices is fixed" for name in ("gshard", "s_base", "switch")},
     **{
         f"capacity:{name}:above": FULL
         for name in (
-            *("batchwise_mask", "capacity_thresholds", "capped_affinity", "expert_choice"),
+            *("batchwise_mask", "capacity_thresholds", "capped_affinity", "cutoff_mask", "expert_choice"),
             *("threshold_loss", "transport_*"),
         )
     },

@@ -83,6 +83,10 @@ from moespec.spec.algorithms.strictly_balanced import batchwise_mask as batchwis
 from moespec.spec.algorithms.strictly_balanced import threshold_mask as threshold_mask
 from moespec.spec.algorithms.strictly_balanced import masked_gates as masked_gates
 from moespec.spec.algorithms.capacity_predictor import scores_above as scores_above
+from moespec.spec.algorithms.budget_masks import top_p_mask as top_p_mask
+from moespec.spec.algorithms.budget_masks import pooled_mask as pooled_mask
+from moespec.spec.algorithms.budget_masks import cutoff_mask as cutoff_mask
+from moespec.spec.algorithms.budget_masks import kept_scores as kept_scores
 from moespec.spec.algorithms.gshard import gshard_keep as gshard_keep
 from moespec.spec.algorithms.gshard import gshard_sample as gshard_sample
 from moespec.spec.algorithms.selected_weights import normalize_selected as normalize_selected
@@ -138,6 +142,10 @@ from moespec.spec.algorithms.capacity_predictor import capacity_thresholds as ca
 from moespec.spec.algorithms.capacity_predictor import moved_thresholds as moved_thresholds
 from moespec.spec.algorithms.relu_routing import excess_gates as excess_gates
 from moespec.spec.algorithms.relu_routing import renewed_penalty as renewed_penalty
+from moespec.spec.algorithms.budget_control import budget_excess as budget_excess
+from moespec.spec.algorithms.budget_control import pooled_cutoff as pooled_cutoff
+from moespec.spec.algorithms.budget_control import renewed_controller as renewed_controller
+from moespec.spec.algorithms.budget_control import renewed_cutoffs as renewed_cutoffs
 
 # Statistics.
 from moespec.spec.algorithms.metrics import routing_metrics as routing_metrics

@@ -14,6 +14,8 @@ from moespec.spec.algorithms import (
     balanced_assignment,
     base_layers,
     batch_priority,
+    budget_control,
+    budget_masks,
     capacity,
     capacity_predictor,
     capped_affinity,
@@ -79,6 +81,7 @@ __all__ = ["ALGORITHMS", "LEDGER"]
 
 MODULES: tuple[ModuleType, ...] = (
     *(attention, balance_loss, balanced_assignment, base_layers, batch_priority, capacity, capacity_predictor),
+    *(budget_control, budget_masks),
     *(capped_affinity, choice_probability, clustering, contrastive, convolution, cosine_logits, dropout),
     *(dselect_k, dselect_k_codes, dselect_k_losses, embedding, expert_choice, gated_experts, gelu),
     *(group_limited, gshard, hash_layers, hash_tables, hierarchical_gating, image_pooling, importance_score),

@@ -32,3 +32,4 @@ from moespec.backends.common import strictly_balanced as strictly_balanced
 from moespec.backends.common import threefry as threefry
 from moespec.backends.common import token_ids as token_ids
 from moespec.backends.common import transport as transport
+from moespec.backends.common import variable_budget as variable_budget

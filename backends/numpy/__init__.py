@@ -48,6 +48,10 @@ batchwise_mask = _batched(_spec.batchwise_mask)
 threshold_mask = _batched(_spec.threshold_mask)
 masked_gates = _batched(_spec.masked_gates)
 scores_above = _batched(_spec.scores_above)
+top_p_mask = _batched(_spec.top_p_mask)
+pooled_mask = _batched(_spec.pooled_mask)
+cutoff_mask = _batched(_spec.cutoff_mask)
+kept_scores = _batched(_spec.kept_scores)
 gshard_keep = _batched(_spec.gshard_keep)
 gshard_sample = _batched(_spec.gshard_sample)
 normalize_selected = _batched(_spec.normalize_selected)
@@ -98,11 +102,15 @@ from moespec.spec.algorithms.loss_free import balance_bias as balance_bias
 from moespec.spec.algorithms.quantile_balancing import quantile_bias as quantile_bias
 from moespec.spec.algorithms.capacity_predictor import moved_thresholds as moved_thresholds
 from moespec.spec.algorithms.relu_routing import renewed_penalty as renewed_penalty
+from moespec.spec.algorithms.budget_control import renewed_controller as renewed_controller
+from moespec.spec.algorithms.budget_control import renewed_cutoffs as renewed_cutoffs
 
 expert_load = _batched(_spec.expert_load)
 required_biases = _batched(_spec.required_biases)
 capacity_thresholds = _batched(_spec.capacity_thresholds)
 excess_gates = _batched(_spec.excess_gates)
+budget_excess = _batched(_spec.budget_excess)
+pooled_cutoff = _batched(_spec.pooled_cutoff)
 
 # Statistics.
 from moespec.spec.algorithms.routing_statistics import slot_similarity as slot_similarity

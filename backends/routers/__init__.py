@@ -42,12 +42,14 @@ ROUTES: Mapping[str, Callable[..., RouterOutput]] = {
     "sparsity_constrained_token_choice": plans.sparsity_constrained_token_choice,
     "strictly_balanced": expert_choice.strictly_balanced,
     "switch": token_choice.switch,
+    "variable_budget": expert_choice.variable_budget,
 }
 
 UPDATES: Mapping[str, Callable[..., State]] = {
     "batch_expert_choice": expert_choice.batch_expert_choice_update,
     "relu": expert_choice.relu_update,
     "sigmoid_token_choice": token_choice.sigmoid_token_choice_update,
+    "variable_budget": expert_choice.variable_budget_update,
 }
 
 

@@ -7,11 +7,12 @@ from moespec.spec.routers.mixture_of_depths import Options as Depths
 from moespec.spec.routers.relu import Options as Relu
 from moespec.spec.routers.softmax_expert_choice import Options as Softmax
 from moespec.spec.routers.strictly_balanced import Options as Balanced
+from moespec.spec.routers.variable_budget import Options as Budget
 from moespec.spec.routing import Params, RouterOutput, State
 
 __all__ = [
     *("batch_expert_choice", "batch_expert_choice_update", "mixture_of_depths", "relu", "relu_update"),
-    *("softmax_expert_choice", "strictly_balanced"),
+    *("softmax_expert_choice", "strictly_balanced", "variable_budget", "variable_budget_update"),
 ]
 
 
@@ -115,3 +116,45 @@ def relu_update(B: Blocks, options: Relu, state: State, statistics: State) -> St
     """Returns the penalty after a training step."""
     multiplier = options.penalty_multiplier
     return {"penalty": B.renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}
+
+
+def variable_budget(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Budget,
+    *,
+    state: State,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """An expert takes the tokens in its column of the mask of the budget, up to its capacity."""
+    logits = kernel_logits(B, params, tokens, options)
+    soft, budget, choices = B.softmax_affinity(logits), options.budget, options.choices
+    of_softmax = "softmax" in options.weights
+    scores, compared = (soft, soft) if of_softmax else (B.sigmoid_affinity(logits), logits)
+    if budget == "top_p":
+        mask = B.top_p_mask(soft, state["controller"], p=options.p)
+        statistics = {"budget": B.budget_excess(mask, choices=choices)}
+    elif budget == "pooled":
+        cut = options.eval_cutoff and not train
+        mask = B.cutoff_mask(compared, state["cutoffs"]) if cut else B.pooled_mask(compared, choices=choices)
+        statistics = {"reached": B.pooled_cutoff(compared, choices=choices)}
+    else:
+        target, warmup = options.target, options.warmup_steps if train else 0
+        mask = B.cutoff_mask(logits, state["cutoffs"], capacity=target, warmup_steps=warmup)
+        statistics = {"reached": B.capacity_thresholds(logits, capacity=target)}
+    weights = B.masked_gates(scores, mask) if options.weights == "normalized_softmax" else scores
+    weights = logits if options.weights == "identity" else weights
+    kept, capacity = B.kept_scores(scores, mask), options.capacity(train=train)
+    routing = B.expert_choice(kept, capacity=capacity, combine_scores=weights, drop_zero=True)
+    losses: Losses = {"entropy": lambda: B.local_entropy_loss(soft)} if options.entropy_weight else {}
+    return output(B, options, routing, losses)._replace(statistics=statistics)
+
+
+def variable_budget_update(B: Blocks, options: Budget, state: State, statistics: State) -> State:
+    """Returns the controller or the cutoffs after a training step."""
+    if options.budget != "top_p":
+        return {"cutoffs": B.renewed_cutoffs(state["cutoffs"], statistics["reached"], decay=options.cutoff_decay)}
+    experts, gains = options.experts, {"gain": options.gain, "integral_gain": options.integral_gain}
+    return {"controller": B.renewed_controller(state["controller"], statistics["budget"], experts=experts, **gains)}

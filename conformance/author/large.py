@@ -39,6 +39,8 @@ AXES = {
     "scale": "",
     "tables": "hashes ids",
     "thresholds": "experts",
+    "controller": "pair",
+    "cutoffs": "pair experts",
     "penalty": "",
     "projection": "width dimensions",
     "projection_bias": "dimensions",

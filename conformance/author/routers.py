@@ -201,8 +201,8 @@ def several_choices(router: str, **options: Any) -> Definition:
     return router_case(router, "several_choices", "overflow", purpose, "renormalised", "overflow_drop", **settings)
 
 
-RECORDED = [[0, 2], [1, 0], [2, -1], [-1, -1], [1, 2], [0, 1]]
-"""Recorded choices of six tokens: token 2 makes one choice, and token 3 has no record."""
+RECORDED = [[0, 2, 3], [1, 0, 2], [2, -1, 3], [-1, -1, -1], [1, 2, 0], [3, 1, 2]]
+"""Recorded choices of six tokens, of four experts: token 2 makes two choices, and token 3 has no record."""
 
 
 def replay(
@@ -219,5 +219,5 @@ def replay(
     inputs = {"choices": tensor(np.stack([choices, choices[::-1]][:groups]), "groups tokens choices")}
     inputs["tokens"] = drawn_tokens("replay/tokens", (groups, T, D))
     purpose = "Recorded choices, also of experts that the router would not choose; a choice not made, a token without a record."
-    settings: dict[str, Any] = {"slots_per_expert": 2, "sizes": (T, E, D), "groups": groups, "inputs": inputs, **fields}
+    settings: dict[str, Any] = {"slots_per_expert": 2, "sizes": (T, 4, D), "groups": groups, "inputs": inputs, **fields}
     return case(name, kind, purpose, "replayed_choices", *flags, **settings)

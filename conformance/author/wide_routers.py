@@ -114,6 +114,7 @@ OWN: Mapping[str, dict[str, Any]] = {
     },
     "strictly_balanced": {"threshold_weight": 0.25},
     "switch": {"jitter": 0.25, "tries": 2, "normalize_selected": True},
+    "variable_budget": {"gate": "normalized_softmax", "entropy_weight": 0.25, "gain": 0.5, "integral_gain": 0.25},
 }
 """Router-specific options, and sizes where the default sizes do not fit."""
 
@@ -124,7 +125,7 @@ SMALL = (
     *("batch_expert_choice", "cosine_token_choice", "image_choice", "importance_score", "mixture_of_depths"),
     *("noisy_top_k", "relu", "sigmoid_token_choice", "sinkhorn_expert_choice", "sinkhorn_token_choice"),
     *("softmax_expert_choice", "sparsity_constrained_expert_choice", "sparsity_constrained_token_choice"),
-    "strictly_balanced",
+    *("strictly_balanced", "variable_budget"),
 )
 ONE: Mapping[str, dict[str, Any]] = {
     **{key: {} for key in SMALL},
@@ -213,7 +214,8 @@ def _parameters(router: str, made: Any, key: str) -> tuple[dict[str, Tensor], di
         params[name] = tensor(drawn, AXES[name])
     state = {
         name: tensor(
-            grid(f"{key}/{name}", np.shape(array), reach=0.25, step=STEP, centre=0.5), "experts" * np.ndim(array)
+            grid(f"{key}/{name}", np.shape(array), reach=0.25, step=STEP, centre=0.5),
+            {"controller": "pair", "cutoffs": "pair experts"}.get(name, "experts" * np.ndim(array)),
         )
         for name, array in row.initial_state(made).items()
     }

@@ -71,7 +71,7 @@ def _router() -> Iterator[Definition]:
     yield evaluation(NAME, **wide)
     yield balance_scope(NAME, params=_parameters(f"routers/{NAME}/balance_scope"), dimensions=P)
     yield output_gradient_of(case)
-    yield replay(case, recorded=2, choices=2)
+    yield replay(case, recorded=3, choices=3)
 
 
 def output_gradient_of(case: Any) -> Definition:

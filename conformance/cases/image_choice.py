@@ -26,7 +26,7 @@ def cases() -> Iterator[Definition]:
     yield case("first", "overflow", purpose, "image_of_tokens", pool="first", slots_per_expert=4)
     yield case("zero_kernel", "tie", "A router that starts at 0.", "tie_order", zero=True, images=2)
     yield evaluation(NAME, images=2)
-    yield replay(case, "image_of_tokens", images=3, recorded=2, choices=2, normalize_selected=True)
+    yield replay(case, "image_of_tokens", images=3, recorded=3, choices=3, normalize_selected=True)
     yield balance_scope(NAME, images=3)
     yield output_gradient(case, "image_of_tokens", images=2, sizes=(4, 3, 3))
 

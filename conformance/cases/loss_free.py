@@ -29,8 +29,8 @@ def cases() -> Iterator[Definition]:
 def _load() -> Iterator[Definition]:
     case, order = partial(single, BIAS, LOAD), "tie_order"
     yield case("load", "value", "Two choices of three, in two groups.", FLAG, scores=scores("lf/d"), choices=2)
-    keep = tensor(integers("lf/keep", (2, 6, 2), 0, 1) > 0, "groups tokens choices")
-    yield case("load_kept", "value", "Choices that are not made.", FLAG, scores=scores("lf/d"), keep=keep, choices=2)
+    keep = tensor(integers("lf/keep", (2, 6, 3), 0, 1) > 0, "groups tokens choices")
+    yield case("load_kept", "value", "Choices that are not made.", FLAG, scores=scores("lf/d"), keep=keep, choices=3)
     purpose = "Among equals the lower expert is chosen."
     yield case("load_tied", "tie", purpose, FLAG, order, scores=both(TIED), choices=2)
     purpose = "More tokens of one expert than int8 and bfloat16 can count."

@@ -65,14 +65,7 @@ def _router() -> Iterator[Definition]:
     room: dict[str, Any] = {"eval_capacity_factor": 0.75, "rounding": "round"}
     yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **room)
     yield from _of_groups(partial(case, sizes=(6, 8, 4)))
-    recorded: dict[str, Any] = {
-        "sizes": (6, 3, 4),
-        "recorded": 2,
-        "choices": 2,
-        "train": True,
-        "slots_per_expert": None,
-        "scale": 1.5,
-    }
+    recorded: dict[str, Any] = {"recorded": 3, "choices": 3, "train": True, "slots_per_expert": None, "scale": 1.5}
     yield replay(case, BIAS, DIVIDED, **recorded)
     yield replay(
         case, BIAS, "stop_gradient", name="replay_gradient", kind="gradient", by=LAYER, losses=False, **recorded

@@ -17,7 +17,7 @@ def cases() -> Iterator[Definition]:
     yield from common(NAME, choices=2, sinkhorn_iterations=7)
     yield near_router(NAME)
     yield several_choices(NAME)
-    yield replay(case, recorded=2, choices=2, normalize_selected=True)
+    yield replay(case, recorded=3, choices=3, normalize_selected=True)
     purpose = "By tokens, kernel and expert weights; the selection carries none."
     yield case("gradient", "gradient", purpose, "stop_gradient")
     two: dict[str, Any] = {"choices": 2, "capacity_factor": 0.5, "batch_priority": "sum"}

@@ -41,8 +41,8 @@ def cases() -> Iterator[Definition]:
     purpose = "By tokens, kernel and expert weights; the selection carries none."
     yield case("gradient", "gradient", purpose, CONSTANT)
     yield from _choices()
-    two: dict[str, Any] = {"recorded": 2, "choices": 2, "normalize_selected": True}
-    yield replay(case, "renormalised", "priority_order", tries=3, batch_priority="max", importance_weight=0.5, **two)
+    two: dict[str, Any] = {"recorded": 3, "choices": 3, "normalize_selected": True}
+    yield replay(case, "renormalised", "priority_order", tries=4, batch_priority="max", importance_weight=0.5, **two)
     losses: dict[str, Any] = {"balance_weight": 0.5, "balance_counts": "all", "losses": True, "slots_per_expert": None}
     yield replay(case, CONSTANT, name="replay_gradient", kind="gradient", by=LAYER, **two, **losses)
     yield replay(case, "renormalised", name="replay_after", normalize_when="after", slot_order="token", **two)

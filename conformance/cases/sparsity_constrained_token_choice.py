@@ -59,7 +59,7 @@ def cases() -> Iterator[Definition]:
     yield logit_options(NAME)
     yield balance_scope(NAME)
     yield several_choices(NAME)
-    yield replay(case, recorded=K, choices=K)
+    yield replay(case, recorded=3, choices=3)
 
 
 def noisy_by_default(B: Spec, route: Route) -> RouterOutput:

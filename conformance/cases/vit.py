@@ -66,6 +66,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "image_choice": (0, LEAST),
     "relu": (0, {**LEAST, "router_options": {"initial_penalty": 0.0625}}),
     "batch_expert_choice": (2, LEAST),
+    "variable_budget": (3, {**LEAST, "router_options": {"gain": 0.5, "integral_gain": 0.25}}),
 }
 """Maps each router to its model settings, after the index of the first draw in which no training step has a near tie."""
 
@@ -149,7 +150,9 @@ def _training(router: str) -> Definition:
     optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
     rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
     # The routers below assign tokens differently in training and at evaluation, or update a state only in training.
-    training = "base s_base strictly_balanced batch_expert_choice mixture_of_depths sigmoid_token_choice relu"
+    training = (
+        "base s_base strictly_balanced batch_expert_choice mixture_of_depths sigmoid_token_choice relu variable_budget"
+    )
     mode: dict[str, Any] = {"train": True} if router in training.split() else {}
     stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)
     purpose = f"Twenty steps of AdamW with clip and decay, {router}: losses, routing of each step, parameters."

@@ -278,5 +278,6 @@ FUNCTIONS = (
     Function("spread_images", {"scores": Output(SCORES)}),
 )
 
-UPDATE = Function("ROUTERS.update", {"*": Output("experts", written=_update_scale)})
+PAIRS = {"cutoffs": Output("pair experts"), "controller": Output("pair")}
+UPDATE = Function("ROUTERS.update", {**PAIRS, "*": Output("experts", written=_update_scale)})
 """Describes a router's `update`, which returns a dict with the router's state after a step."""

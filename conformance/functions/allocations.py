@@ -81,6 +81,30 @@ def _threshold_margin(ordered: Any, scales: Any, options: Any) -> float:
     return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
 
 
+def _summed(scores: Array, controller: Array, *, p: float) -> Any:
+    """Return the scores, and the sums over the best experts, each paired with p."""
+    sums = np.cumsum(-np.sort(-scores, axis=-1), axis=-1)
+    return {"sums": np.stack(np.broadcast_arrays(sums, p + controller[0]), axis=-1), "scores": scores}
+
+
+def _top_p_margin(ordered: Any, scales: Any, options: Any) -> float:
+    """Return the smallest margin of the order of a token's scores, and of the comparison of their sums with p."""
+    return min(token_choice_margin(ordered[name], scales[name], ordered[name].shape[-1]) for name in ordered)
+
+
+def _pooled_margin(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
+    """Return the smallest margin among the best pairs of a group."""
+    flat = (*scores.shape[:-2], -1)
+    return token_choice_margin(scores.reshape(flat), scale.reshape(flat), options["choices"] * scores.shape[-2])
+
+
+def _cutoff_margin(ordered: Any, scales: Any, options: Any) -> float:
+    """Return the smallest margin of the comparisons with the cutoffs and, with a warm-up, of the order of the scores."""
+    count = options.get("capacity", 1) if options.get("warmup_steps") else 0
+    of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
+    return min(of_scores, token_choice_margin(ordered["compared"], scales["compared"], 1))
+
+
 def _absolute(tokens: Array, ids: Array, tables: Array, params: Any, **options: Any) -> Any:
     """Compute MultiHash on absolute values, since `|relu(z)| <= |z|` and `|gelu(z)| <= |z|`."""
     return spec.multi_hash_mlp(np.abs(tokens), ids, tables, {name: np.abs(array) for name, array in params.items()})
@@ -147,6 +171,21 @@ FUNCTIONS = (
             _threshold_margin,
         ),
     ),
+    Function("top_p_mask", {"mask": Output(SCORES, "bool")}, Choice(_summed, _top_p_margin)),
+    Function("pooled_mask", {"mask": Output(SCORES, "bool")}, Choice("scores", _pooled_margin)),
+    Function(
+        "cutoff_mask",
+        {"mask": Output(SCORES, "bool")},
+        Choice(
+            lambda scores, cutoffs, **options: {"compared": _compared(scores, cutoffs[0]), "scores": scores},
+            _cutoff_margin,
+        ),
+    ),
+    Function("kept_scores", {"scores": Output(SCORES)}),
+    Function("budget_excess", {"sums": Output("pair", scale="unit", summed=True)}),
+    Function("pooled_cutoff", {"sums": Output("pair experts", scale="unit", summed=True)}),
+    Function("renewed_cutoffs", {"cutoffs": Output("pair experts")}),
+    Function("renewed_controller", {"controller": Output("pair")}),
     Function("hash_table_of", {"table": Output("ids", "int")}),
     Function("hash_routing", SLOTS),
     Function("hash_scores", {"scores": Output(SCORES)}),

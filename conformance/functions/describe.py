@@ -130,6 +130,7 @@ ROUTE = Function(
         "metrics/*": Output(),
         "statistics/*": Output("experts", scale="unit", summed=True),
         "statistics/reached": Output("pair experts", scale="unit", summed=True),
+        "statistics/budget": Output("pair", scale="unit", summed=True),
         "statistics/required": Output("experts bins", scale="unit", summed=True),
     },
 )

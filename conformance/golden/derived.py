@@ -45,13 +45,10 @@ MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream",
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
 MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon", "moved_thresholds/decay"}
 MAY_BE_ZERO |= {"moe_mlp/copies", "moe_mlp/zeros"}
-ANY_INTEGERS = {
-    "replay_choices/choices",
-    "threefry/key",
-    "threefry/counter",
-    "random_words/origin",
-    "unit_interval/words",
-}
+MAY_BE_ZERO |= {"cutoff_mask/warmup_steps", "renewed_cutoffs/decay"}
+MAY_BE_ZERO |= {"renewed_controller/gain", "renewed_controller/integral_gain"}
+ANY_INTEGERS = {"threefry/key", "threefry/counter", "random_words/origin", "unit_interval/words"}
+ANY_INTEGERS |= {"replay_choices/choices"}
 UNBOUNDED = {"hash_table_dispersed/clusters", "pair_ids/first", "previous_ids/ids"}
 ANY_AXES = {"gelu/x", "smooth_step/z", "unit_interval/words", "project_simplex/values", "project_sparse_simplex/values"}
 LEADING = {"dselect_k_entropy/selectors", "dselect_k_reachability/selectors", "dselect_k_routing/gate"}
@@ -69,6 +66,7 @@ OTHER_NAMED = {
 }
 OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tokens", "masked_gates/gates/experts"}
 OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
+OTHER_NAMED |= {"kept_scores/scores/tokens", "kept_scores/scores/experts"}
 """Axes for which an error names only the other array that has the axis."""
 
 

@@ -91,6 +91,8 @@ UPDATES = {
         "momentum_update",
         "moved_thresholds",
         "quantile_bias",
+        "renewed_controller",
+        "renewed_cutoffs",
         "renewed_penalty",
     ),
     "required_biases",

@@ -67,6 +67,7 @@ from moespec.spec.routers import (
     sparsity_constrained_token_choice,
     strictly_balanced,
     switch,
+    variable_budget,
 )
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routers.record import Router
@@ -183,6 +184,8 @@ class Routers(Names[Router[Any]]):
     def __getitem__(self, name: Literal["strictly_balanced"], /) -> Router[strictly_balanced.Options]: ...
     @overload
     def __getitem__(self, name: Literal["switch"], /) -> Router[switch.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["variable_budget"], /) -> Router[variable_budget.Options]: ...
     @overload
     def __getitem__(self, name: RouterName, /) -> Router[Any]: ...
 

@@ -26,5 +26,6 @@ RouterName = Literal[
     "sparsity_constrained_token_choice",
     "strictly_balanced",
     "switch",
+    "variable_budget",
 ]
 """A key of `ROUTERS`."""
