@@ -6,7 +6,7 @@ such as which of two matrices is gated, all arrangements and activations are tri
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import permutations, product
 from math import inf
 from pathlib import Path
@@ -24,16 +24,19 @@ from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.implementations.models_page import said
 
-__all__ = ["Block", "explain_layer", "record_layers"]
+__all__ = ["DEFAULTS", "EQUAL", "Block", "compared", "evaluated", "explain_layer", "record_layers"]
 
 TOKENS = 256
 """The maximum number of tokens that are compared."""
 EQUAL = 1e-4
-"""The largest error (see `explain_layer`) of equal outputs in float32."""
+"""The largest error (see `compared`) of equal outputs in float32."""
 EVALUATION = {"capacity_factor": inf, "noise_multiplier": 0.0, "importance_weight": 0.0, "load_weight": 0.0}
 """Options of `softmax_token_choice` without capacity, noise and losses."""
 DEFAULTS = {"gelu": "tanh", "weights_on": "output", "copy_experts": 0}
+"""Arguments that are not shown with these values."""
 Arrays = dict[str, Tensor]
+Router = tuple[str, dict[str, Any]]
+"""The name of a router, and its options."""
 
 
 class Block:
@@ -47,8 +50,14 @@ class Block:
                 return
         raise ConfigError(f"module: {name} contains no gate or router; with --layer, name the block around the gate")
 
-    def hear(self, module: Any, placed: Any, by_name: Any, output: Any) -> None:
-        """Store the first call, as a forward hook."""
+    def attach(self, name: str, recorder: Recorder) -> str:
+        """Hook the block, and record its gate. name: the block's name. Returns the gate's name."""
+        gate = f"{name}.{self.gate}"
+        recorder.hook(gate, self.module.get_submodule(self.gate), self.module)
+        recorder.hooks.append(self.module.register_forward_hook(self._heard, with_kwargs=True))
+        return gate
+
+    def _heard(self, module: Any, placed: Any, by_name: Any, output: Any) -> None:
         if not len(self.tokens):
             x = next(arrays_of([placed, by_name]))
             y = next(array for array in arrays_of(output) if array.numel() == x.numel())
@@ -67,9 +76,7 @@ def record_layers(
     def attach(recorder: Recorder, model: Any) -> None:
         for name, each in recorder.matching(model).items():
             block = Block(name, each)
-            blocks[f"{name}.{block.gate}"] = name, block
-            recorder.hook(f"{name}.{block.gate}", each.get_submodule(block.gate), each)
-            recorder.hooks.append(each.register_forward_hook(block.hear, with_kwargs=True))
+            blocks[block.attach(name, recorder)] = name, block
 
     gates = record(target, module, data, path, outputs, attach)
     if not blocks:
@@ -83,15 +90,11 @@ def record_layers(
 
 
 def explain_layer(block: Block, gate: Gate) -> tuple[str, float]:
-    """Returns the text that names the layer or says why there is none, with a field for the error, and the error.
-
-    The error is the largest difference between the outputs of block and layer, relative to the block's largest output.
-    """
+    """Returns the text that names the layer or says why there is none, with a field for the error, and the error of `compared`."""
     best, count = ("", inf), 0
     try:
-        for layer, arrays in _layers(block, gate):
-            error = _error(block, layer, arrays)
-            count += error < inf
+        for layer, error in compared(block, gate, _routers(block, gate)):
+            count += 1
             shown = said({name: value for name, value in layer.items() if DEFAULTS.get(name) != value})
             best = min(best, (f"MoE({shown})", error), key=lambda pair: pair[1])
             if error <= EQUAL:
@@ -104,16 +107,36 @@ def explain_layer(block: Block, gate: Gate) -> tuple[str, float]:
     return f"not expressed: the nearest of {plural(count, 'layers')} has an error of {{:.1g}}: {best[0]}", best[1]
 
 
-def _routers(block: Block, gate: Gate) -> Iterator[tuple[str, dict[str, Any]]]:
+def compared(block: Block, gate: Gate, routers: Iterable[Router]) -> Iterator[tuple[dict[str, Any], float]]:
+    """Yields the arguments of each layer with one of these routers that has the block's parameters, and its error.
+
+    The error is the largest difference between the outputs of block and layer, relative to the block's largest output.
+    Raises ValueError for parameters that no layer has, and RuntimeError for experts of different shapes.
+    """
+    for layer, arrays in _layers(block, gate, routers):
+        if (error := _error(block, layer, arrays)) != inf:
+            yield layer, error
+
+
+def _routers(block: Block, gate: Gate) -> Iterator[Router]:
     """Yields the router of the gate. If the gate returned only logits: routers whose number of choices is an attribute of the block."""
     if gate.choices is not None:
-        yield from [found[:2] for found in [named(explained(gate))] if found is not None]
+        if found := named(explained(gate)):
+            yield found.name, evaluated(found.name, found.options, gate)
         return
     values = [*vars(block.module).values(), *vars(block.module.get_submodule(block.gate)).values()]
     counts = sorted({n for n in values if type(n) is int and 0 < n < gate.experts})
     for n, divided, affinity in product(counts, (True, False), ("softmax", "sigmoid", "sqrt_softplus")):
         name, own = ("softmax", {}) if affinity == "softmax" else ("sigmoid", {"affinity": affinity})
-        yield f"{name}_token_choice", {"choices": n, "normalize_selected": divided, **own}
+        router, options = f"{name}_token_choice", {"choices": n, "normalize_selected": divided, **own}
+        yield router, evaluated(router, options, gate)
+
+
+def evaluated(router: str, options: dict[str, Any], gate: Gate) -> dict[str, Any]:
+    """Returns a router's options with those that switch off what a gate does not do at evaluation: capacity, noise, losses, a bias."""
+    if router == "softmax_token_choice":
+        return {**options, **EVALUATION}
+    return dict(options) if gate.bias is not None else {**options, "bias_update_rate": 0.0}
 
 
 def _sorted(block: Block, gate: Gate) -> tuple[Arrays, Arrays, Arrays]:
@@ -175,13 +198,13 @@ def _arranged(stacks: Arrays, width: int) -> Iterator[Arrays]:
                 yield {f"{fc}.{kind}": array for fc, each in names for kind, array in each.items()}
 
 
-def _layers(block: Block, gate: Gate) -> Iterator[tuple[dict[str, Any], Arrays]]:
+def _layers(block: Block, gate: Gate, routers: Iterable[Router]) -> Iterator[tuple[dict[str, Any], Arrays]]:
     """Yields the arguments of each layer that the block may be, and its arrays by the names of `MoE`."""
     around, stacks, of_shared = _sorted(block, gate)
     width = block.tokens.shape[1]
     inner = around["latent.down"].shape[1] if "latent.down" in around else width
     shares = _arranged(of_shared, width) if of_shared else [{}]
-    found = product(_routers(block, gate), _arranged(stacks, inner), shares)
+    found = product(routers, _arranged(stacks, inner), shares)
     forms = [*product(BETWEEN, ("tanh", "erf"), ("output", "input"), ("copy_experts", "zero_experts"))]
     for ((router, options), experts, shared), (kind, gelu, place, other) in product(found, forms):
         count, _, hidden = experts["fc1.weight"].shape
@@ -189,14 +212,12 @@ def _layers(block: Block, gate: Gate) -> Iterator[tuple[dict[str, Any], Arrays]]
             continue  # as with "tanh" or "copy_experts"
         if ("glu" in kind) != ("fc3.weight" in experts):
             continue
-        layer = {"width": width, "hidden": hidden, "experts": gate.experts, "expert_bias": "fc1.bias" in experts}
-        layer |= {"expert_activation": kind, "gelu": gelu, "weights_on": place, other: gate.experts - count}
-        layer |= {"router": router, **options}
+        layer: dict[str, Any] = {"width": width, "hidden": hidden, "experts": gate.experts}
+        layer |= {"expert_bias": "fc1.bias" in experts, "expert_activation": kind, "gelu": gelu, "weights_on": place}
+        layer |= {other: gate.experts - count, "router": router, **options}
         layer |= {"shared_experts": shared["fc1.weight"][:, 0].numel() // hidden} if shared else {}
         layer |= {"shared_gate": True} if "shared.gate" in around else {}
         layer |= {"latent_width": inner} if "latent.down" in around else {}
-        layer |= EVALUATION if router == "softmax_token_choice" else {}
-        layer |= {} if router == "softmax_token_choice" or "router.state.bias" in around else {"bias_update_rate": 0.0}
         layer |= {"bias": True} if "router.bias" in around else {}
         arrays = around | {f"experts.{name}": array for name, array in experts.items()}
         for name, array in shared.items():  # n experts become one of n times the hidden width
@@ -206,7 +227,7 @@ def _layers(block: Block, gate: Gate) -> Iterator[tuple[dict[str, Any], Arrays]]
 
 
 def _error(block: Block, layer: dict[str, Any], arrays: Arrays) -> float:
-    """Returns the error of a layer (see `explain_layer`), or infinity if the layer does not have exactly these parameters."""
+    """Returns the error of a layer (see `compared`), or infinity if the layer does not have exactly these parameters."""
     x, y = block.tokens, block.output
     try:
         with warnings.catch_warnings(), torch.no_grad():
