@@ -18,11 +18,11 @@ TIED = groups_tokens(rows("0.5 0.25 0.25; 0.25 0.25 0.5; 0.75 0.125 0.125; 0.375
 
 
 def _controller(change: float, integral: float) -> Tensor:
-    return tensor(np.float32([change, integral]), "pair")
+    return tensor(np.array([change, integral], np.float32), "pair")
 
 
 def _cutoffs(values: list[float], steps: float) -> Tensor:
-    return tensor(np.float32([values, [steps] * len(values)]), "pair experts")
+    return tensor(np.array([values, [steps] * len(values)], np.float32), "pair experts")
 
 
 def cases() -> Iterator[Definition]:
@@ -77,12 +77,12 @@ def _parts() -> Iterator[Definition]:
     yield single(MASKS, "kept_scores", "kept", "gradient", "By the scores.", FLAG, scores=scores("vb/d"), mask=mask)
     yield single(CONTROL, "budget_excess", "excess", "value", "Two groups.", FLAG, mask=mask, choices=1)
     yield single(CONTROL, "pooled_cutoff", "pooled", "value", "Two groups.", FLAG, scores=scores("vb/c"), choices=2)
-    reached = tensor(np.float32([[1.5, -0.25, 2.0], [2.0, 2.0, 2.0]]), "pair experts")
+    reached = tensor(np.array([[1.5, -0.25, 2.0], [2.0, 2.0, 2.0]], np.float32), "pair experts")
     for name, steps in (("first", 0.0), ("later", 2.0)):
         state: dict[str, Any] = {"cutoffs": _cutoffs([0.5, 0.0, 0.25], steps), "reached": reached}
         yield single(CONTROL, "renewed_cutoffs", name, "value", f"After {steps:g} steps.", FLAG, **state, decay=0.75)
     now: dict[str, Any] = {"controller": _controller(0.25, 0.5), "budget": _controller(-3.0, 12.0), "experts": 4}
-    gains = {"gain": 0.5, "integral_gain": 0.125}
+    gains: dict[str, Any] = {"gain": 0.5, "integral_gain": 0.125}
     yield single(CONTROL, "renewed_controller", "controller", "value", "Too few experts.", FLAG, **now, **gains)
 
 
