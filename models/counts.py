@@ -94,6 +94,10 @@ def _head(config: Tower) -> dict[str, float]:
     return {"head": float(head), "representation": float(representation * (2 * config.width + 2))}
 
 
+BY_EXPERT = ("relu", "soft_moe", "variable_budget")
+"""Routers of tokens whose layer computes every slot, because a token has no fixed number of choices."""
+
+
 def slots(layer: MoeLayer, *, train: bool = False) -> int:
     """Returns the number of slots of all MLP experts for one routing group. An expert without a capacity has a slot for each token."""
     return (layer.settings.experts - layer.experts.without_mlp) * layer.settings.capacity(train=train)
@@ -105,7 +109,7 @@ def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> i
     """
     settings: Any = layer.settings
     there = slots(layer, train=train)
-    if every_slot or settings.experts_choose or layer.router == "soft_moe":
+    if every_slot or settings.experts_choose or layer.router in BY_EXPERT:
         return there
     choices = settings.requests[1]
     mlps = settings.experts - layer.experts.without_mlp

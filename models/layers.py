@@ -7,6 +7,7 @@ E experts.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from functools import partial
 from string import digits as DIGITS
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_origin
@@ -127,7 +128,7 @@ class Family(Generic[Config]):
         """
         size = name.rstrip(DIGITS)
         fields, patch = self.sizes.get(size), name[len(size) :]
-        known: Mapping[str, Any] = self.kind.__dataclass_fields__  # type: ignore[attr-defined]
+        known: Mapping[str, Any] = {each.name: each for each in fields_of(self.kind)}  # type: ignore[arg-type]
 
         def in_name(fields: Mapping[str, Any]) -> bool:
             return "patch_size" in known and "patch_size" not in fields

@@ -4,6 +4,7 @@ import math
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.backends.common.strictly_balanced import batchwise_mask
+from moespec.spec.algorithms.budget_masks import LEAST
 from moespec.spec.checks import (
     check_at_least,
     check_choices,
@@ -51,17 +52,18 @@ def cutoff_mask(
     check_scores("scores", scores, AXES)
     _check_pair("cutoffs", cutoffs, "pair experts", "cutoffs and steps")
     check_size("cutoffs", cutoffs, 1, scores.shape[2], "the experts of scores")
-    best, steps = batchwise_mask(xp, scores, capacity=capacity), check_at_least("warmup_steps", warmup_steps, 0)
+    steps = check_at_least("warmup_steps", warmup_steps, 0)
+    best = batchwise_mask(xp, scores, capacity=capacity) if steps else None
     scores, cutoffs = xp.promote_all(scores, cutoffs)
-    warm, above = cutoffs[1] < steps, scores > cutoffs[0]
-    return (warm & best) | (~warm & above)
+    above, warm = scores > cutoffs[0], cutoffs[1] < steps
+    return above if best is None else (warm & best) | (~warm & above)
 
 
 def kept_scores(xp: Namespace[Array], scores: Array, mask: Array) -> Array:
     """scores (G, T, E), mask (G, T, E) booleans -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     check_mask("mask", mask, tuple(scores.shape), "score")
-    return xp.where(mask, xp.promote(scores), 0.0)
+    return xp.where(mask, xp.maximum(xp.promote(scores), LEAST), 0.0)
 
 
 def budget_excess(xp: Namespace[Array], mask: Array, *, choices: int) -> Array:

@@ -92,6 +92,6 @@ def variants() -> Iterator[Variant]:
     yield variant(minus_one_is_the_last_expert, FUNCTION)
     yield variant(load_of_the_current_choice, "sigmoid_token_choice", ledger="RP-3b")
     yield variant(balance_of_the_recorded_choices, "softmax_token_choice", ledger="RP-4b")
-    yield variant(scores_set_to_zero, FUNCTION, ledger="RP-5b", who="ISEEKYAN/Megatron-LM, pull request 49")
+    yield variant(scores_set_to_zero, FUNCTION, ledger="RP-5b")
     yield variant(weights_without_gradient, FUNCTION, ledger="RP-5c")
     yield variant(divided_by_the_current_choice, "softmax_token_choice", ledger="RP-6b")

@@ -48,11 +48,11 @@ MAY_BE_ZERO |= {"moe_mlp/copies", "moe_mlp/zeros"}
 MAY_BE_ZERO |= {"cutoff_mask/warmup_steps", "renewed_cutoffs/decay"}
 MAY_BE_ZERO |= {"renewed_controller/gain", "renewed_controller/integral_gain"}
 ANY_INTEGERS = {"threefry/key", "threefry/counter", "random_words/origin", "unit_interval/words"}
-ANY_INTEGERS |= {"replay_choices/choices"}
+ANY_INTEGERS |= {f"{name}/choices" for name in ("replay_choices", *spec.ROUTERS)}
 UNBOUNDED = {"hash_table_dispersed/clusters", "pair_ids/first", "previous_ids/ids"}
 ANY_AXES = {"gelu/x", "smooth_step/z", "unit_interval/words", "project_simplex/values", "project_sparse_simplex/values"}
 LEADING = {"dselect_k_entropy/selectors", "dselect_k_reachability/selectors", "dselect_k_routing/gate"}
-INTEGERS_TOO = {"hash_table_of/tables", "hash/tables"}
+INTEGERS_TOO = {"hash_table_of/tables", "hash_scores/tables", "hash/tables"}
 BROADCAST = {"dropout/draws"}
 NOT_READ = {"hash_routing/like", "hash/tokens"}
 FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes", "spread_images/scores/tokens"}
@@ -65,7 +65,7 @@ OTHER_NAMED = {
     "multi_hash_mlp/tokens/width",
 }
 OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tokens", "masked_gates/gates/experts"}
-OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
+OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts", "expert_load/scores/tokens"}
 OTHER_NAMED |= {"kept_scores/scores/tokens", "kept_scores/scores/experts"}
 """Axes for which an error names only the other array that has the axis."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moespec.backends.layer import BETWEEN
+from moespec.backends.layer import BETWEEN, GATED
 from moespec.backends.torch.nn import MoE
 from moespec.conformance.record.explanation import explain, explained, named
 from moespec.conformance.record.file import Gate
@@ -46,7 +46,11 @@ class Block:
         self.module, self.tokens, self.output = module, torch.empty(0), torch.empty(0)
         for self.gate, each in module.named_modules():
             text = f"{self.gate.rpartition('.')[2]} {type(each).__name__}"
-            if self.gate and re.search("gate|router", text, re.I) and not re.search("expert|shared|mlp", self.gate):
+            if (
+                self.gate
+                and re.search("gate|router", text, re.I)
+                and not re.search("expert|shared|mlp|_proj$", self.gate)
+            ):
                 return
         raise ConfigError(f"module: {name} contains no gate or router; with --layer, name the block around the gate")
 
@@ -60,7 +64,11 @@ class Block:
     def _heard(self, module: Any, placed: Any, by_name: Any, output: Any) -> None:
         if not len(self.tokens):
             x = next(arrays_of([placed, by_name]))
-            y = next(array for array in arrays_of(output) if array.numel() == x.numel())
+            y = next((array for array in arrays_of(output) if array.numel() == x.numel()), None)
+            if y is None:
+                raise ConfigError(
+                    "module: a block returned no array of its input's size; name the block around gate and experts"
+                )
             self.tokens, self.output = (a.detach().reshape(-1, x.shape[-1])[:TOKENS].clone() for a in (x, y))
 
 
@@ -180,6 +188,8 @@ def _sorted(block: Block, gate: Gate) -> tuple[Arrays, Arrays, Arrays]:
 def _arranged(stacks: Arrays, width: int) -> Iterator[Arrays]:
     """Yields each way to use weights (n, a, b) and biases (n, a) as `fc1`, `fc3` and `fc2` of n perceptrons that the shapes allow."""
     weights = [name for name, array in stacks.items() if array.ndim == 3]
+    if not weights:
+        raise ValueError("the block has no experts")
     for order, across in product(permutations(weights), (True, False)):
         maps = []
         for name in order:
@@ -210,7 +220,7 @@ def _layers(block: Block, gate: Gate, routers: Iterable[Router]) -> Iterator[tup
         count, _, hidden = experts["fc1.weight"].shape
         if (gelu == "erf" and BETWEEN[kind] != "gelu") or (other == "zero_experts" and count == gate.experts):
             continue  # as with "tanh" or "copy_experts"
-        if ("glu" in kind) != ("fc3.weight" in experts):
+        if (kind in GATED) != ("fc3.weight" in experts):
             continue
         layer: dict[str, Any] = {"width": width, "hidden": hidden, "experts": gate.experts}
         layer |= {"expert_bias": "fc1.bias" in experts, "expert_activation": kind, "gelu": gelu, "weights_on": place}
@@ -240,4 +250,4 @@ def _error(block: Block, layer: dict[str, Any], arrays: Arrays) -> float:
             off = torch.func.functional_call(ours, arrays, (x[None],))[0] - y
     except SpecError:
         return inf
-    return float(off.abs().max() / y.abs().max())
+    return float(off.abs().max() / y.abs().max().clamp_min(1e-30))

@@ -33,7 +33,7 @@ from moespec.spec.values import as_array, even
 
 __all__ = ["cutoff_mask", "kept_scores", "pooled_mask", "top_p_mask"]
 
-AXES = "tokens experts"
+AXES, LEAST = "tokens experts", 2.0**-126
 PAPERS = "Huang et al. 2024 (arXiv 2403.07652); Wen et al. 2025 (arXiv 2511.06494); Sun et al. 2026 (arXiv 2603.11535)"
 ALGORITHMS = (Algorithm("budget_masks", PAPERS, 1, tuple(__all__)),)
 
@@ -109,7 +109,7 @@ def cutoff_mask(scores: ArrayLike, cutoffs: Shared, *, capacity: int = 1, warmup
 
 
 def kept_scores(scores: ArrayLike, mask: ArrayLike) -> Array:
-    """Sets the scores outside the mask to 0.
+    """Sets the scores outside the mask to 0. Scores in the mask are at least 2^-126, so that they are above 0 also in float32.
 
     Args:
         scores: (tokens, experts).
@@ -125,4 +125,4 @@ def kept_scores(scores: ArrayLike, mask: ArrayLike) -> Array:
     """
     scores, mask = as_array("scores", scores, AXES), even("mask", mask)
     check_mask("mask", mask, scores.shape, "score")
-    return np.where(mask, scores, 0.0)
+    return np.where(mask, np.where(scores.real > LEAST, scores, LEAST), 0.0)

@@ -10,7 +10,7 @@ An inference engine and a trainer choose different experts for some tokens. With
 Ambiguity ledger
 
 RP-1: Which experts does a token without recorded choices use?
-    Reading: the experts that the router chooses now, as in google/tunix (pull request 2046).
+    Reading: the experts with the best current scores, without `tries` and without the random second expert of `gshard`.
     Alternative b: none.
 RP-2: In which order do the recorded choices of a token get slots?
     Reading: in the recorded order.
@@ -24,8 +24,8 @@ RP-4: Which choices does the balance loss count?
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, compute_routing_scores_for_aux_loss.
     Alternative b: the recorded choices.
 RP-5: Which weights do recorded choices have?
-    Reading: the current scores of the recorded experts, also of experts that the router would not choose now. The gradient flows to the
-        current logits.
+    Reading: the current scores of the recorded experts. This includes experts that the router would not choose now. The gradient
+        flows to the current logits.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router_replay.py, RouterReplay.get_replay_topk.
     Alternative b: the current scores after all experts that the router does not choose now were set to 0.
     Alternative c: the recorded weights, without gradient.
@@ -98,8 +98,8 @@ def replay_choices(scores: ArrayLike, choices: ArrayLike, combine_scores: ArrayL
     scores = as_array("scores", scores, "tokens experts")
     weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
     check_same_shape("combine_scores", weights, "scores", scores)
-    (tokens, experts), recorded = scores.shape, even("choices", choices)
-    check_recorded("choices", recorded, tokens, experts)
+    experts, recorded = scores.shape[1], even("choices", choices)
+    check_recorded("choices", recorded, "tokens choices", scores.shape)
     expert = np.arange(experts)
     chosen = recorded[:, :, None] == expert
     _check_values(recorded, chosen)
@@ -115,10 +115,15 @@ def replay_choices(scores: ArrayLike, choices: ArrayLike, combine_scores: ArrayL
     )
 
 
-def check_recorded(name: str, recorded: Any, tokens: int, experts: int) -> None:
-    """Raises `DtypeError` or `ShapeError` unless `recorded` is (..., tokens, choices) integers, with at most `experts` choices."""
-    check_integers(name, recorded, "tokens choices" if recorded.ndim < 3 else "groups tokens choices")
-    check_size(name, recorded, -2, tokens, "the number of tokens")
+def check_recorded(name: str, recorded: Any, axes: str, shape: tuple[int, ...]) -> None:
+    """Raises `DtypeError` or `ShapeError` unless `recorded` has integers, these axes, and the shape of the scores up to the tokens.
+
+    shape: the shape of the scores. A token has at most as many choices as there are experts.
+    """
+    check_integers(name, recorded, axes)
+    for axis, size in enumerate(shape[:-1]):
+        check_size(name, recorded, axis, size, f"the {axes.split()[axis]} of scores")
+    experts = shape[-1]
     if recorded.shape[-1] > experts:
         check_size(name, recorded, -1, experts, "the number of experts")
 

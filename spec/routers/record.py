@@ -147,9 +147,9 @@ class Router(Generic[OptionsOf]):
             self._check_options(options)
             if self._check_state(options, state):
                 given["state"] = state
-            if given.get("choices") is None:
-                given.pop("choices", None)
-            elif not self.replays:
+            if self.replays:
+                given.setdefault("choices")
+            elif given.pop("choices", None) is not None:
                 raise ConfigError(f"choices: {self.name} cannot replay recorded choices; expected None")
             try:
                 return self._check_output(route(params, tokens, options, **given))

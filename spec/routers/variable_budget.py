@@ -19,7 +19,7 @@ VB-6: Do the layers of a model share one p?
         By: DTop-p (arXiv 2512.13996).
 VB-7: From which training step on do the cutoffs decide which tokens an expert takes?
     Reading: after `warmup_steps` steps, in which an expert takes its best K T / E tokens.
-        By: MasterGodzilla/Expert-Threshold-Routing, src/models/expert_threshold_choice.py, ExpertThresholdChoiceMLP.forward.
+        By: MasterGodzilla/Expert-Threshold-Routing, src/config.py, TrainingConfig (threshold_warmup_steps).
     Alternative b: from the first step on (`warmup_steps=0`).
 VB-8: Which scores does the pooled choice compare?
     Reading: the probabilities of all tokens are compared, and are the combine weights.
@@ -169,7 +169,7 @@ ROUTER = Router(
     state=state,
     update=update,
     models=("Dynamic MoE", "DTop-p", "SeqTopK", "Expert Race", "Expert Threshold"),
-    balances="the mean number of experts per token; with cutoffs per expert, also the load",
+    balances="the mean number of experts per token (top_p: with gains); with cutoffs per expert, also the load",
     cost="T D E; an expert may get every token",
     drops="none with top_p; otherwise tokens with low scores; with a capacity, also tokens beyond it",
 )

@@ -156,7 +156,7 @@ def _check_layer(layer: MoeLayer, *, training: bool) -> None:
         own = options_of(layer.router).keys() - {"experts"}
         with named("model.", ("experts",)), named("model.router_options.", own):
             settings.check_training()
-    tables = getattr(settings, "ids", 0) * getattr(settings, "hashes", 1)
+    tables = getattr(settings, "ids", 0) * max(getattr(settings, "hashes", 1), getattr(settings, "choices", 1))
     check_memory(f"model.codes, model.token_ids: {tables} entries of tables", DRAWS * tables)
     if hasattr(settings, "capacity_factor"):
         slots = settings.capacity(train=training)

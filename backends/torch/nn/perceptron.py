@@ -66,7 +66,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
                 if isinstance(y, Tensor) and (y - expected).abs().max() < ALLOWED:
                     return Perceptron(weights, kind, gelu)
     raise ConfigError(
-        f"{of} computes neither fc2(gelu(fc1(x))) nor fc2(f(fc1(x)) * fc3(x)) with GELU, quick GELU, squared ReLU or SiLU as f"
+        f"{of} computes neither fc2(f(fc1(x))) with GELU, quick GELU or squared ReLU, nor fc2(f(fc1(x)) * fc3(x)) with GELU or SiLU"
     )
 
 

@@ -60,7 +60,7 @@ def test_other_routers_say_that_they_cannot_replay(name):
         (np.where(RECORDED == 0, -2, RECORDED), ContractError, "choices: expected integers from -1 to 5, got -2"),
         (np.where(RECORDED >= 0, 4, 4), ContractError, "choices: .* token 0 has expert 4 twice"),
         (RECORDED[:, :2], ShapeError, "choices: axis -1 has 2 entries, expected 3"),
-        (RECORDED[:-1], ShapeError, "choices: axis -2 has 11 entries, expected 12"),
+        (RECORDED[:-1], ShapeError, "choices: axis 0 has 11 entries, expected 12"),
         (RECORDED.tolist()[0], ShapeError, "choices"),
     ],
 )

@@ -115,8 +115,8 @@ def test_the_form_of_gelu_is_tried(act, form):
     ("mlp", "message"),
     [
         (nn.Linear(WIDTH, WIDTH), r"^mlp: Linear has 1 torch.nn.Linear layers, expected 2"),
-        (Mlp(nn.SiLU()), r"^mlp: Mlp computes neither fc2\(gelu\("),
-        (Gated(), r"^mlp: Gated computes neither fc2\(gelu\("),
+        (Mlp(nn.SiLU()), r"^mlp: Mlp computes neither fc2\(f\("),
+        (Gated(), r"^mlp: Gated computes neither fc2\(f\("),
         ("mlp", r"^mlp: expected a module, got 'mlp'"),
         (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 3)), r"^mlp: .* maps width 8 to 3, expected equal widths"),
         (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN + 1, WIDTH)), r"^mlp: Sequential cannot be run"),
