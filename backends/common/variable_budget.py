@@ -52,11 +52,10 @@ def cutoff_mask(
     check_scores("scores", scores, AXES)
     _check_pair("cutoffs", cutoffs, "pair experts", "cutoffs and steps")
     check_size("cutoffs", cutoffs, 1, scores.shape[2], "the experts of scores")
-    steps = check_at_least("warmup_steps", warmup_steps, 0)
-    best = batchwise_mask(xp, scores, capacity=capacity) if steps else None
+    best, steps = batchwise_mask(xp, scores, capacity=capacity), check_at_least("warmup_steps", warmup_steps, 0)
     scores, cutoffs = xp.promote_all(scores, cutoffs)
-    above, warm = scores > cutoffs[0], cutoffs[1] < steps
-    return above if best is None else (warm & best) | (~warm & above)
+    warm, above = cutoffs[1] < steps, scores > cutoffs[0]
+    return (warm & best) | (~warm & above)
 
 
 def kept_scores(xp: Namespace[Array], scores: Array, mask: Array) -> Array:
