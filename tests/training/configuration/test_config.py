@@ -226,7 +226,7 @@ def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, caps
     assert every - shown == hidden
     for flags in ((), ("--model", "mixer_b16", "--router", "switch"), ("--model", "sparse_mlp_b")):
         found = help_of(capsys, "train", *flags)
-        assert len(found - set(SHORT)) <= 95, flags
+        assert len(found - set(SHORT)) <= 97, flags
         assert found <= shown or flags
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown
