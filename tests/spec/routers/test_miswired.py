@@ -27,7 +27,7 @@ WRONG = [
     ("softmax_token_choice", "counted=counted", "counted=None"),
     ("softmax_token_choice", "batch_priority(scores, by=options.batch_priority", 'batch_priority(scores, by="max"'),
     ("sinkhorn_token_choice", "combine_scores(plan, logits, noisy", "combine_scores(plan, noisy, logits"),
-    ("sinkhorn_token_choice", "weights: Array | None = combine", "weights: Array | None = plan"),
+    ("sinkhorn_token_choice", "choices, selection, combine)", "choices, selection, plan)"),
     ("sinkhorn_expert_choice", "from_clean=from_clean", "from_clean=False"),
     ("sinkhorn_expert_choice", NOISY, "losses(options, logits, logits, noise"),
     ("sparsity_constrained_token_choice", 'sparsity="token"', 'sparsity="expert"'),
