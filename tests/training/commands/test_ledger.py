@@ -180,8 +180,8 @@ def test_a_model_is_shown_with_its_readings(capsys):
     shown = capsys.readouterr().out
     assert "Router: sigmoid_token_choice(choices=8" in " ".join(shown.split())
     assert "GL-1: What is the score of a group of experts?" in shown
-    command.main(["--model", "gpt-oss"])
-    assert "Not expressed: experts compute (up + 1)" in capsys.readouterr().out
+    command.main(["--model", "hy4"])
+    assert "Not expressed: the shared expert does not clamp" in capsys.readouterr().out
     command.main(["--model", "phi-3.5-moe"])
     assert "no router computes the same" in capsys.readouterr().out
     command.main(["--model", "gpt-oss-20b"])
