@@ -11,7 +11,7 @@ def options(name, *, width, experts, tokens, **wanted):
     """The options of a router: of those wanted, the ones that it has. Where tokens choose experts they choose two."""
     router = spec.ROUTERS[name]
     known = {field.name for field in dataclasses.fields(router.Options)}
-    chosen = {key: value for key, value in {"choices": 2, **wanted}.items() if key in known}
+    chosen = {key: value for key, value in {"choices": 1 + (name != "hash"), **wanted}.items() if key in known}
     return router.options(width=width, experts=experts, tokens=tokens, **chosen)
 
 

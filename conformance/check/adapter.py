@@ -14,7 +14,8 @@ output: (groups, tokens, width).
 A case counts as not implemented if `layer` raises NotImplementedError or `not_offered` declines the case; see `declined.py`. An adapter
 without `from_numpy(tree, dtype)` receives NumPy arrays, cannot run in bfloat16, and may return a float64 output. `to_numpy(tree)` converts
 results to NumPy. `with_dtype(dtype)` is a context manager that sets the dtype. The suite compares only the layer's output and gradients,
-and runs no single steps, error cases, or cases with noise or token ids. `__moespec_version__` is the version that the adapter follows.
+and runs no single steps, error cases, or cases with noise, token ids or recorded choices.
+`__moespec_version__` is the version that the adapter follows.
 
 The method `vjp` computes the gradients. If an adapter has no `vjp` and `from_numpy` returns torch or JAX arrays, that
 framework differentiates `layer` with respect to x and all params.
@@ -207,7 +208,7 @@ class Adapter(Target):
         if not _is_layer(case) or job.stage.name != case.stages[-1].name:
             return "an adapter computes whole layers"
         parts = {name.partition("/")[0] for name in case.inputs}
-        taken = [name for name in ("noise", "ids") if name in parts]
+        taken = [name for name in ("noise", "ids", "choices") if name in parts]
         if not taken and case.gradients and case.gradients.losses:
             return "an adapter returns no losses"
         return f"an adapter takes no {taken[0]}" if taken else ""

@@ -169,7 +169,11 @@ def test_what_decays(path: str) -> None:
 def test_a_router_says_what_decays_and_what_is_frozen(name: str) -> None:
     """By names of its parameters, which no other router means otherwise."""
     router, optimizer = ROUTERS[name], OptimizerConfig(weight_decay=0.25)
-    params = initial_params(router, np.random.default_rng(0), router.options(tokens=8, width=4, experts=4))
+    params = initial_params(
+        router,
+        np.random.default_rng(0),
+        router.options(tokens=8, width=4, experts=4, **({"affinity": "softmax"} if name == "hash" else {})),
+    )
     assert params.keys() >= set(router.decays)
     for param in params:
         path = ("blocks", "1", "moe", "router", param)

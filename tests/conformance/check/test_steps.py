@@ -17,9 +17,10 @@ ROUTED = [case for case in CASES if case.expect is None and case.whole != [stage
 def test_all_steps_pass_on_jax():
     """The other backends run them in `nox -s conformance`, which compiles on JAX. Each case is run in one dtype of three."""
     pytest.importorskip("jax")
-    for n, dtype in enumerate(DTYPES.values()):
+    for n, (name, dtype) in enumerate(DTYPES.items()):
         target = Target("moespec.backends.jax", dtype)
-        jobs = [job_of(c, s.name) for c in ROUTED[n::3] for s in c.stages if s.outputs and s.name not in c.whole]
+        exact = [c for c in ROUTED[n::3] if name != "bfloat16" or "low_precision" not in c.flags]
+        jobs = [job_of(c, s.name) for c in exact for s in c.stages if s.outputs and s.name not in c.whole]
         assert len(jobs) > 300
         for job, found in zip(jobs, answers(target, jobs, "eager"), strict=True):
             sure = certified(job.case.decisions.get(job.stage.name), dtype)

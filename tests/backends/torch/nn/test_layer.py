@@ -50,7 +50,9 @@ def test_takes_the_place_of_an_mlp(router, x):
         losses.append(loss.item())
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert losses[-1] < 0.9 * losses[0]
-    without = "soft_moe hash dselect_k base hierarchical_top_k mixture_of_depths relu batch_expert_choice"
+    without = (
+        "soft_moe hash dselect_k base hierarchical_top_k mixture_of_depths relu batch_expert_choice variable_budget"
+    )
     assert ("z" in model[1].losses) == (router not in without.split())
     assert model[1].metrics["load"].shape == (4,)
 
