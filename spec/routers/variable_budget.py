@@ -43,6 +43,7 @@ from moespec.spec.algorithms.limoe import local_entropy_loss
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.strictly_balanced import masked_gates
+from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Range, Scalar, Weight
 from moespec.spec.routers.common import check_logits, init_kernel, output
@@ -50,6 +51,11 @@ from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput, State, StateSpec
 
 __all__ = ["ROUTER", "Options", "route", "state", "update"]
+
+
+OF_BUDGET = {"p": ("top_p", 0.4), "gain": ("top_p", 0.0), "integral_gain": ("top_p", 0.0)}
+OF_BUDGET |= {"eval_cutoff": ("pooled", False), "warmup_steps": ("threshold", 4000)}
+"""The budget that reads an option, and the default of the option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +83,12 @@ class Options(RouterOptions):
     """with pooled: at evaluation, choose all pairs above the cutoff instead of the K T best of the group"""
     warmup_steps: Annotated[int, Range(0, 2**24)] = 4000
     """with threshold: number of steps at the start of training in which an expert takes its best K T / E tokens"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (budget, default) in OF_BUDGET.items():
+            if self.budget != budget and getattr(self, name) != default:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected {default!r} with budget={self.budget!r}")
 
     def capacity(self, *, train: bool = True) -> int:
         """Returns the number of slots C of an expert, which is at most the number of tokens."""

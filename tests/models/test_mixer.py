@@ -16,7 +16,7 @@ from moespec.models.pytrees import flatten
     ],
 )
 def test_counts(name, no_head, imagenet):
-    """With 1000 classes, as `jax.eval_shape` counts those of the class `MlpMixer` of google-research/vision_transformer."""
+    """The models have 1000 classes. `jax.eval_shape` of google-research/vision_transformer's `MlpMixer` counts as many parameters."""
     assert mixer.parameter_count(mixer.named(name, classes=0)) == no_head
     assert mixer.parameter_count(mixer.named(name)) == imagenet
 

@@ -203,7 +203,7 @@ OWN = {
 
 
 def test_a_block_with_experts_of_its_own():
-    """Block 1 has fewer, narrower, gated experts and a shared one, and a dense MLP over channels; block 0 those of the model."""
+    """Block 1 has fewer, narrower, gated experts, a shared expert, and a dense MLP over channels. Block 0 has the model's experts."""
     config = tiny(moe="last_2", expert_activation="relu2", block={"1": OWN})
     layers = {layer.name: layer for layer in sparse_mlp.moe_layers(config, 4)}
     assert list(layers) == ["0_tokens", "0_channels", "1_tokens"]

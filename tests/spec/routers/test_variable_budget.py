@@ -1,9 +1,14 @@
 """Variable numbers of experts per token against loops over tokens and experts, for three steps of training and one of evaluation."""
 
+import importlib
+
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from properties import holds
 from strategies import seeds
+
+from moespec.spec import ROUTERS, ConfigError
 
 GROUPS, TOKENS, WIDTH, EXPERTS, K, STEPS = 2, 5, 3, 4, 2, 3
 P, GAIN, INTEGRAL, DECAY, WARMUP = 0.5, 0.75, 0.5, 0.75, 2
@@ -66,3 +71,25 @@ def test_loops_over_tokens_and_experts(B, seed, budget):
             steps.append(np.mean([np.sort(column, axis=0)[-count] for column in columns], axis=0))
             weights = mask * (logits if budget == "pooled" else 1 / (1 + np.exp(-logits)))
         np.testing.assert_allclose(found[str(step)], weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("budget", "name", "value"),
+    [
+        *(("pooled", "p", 0.5), ("threshold", "gain", 1.0), ("pooled", "integral_gain", 1.0)),
+        *(("top_p", "eval_cutoff", True), ("pooled", "warmup_steps", 1)),
+    ],
+)
+def test_an_option_of_another_budget_is_refused(budget, name, value):
+    with pytest.raises(ConfigError, match=f"^{name}={value}: expected .* with budget='{budget}'"):
+        ROUTERS["variable_budget"].options(width=4, experts=3, tokens=8, budget=budget, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
+def test_a_chosen_pair_keeps_its_slot_if_its_score_underflows(name):
+    if name != "numpy":
+        pytest.importorskip(name)
+    B = importlib.import_module(f"moespec.backends.{name}")
+    arrays = B.from_numpy({"scores": np.zeros((1, 2, 1), np.float32), "mask": np.array([[[True], [False]]])})
+    kept = B.to_numpy(B.expert_choice(B.kept_scores(**arrays), capacity=2, drop_zero=True).token)
+    assert kept.tolist() == [[[0, 2]]]
