@@ -31,7 +31,9 @@ def main() -> int:
     shutil.copytree(DOCS / "examples", made / "examples")
     number = os.environ["MOESPEC_VERSION"] = ".".join(version().split(".")[:2])
     shutil.rmtree(site / number, ignore_errors=True)
-    if status := build_main(["-n", "-W", "--keep-going", "-q", "-c", str(DOCS), str(made), str(site / number)]):
+    if status := build_main(
+        ["-n", "-W", "--keep-going", "-q", "-j", "auto", "-c", str(DOCS), str(made), str(site / number)]
+    ):
         return int(status)
     latest = site / "latest"
     latest.unlink(missing_ok=True)

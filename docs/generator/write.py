@@ -2,11 +2,13 @@
 
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from moespec.spec.implementations.positions import measured as packages
 from moespec.spec.implementations.table import answered_by, groups
 
 DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 REPLACED = ("implementations.md", "models.md")
 """Pages of `docs` that templates replace on the site: the ledger, and the index of models with a page for each family."""
 TEMPLATES = Environment(
@@ -48,10 +51,12 @@ TEMPLATES.globals["answered_by"] = lambda entry, reading: answered_by(entry, rea
 def write(folder: Path, found: Sequence[Report]) -> None:
     """Write all pages into `folder`, replacing its content."""
 
+    with_examples: dict[str, str] = {}
+
     def put(name: str, template: str, **given: Any) -> None:
         text = TEMPLATES.get_template(f"{template}.md.jinja").render(given)
         if name == template:
-            run_examples(Path(f"{name}.md"), text)
+            with_examples[f"{name}.md"] = text
         (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -95,8 +100,9 @@ def write(folder: Path, found: Sequence[Report]) -> None:
     shutil.copytree(DOCS / "notebooks", folder / "notebooks")  # Sphinx runs them
     for path in sorted(set(DOCS.glob("*.md")) - {DOCS / name for name in REPLACED}):
         text = path.read_text(encoding="utf-8")
-        run_examples(path, text)
+        with_examples[path.name] = text
         (folder / path.name).write_text(_local(link_papers(text)), encoding="utf-8")
+    run_examples(with_examples)
 
 
 def families() -> dict[str, list[Model]]:
@@ -148,12 +154,20 @@ def _facts(page: Page) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())])
 
 
-def run_examples(path: Path, text: str) -> None:
-    """Run a page's Python blocks, each in a separate process. Raises SiteError if one fails."""
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        result = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
-        if result.returncode:
-            raise SiteError(f"{path.name}: {result.stderr}")
+def run_examples(texts: Mapping[str, str]) -> None:
+    """Run the Python blocks of pages, each in a separate process, one for each core at a time. Raises SiteError if one fails.
+
+    texts: the text of each page by its file name.
+    """
+    blocks = [(name, block) for name, text in texts.items() for block in BLOCK.findall(text)]
+
+    def run(block: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (name, _), result in zip(blocks, pool.map(run, (block for _, block in blocks)), strict=True):
+            if result.returncode:
+                raise SiteError(f"{name}: {result.stderr}")
 
 
 def _local(text: str) -> str:

@@ -40,7 +40,14 @@ def test_a_new_target_passes_and_can_fail(run, kind, tmp_path, monkeypatch, caps
         assert WRONG[kind][0] in source.read_text()
         if name == "wrong":
             source.write_text(source.read_text().replace(*WRONG[kind]))
-        assert pytest.main(["-q", "-p", "no:cacheprovider", "--capture=sys", f"test_{name}_{kind}.py"]) == status
+        words = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--capture=sys",
+            *["-x"] * status,
+        ]  # a failure is explained, which takes long
+        assert pytest.main([*words, f"test_{name}_{kind}.py"]) == status
         assert said in capsys.readouterr().out
 
 

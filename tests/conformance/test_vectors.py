@@ -2,10 +2,10 @@
 
 import json
 
+import jsonschema_rs
 import numpy as np
 import pytest
 from committed import BY_ID, CASES, of
-from jsonschema import Draft202012Validator
 
 from moespec.conformance import call, suite
 from moespec.conformance.check.files import expected
@@ -22,11 +22,10 @@ SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_vector_fits_the_schema(algorithm):
     """What does not fit it is in test_suite.py."""
-    Draft202012Validator.check_schema(SCHEMA)
-    validator = Draft202012Validator(SCHEMA)
+    validator = jsonschema_rs.Draft202012Validator(SCHEMA)
     for case in of(algorithm):
         manifest = json.loads((suite.VECTORS / f"{case.id}.json").read_text())
-        errors = [f"{list(error.path)}: {error.message[:200]}" for error in validator.iter_errors(manifest)]
+        errors = [f"{error.instance_path}: {error.message[:200]}" for error in validator.iter_errors(manifest)]
         assert not errors, case.id
 
 

@@ -94,7 +94,7 @@ def test_an_example_that_does_not_hold_stops(monkeypatch):
 
 def test_a_block_of_a_page_that_raises_stops():
     with pytest.raises(SiteError, match=r"page\.md: (?s:.*)ZeroDivisionError"):
-        write.run_examples(ROOT / "page.md", "```python\n1 / 0\n```\n")
+        write.run_examples({"page.md": "```python\n1 / 0\n```\n"})
 
 
 def test_sources_stand_side_by_side():

@@ -69,7 +69,8 @@ def test_parameters_of_all_names_and_states_are_made(target, router):
 
 
 def test_every_large_case_has_what_its_router_takes():
-    for id in large.ids():
+    ids = {(id.partition("/")[0], "dropless" in id, "gradient" in id): id for id in large.ids()}
+    for id in ids.values():
         made, record = large.definition(id), ROUTERS[id.partition("/")[0]]
         options = record.options(**made.routed.options)
         names = {f"state/{name}" for name in record.initial_state(options)}

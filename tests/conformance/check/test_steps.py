@@ -15,13 +15,13 @@ ROUTED = [case for case in CASES if case.expect is None and case.whole != [stage
 
 
 def test_all_steps_pass_on_jax():
-    """The other backends run them in `nox -s conformance`, which compiles on JAX. Each case is run in one dtype of three."""
+    """The other backends run them in `nox -s conformance`, which compiles on JAX. A third of the cases is run, each in one dtype."""
     pytest.importorskip("jax")
     for n, (name, dtype) in enumerate(DTYPES.items()):
         target = Target("moespec.backends.jax", dtype)
-        exact = [c for c in ROUTED[n::3] if name != "bfloat16" or "low_precision" not in c.flags]
+        exact = [c for c in ROUTED[n::9] if name != "bfloat16" or "low_precision" not in c.flags]
         jobs = [job_of(c, s.name) for c in exact for s in c.stages if s.outputs and s.name not in c.whole]
-        assert len(jobs) > 300
+        assert len(jobs) > 100
         for job, found in zip(jobs, answers(target, jobs, "eager"), strict=True):
             sure = certified(job.case.decisions.get(job.stage.name), dtype)
             outcomes = compared(job.stage.name, job.stage.outputs, found, dtype, sure, job.stage.call)

@@ -28,7 +28,7 @@ FLAGS = (
 LAST = Path("checkpoints", "00000012", "arrays.safetensors")
 
 
-@pytest.fixture(scope="module", params=["torch", "jax"])
+@pytest.fixture(scope="module", params=["torch", pytest.param("jax", marks=pytest.mark.full)])
 def whole(request: Any, runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip(request.param)
     run = tmp_path_factory.mktemp("moco") / request.param
