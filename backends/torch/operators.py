@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef, custom_op  # type: ignore[attr-defined]  # public, not exported
 
+from moespec.backends.torch.private import is_observed
 from moespec.spec.errors import ConfigError
 
 # In a process, torch keeps only the last operator of each name. Each copy of this package therefore has a separate namespace.
@@ -49,8 +50,26 @@ def differentiable(
     members: dict[str, Any] = {name: staticmethod(value) for name, value in functions.items()}
     function: Any = type(backward.__name__, (torch.autograd.Function,), {**members, "generate_vmap_rule": True})
 
+    run, defaults = SIGNED[operator], [each.default for each in forward.__signature__.parameters.values()]  # type: ignore[attr-defined]
+
+    def run_directly(ctx: Any, *arguments: Any) -> Any:
+        output = run(*arguments)
+        setup(ctx, arguments, output)
+        return output
+
+    direct_members = {
+        "forward": staticmethod(run_directly),
+        "backward": staticmethod(backward),
+        "jvp": staticmethod(_no_tangents),
+    }
+    direct: Any = type(backward.__name__, (torch.autograd.Function,), direct_members)
+
     def call(*arguments: Any) -> Any:
-        return operator(*arguments) if torch.compiler.is_compiling() else function.apply(*arguments)
+        if torch.compiler.is_compiling():
+            return operator(*arguments)
+        if is_observed(arguments[0]):
+            return function.apply(*arguments)
+        return direct.apply(*arguments, *defaults[len(arguments) :])  # without the overhead of torch's operators
 
     call.operator = operator  # type: ignore[attr-defined]  # torch.library accepts only the operator
     return call

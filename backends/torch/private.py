@@ -26,11 +26,17 @@ collectives, TracingMode, check = map(_named, ("ops._c10d_functional", "_subclas
 # Each function processes a list of tensors in one call. The first two functions work in place.
 foreach_add, foreach_mul, foreach_norm = map(_named, ("_foreach_add_", "_foreach_mul_", "_foreach_norm"))
 _task: Callable[[], int] = _named("_C._current_graph_task_id")
+_transforms, _modes = map(_named, ("_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack"))
 
 
 def in_backward() -> bool:
     """True during a backward pass. A forward pass that runs during a backward pass is a recomputation."""
     return _task() != -1
+
+
+def is_observed(x: Any) -> bool:
+    """True if a transform, such as `torch.func.vmap`, or a mode, such as a tracer, must see the operators that are applied to `x`."""
+    return type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta or _transforms() or _modes() > 0
 
 
 def of_dynamo(name: str) -> Any:

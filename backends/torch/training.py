@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from moespec.backends.optimizer import OptimizerConfig
@@ -96,23 +95,24 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces `function` on tensors without values, then runs the traced graph op by op. The arguments are pytrees of tensors.
+    """Runs `function` once on tensors without values for each set of shapes, then op by op. The arguments are pytrees of tensors.
 
     `trace` takes less time than `quick_compile`. Code that needs the values of a tensor (`.item()`, `if`, a shape that
     depends on values) raises an error, and so does an operator without a shape rule. `torch.compiler.is_compiling()` is
-    true during the trace. For a function from `value_and_grad`, the graph includes the backward pass. `trace` tests
+    true in both runs. For a function from `value_and_grad`, both runs include the backward pass. `trace` tests
     neither Dynamo (unsupported Python, guards) nor the code that a compiler generates.
     """
-    graphs: dict[str, Any] = {}
+    traced: set[str] = set()
 
     def call(*args: Any) -> Any:
         key = str(tree_map(lambda leaf: (leaf.shape, leaf.dtype), args))
-        if key not in graphs:
-            mode = private.TracingMode(allow_non_fake_inputs=True)
-            shapes = tree_map(mode.from_tensor, args)
-            with mode, private.tracing():
-                graphs[key] = make_fx(function)(*shapes)
-        return graphs[key](*args)
+        with private.tracing():
+            if key not in traced:
+                mode = private.TracingMode(allow_non_fake_inputs=True)
+                with mode:
+                    function(*tree_map(mode.from_tensor, args))
+                traced.add(key)
+            return function(*args)
 
     return call
 

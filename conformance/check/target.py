@@ -13,7 +13,7 @@ each stage is compiled separately to find the failing stage. Each case uses the 
     compile         in float32 the cases with the flag `generated_code`: at least one for each router and the layer, and
                     their gradients
     quick_compile   the first case of every other call, and the first gradient: graph construction
-    trace           all other cases, and errors: a graph traced from shapes (data-dependent branches fail) and then run
+    trace           all other cases, and errors: a run on shapes alone (data-dependent branches fail), then op by op
 
 `quick_compile` and `trace` receive functions from `value_and_grad`, as in training. If a target lacks `trace`, the suite
 uses `quick_compile`. If the target lacks `quick_compile`, the suite uses `compile`.

@@ -1,8 +1,9 @@
 """The command `moespec`: its commands and exit statuses.
 
-The module of a command is imported only when the command runs. A user error (`SpecError`, an unreadable file, too little memory) prints one
-line to standard error and exits with status 2. A run that a signal stops exits with status 128 plus the signal's
-number, which is 130 for Ctrl-C. If the reader of its output closes the pipe (`moespec ledger | head`), a command exits with status 141.
+The module of a command, and NumPy, are imported only when a command runs. A user error (`SpecError`, an unreadable file, too
+little memory) prints one line to standard error and exits with status 2. A run that a signal stops exits with status 128 plus
+the signal's number, which is 130 for Ctrl-C. If the reader of its output closes the pipe (`moespec ledger | head`), a command
+exits with status 141.
 """
 
 import os
@@ -14,12 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from moespec.models.errors import Interrupted
-from moespec.models.shown import printable
-from moespec.spec.errors import ConfigError, SpecError
-from moespec.spec.names import near_it
 from moespec.streams import open_streams
-from moespec.version import version
 
 __all__ = ["COMMANDS", "main"]
 
@@ -72,23 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the output that is flushed at exit
         status = 128 + signal.SIGPIPE
-    except (SpecError, OSError) as error:
-        status = _failed(printable(str(error)))
-    except UnicodeEncodeError as error:
-        near = ascii(error.object[max(0, error.start - 40) : error.end + 40])
-        status = _failed(f"{near}: expected UTF-8 text")
-    except (MemoryError, RuntimeError) as error:
-        text = str(error).partition("\n")[0]
-        if isinstance(error, RuntimeError) and not re.search("allocate|out of memory|RESOURCE_EXHAUSTED", text):
-            raise
-        status = _failed(f"not enough memory ({text})")
-    except Interrupted as stop:
-        _failed(str(stop))
-        status = 128 + stop.signal
-    except KeyboardInterrupt:
-        way_on = "; `moespec train --run DIR --resume` resumes from the last checkpoint"
-        print(f"moespec: interrupted{way_on * (name != 'conformance')}", file=sys.stderr)
-        status = 130
+    except KeyboardInterrupt as stop:
+        status = _stopped(stop, name)
+    except Exception as error:
+        status = _failed(_user_error(error))
     if output is not None and output.failed is not None:
         print(f"moespec: standard output: {output.failed.strerror}; the rest of the output is lost", file=sys.stderr)
         status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run also writes files
@@ -103,8 +86,13 @@ def _run(name: str, arguments: list[str]) -> int | None:
         print(_usage())
         return 0
     if name == "--version":
+        from moespec.version import version
+
         print(f"moespec {version()}")
         return 0
+    from moespec.spec.errors import ConfigError, SpecError
+    from moespec.spec.names import near_it
+
     if name not in COMMANDS:
         raise SpecError(f"{name!r} is not a command{near_it(name, COMMANDS) or '; see moespec --help'}")
     module, _, extra = COMMANDS[name]
@@ -114,6 +102,36 @@ def _run(name: str, arguments: list[str]) -> int | None:
         import_module("moespec.training.configuration.own").load_written(arguments)
     status: int | None = import_module(module).main(arguments)
     return status
+
+
+def _stopped(stop: KeyboardInterrupt, name: str) -> int:
+    """Reports that a signal stopped a command, and returns the exit status."""
+    from moespec.models.errors import Interrupted
+
+    if isinstance(stop, Interrupted):
+        _failed(str(stop))
+        return 128 + stop.signal
+    way_on = "; `moespec train --run DIR --resume` resumes from the last checkpoint"
+    print(f"moespec: interrupted{way_on * (name != 'conformance')}", file=sys.stderr)
+    return 128 + signal.SIGINT
+
+
+def _user_error(error: Exception) -> str:
+    """Returns the message of an error that the user can mend. Raises any other error."""
+    from moespec.models.shown import printable
+    from moespec.spec.errors import SpecError
+
+    if isinstance(error, SpecError | OSError):
+        return printable(str(error))
+    if isinstance(error, UnicodeEncodeError):
+        near = ascii(error.object[max(0, error.start - 40) : error.end + 40])
+        return f"{near}: expected UTF-8 text"
+    text = str(error).partition("\n")[0]
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and re.search("allocate|out of memory|RESOURCE_EXHAUSTED", text)
+    ):
+        return f"not enough memory ({text})"
+    raise error
 
 
 def _failed(message: str) -> int:
