@@ -277,10 +277,10 @@ def checks(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
-    """Run the slow checks, before a release and nightly; `-- tests`, `-- conformance` or `-- variants` runs one part.
-    They are tests marked `full`, every backend in every dtype and mode, and all variants. Takes hours on two cores."""
+    """Run the slow checks, before a release and nightly; `-- tests`, `-- conformance`, `-- variants` or `-- tpu` runs one part.
+    They are tests marked `full`, every backend in every dtype and mode, all variants, and steps for several TPUs. Takes hours on two cores."""
     _install_everything(session)
-    parts = session.posargs or ("tests", "conformance", "variants")
+    parts = session.posargs or ("tests", "conformance", "variants", "tpu")
     if "tests" in parts:
         session.run("pytest", "-n", "auto", "--dist", "loadfile", "-m", "full", env=QUIET)
     if "conformance" in parts:
@@ -288,6 +288,8 @@ def full(session: nox.Session) -> None:
             _run_suite(session, backend, _in("f64,f32,bf16", RUNS[backend]))
     if "variants" in parts:
         session.run("python", "-m", "moespec.conformance", "variants")
+    if "tpu" in parts:
+        session.run("python", "benchmarks/tpu_mesh.py", "--check")
 
 
 @nox.session(default=False)
@@ -377,6 +379,10 @@ def gpu(session: nox.Session, backend: str) -> None:
     session.run("python", "benchmarks/gpu.py", "--backend", backend, *session.posargs, env=CACHE)
 
 
+MESHED = ("softmax_expert_choice", "soft_moe")
+"""Routers whose steps for several TPUs `tpu` compiles: `full` compiles all, and the tests compile all for CPU devices."""
+
+
 @nox.session
 def tpu(session: nox.Session) -> None:
     """Compile a layer of every router ahead of time, without a TPU, and compare FLOPs, bytes and memory.
@@ -389,7 +395,7 @@ def tpu(session: nox.Session) -> None:
     _install(session, "jax", "train")
     session.install(*CONSTRAINTS, "libtpu")
     session.run("python", "benchmarks/tpu_layers.py", "--check", *session.posargs)
-    session.run("python", "benchmarks/tpu_mesh.py", "--check", *session.posargs)
+    session.run("python", "benchmarks/tpu_mesh.py", "--check", *(session.posargs or MESHED))
 
 
 @nox.session
