@@ -278,7 +278,8 @@ def checks(session: nox.Session) -> None:
 @nox.session(default=False)
 def full(session: nox.Session) -> None:
     """Run the slow checks, before a release and nightly; `-- tests`, `-- conformance`, `-- variants` or `-- tpu` runs one part.
-    They are tests marked `full`, every backend in every dtype and mode, all variants, and steps for several TPUs. Takes hours on two cores."""
+    They are tests marked `full`, every backend in every dtype and mode, all variants, and steps for several TPUs. Takes
+    hours on two cores."""
     _install_everything(session)
     parts = session.posargs or ("tests", "conformance", "variants", "tpu")
     if "tests" in parts:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import moespec.backends.torch as B
 from moespec.backends.layer import GATED, PARTS, Layer, documented, drawn, layer_of
 from moespec.backends.optimizer import STATE
+from moespec.backends.routers import composed
 from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts, Perceptrons
 from moespec.backends.torch.nn.hub import HubMixin
@@ -18,14 +20,17 @@ from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import TORCHSCRIPT, Reporting
 from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
+from moespec.backends.torch.private import is_observed
 from moespec.spec.checks import check_non_negative
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.routers import Router, RouterName
+from moespec.spec.routers import Router, RouterName, Routers
 from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
 KEEPING: RouterName = "sigmoid_token_choice"
 """With this router and its default options, a layer whose experts all copy one MLP computes the same function as the MLP."""
+WITHOUT_METRICS = composed(SimpleNamespace(**{**vars(B), "routing_metrics": lambda routing: {}}))
+"""The routers without the metrics of routings, which cost a fifth of a small layer's time."""
 OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "shared_gate", "device", "dtype"}
 OF_MLP |= {"latent_width", "latent_norm", "constant_experts"}
 """Arguments of `MoE` that `from_mlp` sets itself and does not accept."""
@@ -224,13 +229,18 @@ class MoE(Reporting, HubMixin):
         if choices is not None:
             _check_tokens("choices", choices, x, "choices")
             needed["choices"] = choices.reshape(groups, options.tokens, choices.shape[-1])
-        if mask is None:
+        metrics: Any = None
+        if mask is None and not torch.compiler.is_compiling() and not is_observed(tokens):
+            y, output = self._routed(tokens, needed, options, WITHOUT_METRICS)
+            routing = type(output.routing)(*(_detached(each) for each in output.routing))
+            metrics = lambda: {**B.routing_metrics(routing), **output.metrics}  # noqa: E731
+        elif mask is None:
             y, output = self._routed(tokens, needed, options)
         elif self.experts.group is not None:
             raise ConfigError("mask: expected None, since expert parallelism needs equal token counts in all processes")
         else:
             y, output = without_padding(self._of_any_size, tokens, needed, mask.reshape(groups, options.tokens))
-        return self.report(y.reshape(x.shape), output.losses, output.metrics)
+        return self.report(y.reshape(x.shape), output.losses, metrics or output.metrics)
 
     def _places(self, x: Tensor, mask: Tensor | None, tokens: int) -> Tensor:
         """Returns the default ids: the positions of tokens in the image, not counting padding."""
@@ -248,9 +258,11 @@ class MoE(Reporting, HubMixin):
             options.check_training()
         return self._routed(tokens, needed, options)
 
-    def _routed(self, tokens: Tensor, needed: dict[str, Tensor], options: Any) -> tuple[Tensor, RouterOutput]:
+    def _routed(
+        self, tokens: Tensor, needed: dict[str, Tensor], options: Any, routers: Routers = B.ROUTERS
+    ) -> tuple[Tensor, RouterOutput]:
         """Returns the output for tokens (groups, tokens, width) and other arrays per token, and the router's output."""
-        router = B.ROUTERS[self._layer.router]
+        router = routers[self._layer.router]
         draws = router.noise(options) if self.training else None
         noise = None if draws is None else draw(replace(draws, shape=(len(tokens), *draws.shape)), tokens.device)
         params = self.router.params()
@@ -272,6 +284,10 @@ def _tree(layer: Layer, part: str, device: _Device, dtype: torch.dtype) -> Param
     """A module with the initial arrays of a part of the layer, or None if the layer does not have this part."""
     arrays = {name: values for _, name, values in drawn(layer, [part])}
     return ParameterTree(arrays, device=device, dtype=dtype) if arrays else None
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _check_tokens(name: str, array: Tensor, x: Tensor, *more: str) -> None:

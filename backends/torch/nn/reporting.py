@@ -21,16 +21,23 @@ class Reporting(nn.Module):
     """A module with `losses` and `metrics` of its last forward pass. The losses hold an autograd graph, so copies omit both attributes."""
 
     losses: dict[str, Tensor]
-    metrics: Any
+    _metrics: Any
     _without_graph: deque[dict[str, Tensor]]
 
     def forget(self) -> None:
         """Clears the values of the last forward pass."""
-        self.losses, self.metrics = {}, None
+        self.losses, self._metrics = {}, None
         self._without_graph = deque(maxlen=PASSES)
 
+    @property
+    def metrics(self) -> Any:
+        """The metrics of the last forward pass. Outside compiled code, they are computed when they are first read."""
+        if callable(self._metrics):
+            self._metrics = self._metrics()
+        return self._metrics
+
     def report(self, y: Tensor, losses: dict[str, Tensor], metrics: Any) -> Tensor:
-        """Stores the losses and metrics of a forward pass, and returns its output `y`.
+        """Stores the losses and metrics (or a function that computes them) of a forward pass, and returns its output `y`.
 
         A reentrant checkpoint runs the layer first without gradients, then again with gradients in the backward pass. The losses of the
         first pass are leaves, which accumulate the gradient of the user's loss. The second pass's `y` sends this gradient to the losses.
@@ -43,7 +50,7 @@ class Reporting(nn.Module):
             elif (first := self._first_pass(losses)) is not None:
                 with_losses: Any = _WithLosses
                 y = with_losses.apply(y, [leaf.grad for leaf in first.values()], *losses.values())
-        self.losses, self.metrics = losses, metrics
+        self.losses, self._metrics = losses, metrics
         return y
 
     def _first_pass(self, losses: dict[str, Tensor]) -> dict[str, Tensor] | None:
@@ -68,7 +75,7 @@ class Reporting(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         kept: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**kept, "losses": {}, "metrics": None, "_without_graph": deque(maxlen=PASSES)}
+        return {**kept, "losses": {}, "_metrics": None, "_without_graph": deque(maxlen=PASSES)}
 
 
 class _WithLosses(torch.autograd.Function):
