@@ -40,8 +40,8 @@ from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
 from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.options import CapacityOptions, LogitOptions, LossOptions, NoiseOptions, OrderOptions
+from moespec.spec.ranges import Count, Factor, Scalar
 from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -50,28 +50,12 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(NoiseOptions, LossOptions, OrderOptions, CapacityOptions, LogitOptions):
     """Options of `s_base`. A token chooses one expert."""
 
     choices: ClassVar[int] = 1
-    bias: bool = False
-    jitter: Scalar = 0.0
-    logit_cap: Scalar = 0.0
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
-    normalize_selected: bool = False
-    importance_weight: Weight = 0.0
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     noise_multiplier: Scalar = 0.0
-    load_weight: Weight = 0.0
-    balance_logits: Literal["noisy", "clean"] = "noisy"
-    z_logits: Literal["clean", "noisy"] = "clean"
     sinkhorn_iterations: Count = 20
     combine_with: Literal["softmax", "sigmoid"] = "softmax"
     """weight of the experts' outputs"""

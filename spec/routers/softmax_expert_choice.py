@@ -16,7 +16,7 @@ EC-5: Does Softmax Expert Choice add noise to the logits in training?
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from moespec.spec.algorithms.capped_affinity import capped_affinity, check_cap
 from moespec.spec.algorithms.expert_choice import expert_choice
@@ -24,8 +24,8 @@ from moespec.spec.algorithms.logit_cap import cap_logits
 from moespec.spec.algorithms.router_jitter import router_jitter
 from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
+from moespec.spec.options import NoisyOptions
+from moespec.spec.ranges import Count, Positive
 from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -34,26 +34,10 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(NoisyOptions):
     """Options of `softmax_expert_choice`."""
 
     experts_choose: ClassVar[bool] = True
-    bias: bool = False
-    jitter: Scalar = 0.0
-    logit_cap: Scalar = 0.0
-    capacity_factor: Factor = 1.0
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    importance_weight: Weight = 0.0
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
-    noise_multiplier: Scalar = 1.0
-    load_weight: Weight = 0.0
-    balance_logits: Literal["noisy", "clean"] = "noisy"
-    z_logits: Literal["clean", "noisy"] = "clean"
     cap: Count | None = None
     """largest number of experts per token, enforced approximately by a linear program; None for no limit"""
     cap_regularization: Positive = 0.01
