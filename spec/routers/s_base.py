@@ -32,17 +32,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from moespec.spec.algorithms.batch_priority import batch_priority
-from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.router_jitter import router_jitter
 from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
-from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.options import CapacityOptions, LogitOptions, LossOptions, NoiseOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor, Scalar
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output, replay
+from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -91,12 +89,7 @@ def route(
     """
 
     # Logits.
-    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
-    check_logits(logits, options)
-    if options.logit_cap:
-        logits = cap_logits(logits, cap=options.logit_cap)
-    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    logits, noisy = noisy_logits(params, tokens, options, noise)
 
     # Selection and gates. The selection carries no gradient.
     scores = softmax_affinity(noisy)

@@ -20,13 +20,11 @@ from typing import ClassVar
 
 from moespec.spec.algorithms.capped_affinity import capped_affinity, check_cap
 from moespec.spec.algorithms.expert_choice import expert_choice
-from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.router_jitter import router_jitter
-from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.options import NoisyOptions
 from moespec.spec.ranges import Count, Positive
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
+from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -72,12 +70,7 @@ def route(
     """
 
     # Logits.
-    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
-    check_logits(logits, options)
-    if options.logit_cap:
-        logits = cap_logits(logits, cap=options.logit_cap)
-    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    logits, noisy = noisy_logits(params, tokens, options, noise)
     scores, capacity = softmax_affinity(noisy), options.capacity(train=train)
 
     # Slots.
