@@ -46,7 +46,7 @@ from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.strictly_balanced import batchwise_mask
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import CapacityOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Factor, Range, Weight
 from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router

@@ -23,7 +23,7 @@ from moespec.spec.algorithms.softmax import add_gating_noise, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import CapacityOptions, LossOptions, NoiseOptions, OrderOptions
+from moespec.spec.option_groups import CapacityOptions, LossOptions, NoiseOptions, OrderOptions
 from moespec.spec.ranges import Count, Positive, Weight
 from moespec.spec.routers.common import auxiliary_losses, output, replay
 from moespec.spec.routers.record import Router

@@ -20,7 +20,7 @@ from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import CapacityOptions, LogitOptions, LossOptions, OrderOptions, SlotOptions
+from moespec.spec.option_groups import CapacityOptions, LogitOptions, LossOptions, OrderOptions, SlotOptions
 from moespec.spec.ranges import Weight
 from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, jitter_noise, output, replay
 from moespec.spec.routers.record import Router

@@ -36,7 +36,7 @@ from moespec.spec.algorithms.token_ids import position_ids
 from moespec.spec.checks import check_integers, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import stable_order
-from moespec.spec.options import CapacityOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Count, Factor, Positive, Range
 from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router

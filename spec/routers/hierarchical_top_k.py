@@ -21,7 +21,7 @@ from moespec.spec.algorithms.softmax import router_logits
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import CapacityOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Count, Factor, Weight
 from moespec.spec.routers.common import output
 from moespec.spec.routers.record import Router

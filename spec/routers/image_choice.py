@@ -31,7 +31,7 @@ from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
-from moespec.spec.options import CapacityOptions, LossOptions, OrderOptions
+from moespec.spec.option_groups import CapacityOptions, LossOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor
 from moespec.spec.routers.common import auxiliary_losses, init_kernel, output, replay
 from moespec.spec.routers.record import Router

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from moespec.spec.algorithms.importance_score import importance_score_choice, surviving_tokens
 from moespec.spec.algorithms.softmax import softmax_affinity
-from moespec.spec.options import NoisyOptions
+from moespec.spec.option_groups import NoisyOptions
 from moespec.spec.ranges import Count, Scalar, Weight
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output
 from moespec.spec.routers.record import Router

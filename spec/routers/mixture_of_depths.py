@@ -49,7 +49,7 @@ from typing import ClassVar, Literal
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.softmax import router_logits
-from moespec.spec.options import CapacityOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Factor
 from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router

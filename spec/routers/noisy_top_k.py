@@ -20,7 +20,7 @@ from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import CapacityOptions, LossOptions, OrderOptions
+from moespec.spec.option_groups import CapacityOptions, LossOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor, Weight
 from moespec.spec.routers.common import check_logits, output, scoped_balance_loss
 from moespec.spec.routers.record import Router

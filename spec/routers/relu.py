@@ -32,7 +32,7 @@ from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.metrics import routing_metrics
 from moespec.spec.algorithms.relu_routing import excess_gates, relu_affinity, relu_loss, renewed_penalty
 from moespec.spec.algorithms.softmax import router_logits
-from moespec.spec.options import CapacityOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Count, Factor, Positive
 from moespec.spec.routers.common import check_logits, init_kernel
 from moespec.spec.routers.record import Router

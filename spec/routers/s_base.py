@@ -38,7 +38,7 @@ from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
 from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import CapacityOptions, LogitOptions, LossOptions, NoiseOptions, OrderOptions
+from moespec.spec.option_groups import CapacityOptions, LogitOptions, LossOptions, NoiseOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor, Scalar
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output, replay
 from moespec.spec.routers.record import Router

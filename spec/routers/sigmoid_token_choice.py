@@ -49,7 +49,7 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_choices, check_rivals
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import CapacityOptions, CountOptions, LossOptions, OrderOptions
+from moespec.spec.option_groups import CapacityOptions, CountOptions, LossOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar
 from moespec.spec.routers.common import check_logits, init_kernel, output, replay, scoped_balance_loss
 from moespec.spec.routers.record import Router

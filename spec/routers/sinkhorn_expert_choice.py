@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import NoisyOptions
+from moespec.spec.option_groups import NoisyOptions
 from moespec.spec.ranges import Count
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output
 from moespec.spec.routers.plan import combine_scores

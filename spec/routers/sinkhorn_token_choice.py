@@ -17,7 +17,7 @@ from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import TokenChoiceOptions
+from moespec.spec.option_groups import TokenChoiceOptions
 from moespec.spec.ranges import Count
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output, replay
 from moespec.spec.routers.plan import combine_scores

@@ -22,7 +22,7 @@ from moespec.spec.algorithms.capped_affinity import capped_affinity, check_cap
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import NoisyOptions
+from moespec.spec.option_groups import NoisyOptions
 from moespec.spec.ranges import Count, Positive
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output
 from moespec.spec.routers.record import Router

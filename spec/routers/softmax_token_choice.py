@@ -21,7 +21,7 @@ from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.algorithms.token_choice import check_slot_order, token_choice
 from moespec.spec.checks import check_tries
-from moespec.spec.options import TokenChoiceOptions
+from moespec.spec.option_groups import TokenChoiceOptions
 from moespec.spec.ranges import Count, Weight
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output, replay
 from moespec.spec.routers.record import Router

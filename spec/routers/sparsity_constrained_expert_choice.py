@@ -16,7 +16,7 @@ from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.algorithms.sparse_transport import sparse_transport_affinity
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import NoisyOptions
+from moespec.spec.option_groups import NoisyOptions
 from moespec.spec.ranges import Count, Scalar
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output
 from moespec.spec.routers.plan import combine_scores

@@ -32,7 +32,7 @@ from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.algorithms.sparse_transport import sparse_transport_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import TokenChoiceOptions
+from moespec.spec.option_groups import TokenChoiceOptions
 from moespec.spec.ranges import Count, Scalar
 from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output, replay
 from moespec.spec.routers.plan import combine_scores

@@ -19,7 +19,7 @@ import numpy as np
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.strictly_balanced import batchwise_mask, masked_gates, threshold_loss, threshold_mask
-from moespec.spec.options import CapacityOptions, LossOptions
+from moespec.spec.option_groups import CapacityOptions, LossOptions
 from moespec.spec.ranges import Factor, Weight
 from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, output
 from moespec.spec.routers.record import Router

@@ -44,7 +44,7 @@ from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_tries
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import CapacityOptions, LogitOptions, LossOptions, OrderOptions
+from moespec.spec.option_groups import CapacityOptions, LogitOptions, LossOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
 from moespec.spec.routers.common import auxiliary_losses, check_logits, init_bias, jitter_noise, output, replay
 from moespec.spec.routers.record import Router
