@@ -46,8 +46,8 @@ from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.strictly_balanced import batchwise_mask
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Range, Weight
+from moespec.spec.option_groups import CapacityOptions
+from moespec.spec.ranges import Factor, Range, Weight
 from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput, State, StateSpec
@@ -56,14 +56,10 @@ __all__ = ["ROUTER", "Options", "init", "route", "state", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(CapacityOptions):
     """Options of `batch_expert_choice`."""
 
     experts_choose: ClassVar[bool] = True
-    capacity_factor: Factor = 1.0
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     """capacity factor at evaluation; None for no limit, so that all tokens above a threshold have a slot"""
     eval_take: Literal["largest", "above"] = "largest"

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from moespec.spec.algorithms.balance_loss import balance_loss
+from moespec.spec.algorithms.logit_cap import cap_logits
 from moespec.spec.algorithms.loss_free import expert_load
 from moespec.spec.algorithms.losses import importance_loss, load_loss
 from moespec.spec.algorithms.metrics import routing_metrics
 from moespec.spec.algorithms.replay import replay_choices
-from moespec.spec.algorithms.softmax import softmax_affinity
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
@@ -23,6 +25,7 @@ __all__ = [
     "init_bias",
     "init_kernel",
     "jitter_noise",
+    "noisy_logits",
     "output",
     "replay",
     "scoped_balance_loss",
@@ -53,6 +56,17 @@ def check_logits(logits: Array, options: Any) -> None:
     """Raises ShapeError unless the logits match the numbers of tokens and experts in `options`."""
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("kernel", logits, -1, options.experts, "options.experts")
+
+
+def noisy_logits(params: Params, tokens: Array, options: Any, noise: Array | None) -> tuple[Array, Array]:
+    """Returns the logits without and with the gating noise. With the option `jitter`, the noise changes the tokens instead."""
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    return logits, noisy
 
 
 def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:

@@ -23,8 +23,8 @@ from moespec.spec.algorithms.softmax import add_gating_noise, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
+from moespec.spec.option_groups import CapacityOptions, LossOptions, NoiseOptions, OrderOptions
+from moespec.spec.ranges import Count, Positive, Weight
 from moespec.spec.routers.common import auxiliary_losses, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Noise, Params, RouterOutput
@@ -33,24 +33,10 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(NoiseOptions, LossOptions, OrderOptions, CapacityOptions):
     """Options of `cosine_token_choice`."""
 
-    capacity_factor: Factor = 1.0
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
-    normalize_selected: bool = False
-    importance_weight: Weight = 0.0
     balance_weight: Weight = 0.01
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
-    noise_multiplier: Scalar = 1.0
-    load_weight: Weight = 0.0
-    balance_logits: Literal["noisy", "clean"] = "noisy"
-    z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
     dimensions: Count = 256
     """dimensions P of the space in which cosines are computed"""

@@ -20,8 +20,8 @@ from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.option_groups import CapacityOptions, LogitOptions, LossOptions, OrderOptions, SlotOptions
+from moespec.spec.ranges import Weight
 from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, jitter_noise, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Noise, Params, RouterOutput
@@ -30,27 +30,12 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(LossOptions, SlotOptions, OrderOptions, CapacityOptions, LogitOptions):
     """Options of `gshard`. A token chooses two experts."""
 
     choices: ClassVar[int] = 2
-    bias: bool = False
-    jitter: Scalar = 0.0
-    logit_cap: Scalar = 0.0
-    capacity_factor: Factor = 1.0
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
     normalize_selected: bool = True
-    normalize_when: Literal["before", "after"] = "before"
-    normalize_norm: Literal["sum", "euclidean"] = "sum"
-    slot_order: Literal["choice", "token"] = "choice"
-    importance_weight: Weight = 0.0
     balance_weight: Weight = 0.01
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     second_expert: Literal["random", "sampled", "all"] = "random"
     """second expert: the second-best, kept at random in training (GShard); sampled in training from the other experts by
     their gates (fairseq); or always the second-best"""

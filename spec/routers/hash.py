@@ -36,7 +36,7 @@ from moespec.spec.algorithms.token_ids import position_ids
 from moespec.spec.checks import check_integers, check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import stable_order
-from moespec.spec.options import RouterOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Count, Factor, Positive, Range
 from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
@@ -49,14 +49,10 @@ EPSILON = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(CapacityOptions):
     """Options of `hash`. By default, the capacity is unlimited, so the router drops no token."""
 
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
     ids: Annotated[int, Range(0)] = 0
     """number V of different token ids; 0 for the number of tokens"""
     hashes: Count = 1

@@ -11,7 +11,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from moespec.spec.algorithms.softmax import router_logits
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import RouterOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Count, Factor, Weight
 from moespec.spec.routers.common import output
 from moespec.spec.routers.record import Router
@@ -32,14 +31,10 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(CapacityOptions):
     """Options of `hierarchical_top_k`."""
 
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
     branches: Count | None = None
     """number of groups of experts of equal size; None for the largest divisor of experts up to its square root"""
     choices_per_level: Count = 2

@@ -31,8 +31,8 @@ from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Weight
+from moespec.spec.option_groups import CapacityOptions, LossOptions, OrderOptions
+from moespec.spec.ranges import Count, Factor
 from moespec.spec.routers.common import auxiliary_losses, init_kernel, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -41,20 +41,10 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(LossOptions, OrderOptions, CapacityOptions):
     """Options of `image_choice`. By default, the capacity is unlimited, so the router drops no token."""
 
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
-    normalize_selected: bool = False
-    importance_weight: Weight = 0.0
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     choices: Count = 1
     """experts K per token, the same for all tokens of an image"""
     images: Count = 1

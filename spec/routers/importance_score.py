@@ -7,15 +7,12 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from moespec.spec.algorithms.importance_score import importance_score_choice, surviving_tokens
-from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.router_jitter import router_jitter
-from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
+from moespec.spec.algorithms.softmax import softmax_affinity
+from moespec.spec.option_groups import NoisyOptions
+from moespec.spec.ranges import Count, Scalar, Weight
+from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -23,25 +20,11 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(NoisyOptions):
     """Options of `importance_score`."""
 
-    bias: bool = False
-    jitter: Scalar = 0.0
-    logit_cap: Scalar = 0.0
-    capacity_factor: Factor = 1.0
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
     importance_weight: Weight = 0.005
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
-    noise_multiplier: Scalar = 1.0
     load_weight: Weight = 0.005
-    balance_logits: Literal["noisy", "clean"] = "noisy"
-    z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
     drop: Scalar = 0.1
     """fraction of the tokens to drop, the least important first; below 1"""
@@ -69,12 +52,7 @@ def route(
     """
 
     # Logits.
-    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
-    check_logits(logits, options)
-    if options.logit_cap:
-        logits = cap_logits(logits, cap=options.logit_cap)
-    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    logits, noisy = noisy_logits(params, tokens, options, noise)
 
     # Slots.
     routing = importance_score_choice(

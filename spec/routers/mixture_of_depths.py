@@ -49,8 +49,8 @@ from typing import ClassVar, Literal
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.softmax import router_logits
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor
+from moespec.spec.option_groups import CapacityOptions
+from moespec.spec.ranges import Factor
 from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -59,15 +59,11 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(CapacityOptions):
     """Options of `mixture_of_depths`."""
 
     experts_choose: ClassVar[bool] = True
     capacity_factor: Factor = 0.125
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
     weights: Literal["raw", "sigmoid"] = "raw"
     """weight of the expert's output: the logit, or its sigmoid"""
 

@@ -9,7 +9,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import RouterOptions
+from moespec.spec.option_groups import CapacityOptions, LossOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor, Weight
 from moespec.spec.routers.common import check_logits, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
@@ -31,20 +30,11 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(LossOptions, OrderOptions, CapacityOptions):
     """Options of `noisy_top_k`."""
 
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
-    normalize_selected: bool = False
     importance_weight: Weight = 0.1
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     choices: Count = 2
     load_weight: Weight = 0.1
 

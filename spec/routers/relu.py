@@ -27,13 +27,12 @@ RE-5: How many experts does a token choose?
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.metrics import routing_metrics
 from moespec.spec.algorithms.relu_routing import excess_gates, relu_affinity, relu_loss, renewed_penalty
 from moespec.spec.algorithms.softmax import router_logits
-from moespec.spec.options import RouterOptions
+from moespec.spec.option_groups import CapacityOptions
 from moespec.spec.ranges import Count, Factor, Positive
 from moespec.spec.routers.common import check_logits, init_kernel
 from moespec.spec.routers.record import Router
@@ -43,14 +42,10 @@ __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(CapacityOptions):
     """Options of `relu`. By default, the capacity is unlimited."""
 
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
     choices: Count = 1
     """experts K per token, averaged over all tokens; the penalty aims for this mean"""
     initial_penalty: Positive = 1e-8

@@ -32,17 +32,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from moespec.spec.algorithms.batch_priority import batch_priority
-from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.router_jitter import router_jitter
 from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
-from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output, replay
+from moespec.spec.option_groups import CapacityOptions, LogitOptions, LossOptions, NoiseOptions, OrderOptions
+from moespec.spec.ranges import Count, Factor, Scalar
+from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output, replay
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -50,28 +48,12 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(NoiseOptions, LossOptions, OrderOptions, CapacityOptions, LogitOptions):
     """Options of `s_base`. A token chooses one expert."""
 
     choices: ClassVar[int] = 1
-    bias: bool = False
-    jitter: Scalar = 0.0
-    logit_cap: Scalar = 0.0
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
-    normalize_selected: bool = False
-    importance_weight: Weight = 0.0
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     noise_multiplier: Scalar = 0.0
-    load_weight: Weight = 0.0
-    balance_logits: Literal["noisy", "clean"] = "noisy"
-    z_logits: Literal["clean", "noisy"] = "clean"
     sinkhorn_iterations: Count = 20
     combine_with: Literal["softmax", "sigmoid"] = "softmax"
     """weight of the experts' outputs"""
@@ -107,12 +89,7 @@ def route(
     """
 
     # Logits.
-    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
-    check_logits(logits, options)
-    if options.logit_cap:
-        logits = cap_logits(logits, cap=options.logit_cap)
-    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    logits, noisy = noisy_logits(params, tokens, options, noise)
 
     # Selection and gates. The selection carries no gradient.
     scores = softmax_affinity(noisy)

@@ -49,8 +49,8 @@ from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_choices, check_rivals
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
+from moespec.spec.option_groups import CapacityOptions, CountOptions, LossOptions, OrderOptions
+from moespec.spec.ranges import Count, Factor, Positive, Scalar
 from moespec.spec.routers.common import check_logits, init_kernel, output, replay, scoped_balance_loss
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput, State, StateSpec
@@ -59,21 +59,12 @@ __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(LossOptions, CountOptions, OrderOptions, CapacityOptions):
     """Options of `sigmoid_token_choice`."""
 
     capacity_factor: Factor = math.inf
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
     normalize_selected: bool = True
     balance_counts: Literal["first", "all"] = "all"
-    importance_weight: Weight = 0.0
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     choices: Count = 2
     affinity: Literal["sigmoid", "sqrt_softplus", "softmax"] = "sigmoid"
     """function from logits to scores: sigmoid, square root of the softplus (DeepSeek-V4), or softmax"""

@@ -16,17 +16,15 @@ EC-5: Does Softmax Expert Choice add noise to the logits in training?
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from moespec.spec.algorithms.capped_affinity import capped_affinity, check_cap
 from moespec.spec.algorithms.expert_choice import expert_choice
-from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.router_jitter import router_jitter
-from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.softmax import softmax_affinity
 from moespec.spec.numerics import stop_gradient
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
-from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
+from moespec.spec.option_groups import NoisyOptions
+from moespec.spec.ranges import Count, Positive
+from moespec.spec.routers.common import auxiliary_losses, gating_noise, init_kernel, noisy_logits, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -34,26 +32,10 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(NoisyOptions):
     """Options of `softmax_expert_choice`."""
 
     experts_choose: ClassVar[bool] = True
-    bias: bool = False
-    jitter: Scalar = 0.0
-    logit_cap: Scalar = 0.0
-    capacity_factor: Factor = 1.0
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    importance_weight: Weight = 0.0
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
-    noise_multiplier: Scalar = 1.0
-    load_weight: Weight = 0.0
-    balance_logits: Literal["noisy", "clean"] = "noisy"
-    z_logits: Literal["clean", "noisy"] = "clean"
     cap: Count | None = None
     """largest number of experts per token, enforced approximately by a linear program; None for no limit"""
     cap_regularization: Positive = 0.01
@@ -88,12 +70,7 @@ def route(
     """
 
     # Logits.
-    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
-    check_logits(logits, options)
-    if options.logit_cap:
-        logits = cap_logits(logits, cap=options.logit_cap)
-    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    logits, noisy = noisy_logits(params, tokens, options, noise)
     scores, capacity = softmax_affinity(noisy), options.capacity(train=train)
 
     # Slots.

@@ -12,15 +12,15 @@ The paper states no weight for the threshold loss. The gates have no noise, so t
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.strictly_balanced import batchwise_mask, masked_gates, threshold_loss, threshold_mask
-from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import Count, Factor, Weight
+from moespec.spec.option_groups import CapacityOptions, LossOptions
+from moespec.spec.ranges import Factor, Weight
 from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -29,20 +29,13 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(LossOptions, CapacityOptions):
     """Options of `strictly_balanced`."""
 
     experts_choose: ClassVar[bool] = True
     capacity_factor: Factor = 2.0
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     """capacity factor at evaluation; None for no limit, so that all tokens above a threshold have a slot"""
-    importance_weight: Weight = 0.0
-    balance_weight: Weight = 0.0
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     threshold_weight: Weight = 0.001
     """weight of the threshold loss, a sum over tokens and experts, in training only"""
 

@@ -32,7 +32,7 @@ SW-5: What is the capacity factor at evaluation?
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_tries
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import RouterOptions
+from moespec.spec.option_groups import CapacityOptions, LogitOptions, LossOptions, OrderOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
 from moespec.spec.routers.common import auxiliary_losses, check_logits, init_bias, jitter_noise, output, replay
 from moespec.spec.routers.record import Router
@@ -54,25 +54,14 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RouterOptions):
+class Options(LossOptions, OrderOptions, CapacityOptions, LogitOptions):
     """Options of `switch`. A token chooses one expert."""
 
     choices: ClassVar[int] = 1
-    bias: bool = False
     jitter: Scalar = 0.01
     """largest relative change of the router's input in training; 0 for none"""
-    logit_cap: Scalar = 0.0
     capacity_factor: Factor = 1.25
-    rounding: Literal["ceil", "round"] = "ceil"
-    multiple_of: Count = 1
-    slots_per_expert: Count | None = None
-    eval_capacity_factor: Factor | None = None
-    batch_priority: Literal["none", "max", "sum"] = "none"
-    normalize_selected: bool = False
-    importance_weight: Weight = 0.0
     balance_weight: Weight = 0.01
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    z_weight: Weight = 0.0
     tries: Count | None = None
     """number of best experts that a token tries in turn when some are full, as in no token left behind (default: 1)"""
 

@@ -70,7 +70,7 @@ MODELS = [
     ("sparse_mlp_s", {}),
     ("sparse_mlp_b", {}),
     ("sparse_mlp_b", {"router": "softmax_token_choice"}),
-    *(("vit_b16", {"moe": "last_1", "experts": 8, "router": name}) for name in ROUTERS if name not in ALONE),
+    *(("vit_b16", {"moe": "last_1", "experts": 8, "router": name}) for name in ("gshard", "mixture_of_depths", "relu")),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "soft_moe", "group_images": 2}),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "softmax_token_choice", "group_tokens": 98}),
     ("vit_s16", {**GATED, "shared_experts": 2, "block": {"3": OTHER}}),

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from of_models import drawn
 
-from moespec.backends import numpy as numpy_backend
 from moespec.models import vit
 from moespec.spec.errors import ConfigError
 from moespec.training.configuration import configfile
@@ -115,27 +113,6 @@ def test_gated_experts_are_not_made_of_a_plain_mlp_and_a_shared_one_is_new() -> 
     with pytest.raises(ConfigError, match="--init-skip moe/shared/ initializes it"):
         transferred(source, shared, vit.init(shared))
     assert "blocks/3/moe/shared/w1" in transferred(source, shared, vit.init(shared), skip="moe/shared/").new
-
-
-KINDS: dict[str, dict[str, Any]] = {
-    "kimi": {"latent_width": 16, "latent_norm": True, "shared_experts": 1},
-    "longcat": {"copy_experts": 1, "zero_experts": 1, "constant_experts": 1},
-    "qwen": {"shared_experts": 2, "shared_gate": True},
-    "llama": {"weights_on": "input", "shared_experts": 1},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_kinds_of_experts_compute_the_same_on_all_backends(kind: str, backend: str) -> None:
-    B = pytest.importorskip(f"moespec.backends.{backend}")
-    config = vit.named("vit_tiny", **TINY, **KINDS[kind], expert_activation="swiglu", expert_bias=False, classes=3)
-    params = drawn(vit.init(config))
-    images = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype(np.float32)
-    expected = vit.forward(numpy_backend, config, numpy_backend.from_numpy(params), images).features
-    result = vit.forward(B, config, B.from_numpy(params), B.from_numpy(images)).features
-    np.testing.assert_allclose(B.to_numpy(result), expected, rtol=2e-4, atol=2e-5)
-    assert of_description(described(config), "file") == config
 
 
 CONTRADICTIONS = {

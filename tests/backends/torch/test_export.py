@@ -96,7 +96,11 @@ def test_modules_that_cannot_be_exported(vit, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"latent_width": 4, "latent_norm": True}, {"copy_experts": 1}, {"weights_on": "input"}]
+    "options",
+    [
+        {"latent_width": 4, "latent_norm": True},
+        *(pytest.param(kind, marks=pytest.mark.full) for kind in ({}, {"copy_experts": 1}, {"weights_on": "input"})),
+    ],
 )
 def test_pt2_of_experts_without_biases(options):
     """Most slots are empty, so the rows of each expert are multiplied apart."""

@@ -239,11 +239,9 @@ def test_a_stage_of_another_name_fails(check, folder):
 
 
 NOT_READ = {
-    "nothing": (Path.touch, "not a safetensors file: "),
     "holes": (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "1,099,511,627,776 bytes exceed the limit"),
-    **{"a folder": (Path.mkdir, ""), "a pipe": (os.mkfifo, "")},
-    **{f"a link to {target}": (lambda path, target=target: path.symlink_to(target), "") for target in ("nowhere", "/dev/zero")},
-}  # fmt: skip
+    "a pipe": (os.mkfifo, ""),
+}
 
 
 @pytest.mark.parametrize("name", NOT_READ)
@@ -258,7 +256,7 @@ def test_files_that_cannot_be_read(check, folder, name):
     assert counted(printed) == ONE_FAILS
 
 
-@pytest.mark.parametrize("name", ["token_choice/teid", "tied", "token_choice/tied/tied", "hash/tied"])
+@pytest.mark.parametrize("name", ["token_choice/teid", "token_choice/tied/tied"])
 def test_a_file_of_no_case(check, folder, name):
     path = folder / f"{name}.safetensors"
     path.parent.mkdir(exist_ok=True)

@@ -72,9 +72,10 @@ def test_the_specification_raises_every_derived_error(path):
         assert wrong_value(case) in str(error), f"{case.id}: {error}"
 
 
-@pytest.fixture(scope="module", params=["numpy", "torch", "jax"])
+@pytest.fixture(scope="module", params=["numpy", "torch", pytest.param("jax", marks=pytest.mark.full)])
 def target(request):
-    """A backend. JAX shortens the traceback of every exception, which takes longer than to trace a small function."""
+    """A backend. JAX shortens the traceback of every exception, which takes longer than to trace a small function; the suite has three
+    errors of each function for it."""
     framework = pytest.importorskip(request.param)
     if request.param == "jax":
         framework.config.update("jax_traceback_filtering", "off")

@@ -111,10 +111,9 @@ def written(root):
     return [path for path in root.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("text", ["[]", '{"schema": 1}'])
-def test_a_damaged_record_is_named(text, root, capsys):
+def test_a_damaged_record_is_named(root, capsys):
     path = root / "conformance/reports/peer-pot.json"
-    path.write_text(text)
+    path.write_text('{"schema": 1}')
     assert main(["--root", str(root)]) == 1
     assert f"{path}: not a peer record" in capsys.readouterr().err
     assert written(root) == [path]

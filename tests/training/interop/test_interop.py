@@ -104,8 +104,16 @@ def check_close(got, expected, scale, what):
     assert error <= TOLERANCE, f"{what}: {error:.1e} of the largest value"
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-@pytest.mark.parametrize("name", NAMES)
+QUICK = ("vmoe_soft_moe", "vmoe_token_choice_k2", "timm_avg", "vision_transformer_mixer")
+"""On JAX, whose compiler takes seconds, these; the others with `pytest -m full`."""
+EACH = [
+    pytest.param(name, backend, marks=() if backend == "torch" or name in QUICK else pytest.mark.full)
+    for name in NAMES
+    for backend in ("jax", "torch")
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), EACH)
 def test_logits_and_gradients_agree(name, backend):
     vector = load(name)
     with float64(backend) as B:

@@ -89,7 +89,6 @@ class Case(NamedTuple):
     steps: list[int]
     status: int = 2
     flags: tuple[str, ...] = ()
-    backend: str = "torch"
     log_from: int = 1
 
 
@@ -178,10 +177,7 @@ CASES = {
         )
         for name in names
     },
-    **{
-        f"images of NaN, {backend}": Case(BATCH(nan_in_a_batch), DIVERGED, [4], 2, RARELY, backend, log_from=5)
-        for backend in ("jax", "torch")
-    },
+    "images of NaN": Case(BATCH(nan_in_a_batch), DIVERGED, [4], 2, RARELY, log_from=5),
     **{
         f"infinity in {tree}": Case(
             changed("export_state", spoiled(tree, np.inf, step=8)),
@@ -208,10 +204,10 @@ def test_what_ends_a_run_is_one_line_and_it_goes_on_to_the_same_bits(  # type: i
     case, run = CASES[name], tmp_path / "a run"
     if case.disturb.__qualname__.startswith("full") and not Path("/dev/full").exists():
         pytest.skip("no device that is always full")
-    whole, command = runs.whole(case.backend), ["train", "--backend", case.backend, "--run", str(run), *runs.flags]
+    whole, command = runs.whole("torch"), ["train", "--backend", "torch", "--run", str(run), *runs.flags]
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        case.disturb(patch, load_backend(case.backend))
+        case.disturb(patch, load_backend("torch"))
         assert cli.main([*command, *case.flags]) == case.status
     error = capsys.readouterr().err.rstrip()
     assert re.search(rf"(?s){case.message}$", error)
@@ -224,16 +220,14 @@ def test_what_ends_a_run_is_one_line_and_it_goes_on_to_the_same_bits(  # type: i
 
 
 @POSIX
-@pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_router_of_one_s_own_goes_on_as_the_message_says(  # type: ignore[no-untyped-def]
-    runs, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, handlers: None, backend: str
+    runs, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, handlers: None
 ) -> None:
-    pytest.importorskip(backend)
-    command = ["train", "--backend", backend, "--router", "my_routers.averaged:ROUTER", *runs.flags, "--run"]
+    command = ["train", "--backend", "torch", "--router", "my_routers.averaged:ROUTER", *runs.flags, "--run"]
     monkeypatch.setattr("moespec.training.commands.train.write_report", lambda *_, **__: None)
     assert cli.main([*command, str(tmp_path / "whole")]) == 0
     with monkeypatch.context() as patch:
-        signaled("SIGTERM")(patch, load_backend(backend))
+        signaled("SIGTERM")(patch, load_backend("torch"))
         cli.main([*command, str(tmp_path / "run")])
     words = shlex.split(capsys.readouterr().err.partition("To resume: moespec ")[2])
     assert words[-2:] == ["--trust", "my_routers.averaged:ROUTER"]

@@ -51,14 +51,15 @@ RESUMED = [pytest.param("adamw", name, marks=() if name in OWN else pytest.mark.
 
 @pytest.mark.parametrize(("name", "model"), [*((name, "") for name in OPTIMIZERS), *RESUMED])
 def test_a_stopped_run_goes_on(runs: Any, name: str, model: str, tmp_path: Path) -> None:
-    """To the same bits with each optimiser and each model; with each optimiser on JAX, too, to the same numbers but for rounding."""
+    """To the same bits with each optimiser and each model; with one on JAX, too, to the same numbers but for rounding."""
     around: Any = {"weight_decay": 0.1, "clip": 1.0, "ema": 0.5, "rates": "embedding=0, head/=2", **FREE.get(name, {})}
     training = replace(runs.config.training, steps=4, checkpoint_every=2, evaluate_every=2)
     config = replace(runs.config, model=MODELS.get(model, runs.config.model), training=training)
     config = replace(config, optimizer=OptimizerConfig(name, **around))  # type: ignore[arg-type]
     whole, again, other = (tmp_path / part for part in ("whole", "again", "other"))
     runs.train(whole, "torch", config)
-    for run, backend in ((again, "torch"), *(() if model else ((other, "jax"),))):
+    both = name == "adafactor" and not model  # another backend; tests/backends/test_optimizers.py has each optimiser
+    for run, backend in ((again, "torch"), *(((other, "jax"),) if both else ())):
         runs.stopped(whole, run, step=2)
         runs.train(run, backend, config)
     expected, resumed = arrays(whole, 4), arrays(again, 4)
@@ -67,7 +68,7 @@ def test_a_stopped_run_goes_on(runs: Any, name: str, model: str, tmp_path: Path)
     )
     for path, value in expected.items():
         assert resumed[path].tobytes() == value.tobytes(), path
-    for path, value in expected.items() if not model else ():
+    for path, value in expected.items() if both else ():
         scale = max(np.abs(value).max(), 1e-6)
         # Where a gradient is 0 but for rounding, Adam's first steps are not.
         wrong = np.abs(arrays(other, 4)[path] - value) > 1e-3 * scale

@@ -88,11 +88,10 @@ def study(random: np.random.Generator, gaps: list[float], *, seeds: int = 5, ima
 
 
 def test_what_is_the_same_is_told_apart_one_time_in_twenty() -> None:
-    """Of 60 studies of four entries that are equally good, those that tell any pair apart; and half as many seeds."""
-    for seeds in (3, 6):
-        random = np.random.default_rng(seeds)
-        wrong = sum(any(one.sure for one in differences(study(random, [0.0] * 4, seeds=seeds))) for _ in range(60))
-        assert wrong <= 0.05 * 60 + 3 * np.sqrt(60 * 0.05 * 0.95)
+    """Of 60 studies of four entries that are equally good, those that tell any pair apart."""
+    random = np.random.default_rng(3)
+    wrong = sum(any(one.sure for one in differences(study(random, [0.0] * 4, seeds=3))) for _ in range(60))
+    assert wrong <= 0.05 * 60 + 3 * np.sqrt(60 * 0.05 * 0.95)
 
 
 def test_what_is_different_is_told_apart() -> None:

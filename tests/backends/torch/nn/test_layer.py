@@ -144,6 +144,7 @@ def test_a_mask_that_is_none(x):
         moe("base")(x, mask=all_there & (torch.arange(TOKENS) < TOKENS - 1))
 
 
+@pytest.mark.full
 def test_a_compiled_layer_takes_other_masks(x):
     """The graph breaks at the sizes, which change."""
     torch._dynamo.reset()

@@ -25,7 +25,7 @@ from moespec.backends.torch.nn.state import RouterState  # noqa: E402
 
 OWN = f"{averaged.__name__}:ROUTER"
 ROUTERS = pytest.mark.parametrize("router", [*B.ROUTERS, OWN])
-FEW = [pytest.param(r, marks=() if r in ("relu", "gshard", OWN) else pytest.mark.full) for r in (*B.ROUTERS, OWN)]
+FEW = [pytest.param(r, marks=() if r == OWN else pytest.mark.full) for r in (*B.ROUTERS, OWN)]
 WITH_STATE = ("sigmoid_token_choice", "relu", "batch_expert_choice", "variable_budget", OWN)
 X = torch.randn(4, 12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
