@@ -287,6 +287,7 @@ def full(session: nox.Session) -> None:
     if "conformance" in parts:
         for backend in BACKENDS:
             _run_suite(session, backend, _in("f64,f32,bf16", RUNS[backend]))
+        _run_interpreted(session, "f64,bf16")
     if "variants" in parts:
         session.run("python", "-m", "moespec.conformance", "variants")
     if "tpu" in parts:
@@ -406,11 +407,18 @@ def cuda(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, "triton")
     cache = {"TRITON_CACHE_DIR": str(Path("build/cache/triton").resolve())}
     session.run("pytest", "tests/kernels/test_code.py", env=cache)
-    interpreted = {**QUIET, "TRITON_INTERPRET": "1", "PYTHONPATH": "tests/kernels"}
-    session.run("pytest", "-n", "auto", "tests/kernels/test_interpreted.py", env=interpreted)
+    session.run("pytest", "-n", "auto", "tests/kernels/test_interpreted.py", env=INTERPRETED)
+    _run_interpreted(session, "f32")
+
+
+INTERPRETED = {**QUIET, "TRITON_INTERPRET": "1", "PYTHONPATH": "tests/kernels"}
+
+
+def _run_interpreted(session: nox.Session, dtypes: str) -> None:
+    """Run the suite on the torch backend with interpreted Triton kernels."""
     session.run(
-        "python", "-m", "moespec.conformance", "run", "--target", "interpreted", "--dtype", "f64,f32,bf16",
-        "-n", str(os.cpu_count() or 1), env=interpreted,
+        "python", "-m", "moespec.conformance", "run", "--target", "interpreted", "--dtype", dtypes,
+        "-n", str(os.cpu_count() or 1), env=INTERPRETED,
     )  # fmt: skip
 
 

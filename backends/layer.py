@@ -13,12 +13,12 @@ from moespec.backends.optimizer import STATE, initial_params
 from moespec.spec.algorithms.gated_experts import AXES
 from moespec.spec.algorithms.input_gates import PLACES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS, Router, RouterName, router_name
 from moespec.spec.routing import Params
 
-__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained"]
+__all__ = ["Layer", "check_tokens", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained"]
 
 Array = Any
 GATED = {
@@ -88,7 +88,7 @@ class Layer:
         Raises ShapeError if the width of x is not the width of the layer or if the images do not split into groups, and ConfigError if
         the router cannot train on groups of this size.
         """
-        check_scores("x", x, "images tokens width" if x.ndim < 4 else "... width")
+        check_scores("x", x, "images tokens width" if getattr(x, "ndim", 0) < 4 else "... width")
         check_size("x", x, x.ndim - 1, self.options.width, "the width of the layer")
         images, tokens = x.shape[0], math.prod(x.shape[1:-1])
         if images % self.group_images:
@@ -293,6 +293,16 @@ def _others(layer: Layer, generator: np.random.Generator) -> Iterator[tuple[str,
     if n:
         yield "constants", "value", lambda: generator.standard_normal((n, D))
         yield "constants", "mix", lambda: kernel(n, D, 2)
+
+
+def check_tokens(name: str, array: Array, x: Array, *more: str, kind: type = object) -> None:
+    """Raises DtypeError unless `array` is an array, of this kind, and ShapeError unless it has the token axes of `x`, then axes `more`."""
+    if not isinstance(array, kind) or not hasattr(array, "dtype"):
+        raise DtypeError(f"{name}: expected {'an array' if kind is object else 'a tensor'}, got {type(array).__name__}")
+    shape, tokens = tuple(array.shape), tuple(x.shape[:-1])
+    if shape[: len(tokens)] != tokens or len(shape) != len(tokens) + len(more):
+        expected = ", ".join(map(str, (*tokens, *more)))
+        raise ShapeError(f"{name}: expected the shape ({expected}) of the tokens, got {shape}")
 
 
 def regrouped(x: Array, shape: tuple[int, ...]) -> Array:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
-from moespec.backends.layer import PARTS, Layer, regrouped
-from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+from moespec.backends.layer import PARTS, Layer, check_tokens, regrouped
+from moespec.spec.errors import ConfigError, DtypeError
 from moespec.spec.routing import Noise, Params, State
 
 
@@ -51,11 +51,11 @@ def routed(
         if ids is None:
             layer.check_places(of_image.shape[1])
             ids = jnp.broadcast_to(jnp.arange(of_image.shape[1], dtype=jnp.int32), of_image.shape[:2])
+        else:
+            check_tokens("ids", ids, x)
         needed["ids"] = regrouped(ids.reshape(of_image.shape[:2]), tokens.shape[:2])
     if choices is not None:
-        if choices.shape[:-1] != x.shape[:-1]:
-            expected = ", ".join(map(str, (*x.shape[:-1], "choices")))
-            raise ShapeError(f"choices: expected the shape ({expected}) of the tokens, got {choices.shape}")
+        check_tokens("choices", choices, x, "choices")
         needed["choices"] = regrouped(choices, (*tokens.shape[:2], choices.shape[-1]))
     for name, value in (state or {}).items():
         if jnp.result_type(value).itemsize < 4:

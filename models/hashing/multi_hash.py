@@ -28,7 +28,7 @@ def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> 
     if not chosen(settings):
         return
     if not plain:
-        raise ConfigError("router_options.hashes: MultiHash needs plain experts with biases and no shared expert")
+        raise ConfigError(f"router_options.hashes={settings.hashes}: MultiHash needs plain experts with biases only")
     check_segments(settings.hashes, hidden=hidden, output=output)
     no_limit = {"capacity_factor": math.inf, "eval_capacity_factor": None, "slots_per_expert": None}
     for name, value in no_limit.items():

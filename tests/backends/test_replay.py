@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moespec.conformance.record import read, recording
-from moespec.spec import ConfigError, ShapeError
+from moespec.spec import ConfigError, DtypeError, ShapeError
 
 pytest.importorskip("equinox")
 nnx = pytest.importorskip("flax.nnx")
@@ -95,3 +95,17 @@ def test_choices_of_other_tokens_and_routers_without_replay(run):
             eqx.MoE(**ARGUMENTS, inference=True)(jnp.asarray(X), choices=jnp.asarray(wrong))
     with pytest.raises(ConfigError, match="choices: soft_moe cannot replay"):
         MoE(D, 3, E, tokens=T)(torch.as_tensor(X), choices=torch.as_tensor(choices))
+
+
+def test_choices_and_ids_that_are_no_arrays(run):
+    layer, _, choices = run
+    for wrong in (choices.tolist(), "text", 3):
+        with pytest.raises(DtypeError, match=f"choices: expected a tensor, got {type(wrong).__name__}"):
+            layer(torch.as_tensor(X), choices=wrong)
+        with pytest.raises(DtypeError, match=f"choices: expected an array, got {type(wrong).__name__}"):
+            flax.MoE(**ARGUMENTS, deterministic=True)(jnp.asarray(X), choices=wrong)
+    hashed = eqx.MoE(D, 3, E, tokens=T, router="hash", inference=True)
+    with pytest.raises(ShapeError, match=r"ids: expected the shape \(2, 8\) of the tokens, got \(2, 6\)"):
+        hashed(jnp.asarray(X), np.zeros((IMAGES, T - 2), int))
+    with pytest.raises(DtypeError, match="x: expected a floating dtype"):
+        hashed(X.tolist())

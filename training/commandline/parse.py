@@ -196,7 +196,7 @@ def _joined(options: Sequence[Option], words: Sequence[str]) -> tuple[list[str],
     The second list contains the words after `--`, which are never options.
     """
     switches = {flag for option in options if option.switch for flag in (*option.flags, option.off)}
-    valued = {flag: o.name for o in options if not o.switch and (o.single or not o.several) for flag in o.flags}
+    valued = {flag: o for o in options if not o.switch and (o.single or not o.several) for flag in o.flags}
     joined: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -209,7 +209,7 @@ def _joined(options: Sequence[Option], words: Sequence[str]) -> tuple[list[str],
         if flag in valued and not equals:
             equals, value = "=", next(rest, "--")
             if value.startswith("--"):
-                raise ConfigError(f"{valued[flag]}: its value is missing")
+                raise ConfigError(f"{valued[flag].name}: its value is missing; expected {described(valued[flag].hint)}")
         joined.append(f"{flag}{equals}{value}")
     return joined, list(rest)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
-from moespec.backends.layer import GATED, PARTS, Layer, documented, drawn, layer_of
+from moespec.backends.layer import GATED, PARTS, Layer, check_tokens, documented, drawn, layer_of
 from moespec.backends.optimizer import STATE
 from moespec.backends.routers import composed
 from moespec.backends.torch.nn.draws import draw
@@ -22,7 +22,7 @@ from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.backends.torch.private import is_observed
 from moespec.spec.checks import check_non_negative
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.errors import ConfigError
 from moespec.spec.routers import Router, RouterName, Routers
 from moespec.spec.routing import RouterOutput
 
@@ -218,16 +218,16 @@ class MoE(Reporting, HubMixin):
         groups, options = layer.options_of(x, train=self.training and mask is None)
         tokens = x.reshape(groups, options.tokens, x.shape[-1])
         if mask is not None:
-            _check_tokens("mask", mask, x)
+            check_tokens("mask", mask, x, kind=Tensor)
         needed: dict[str, Tensor] = {}
         if B.ROUTERS[layer.router].requires == "ids":
             if ids is None:
                 ids = self._places(x, mask, options.tokens // layer.group_images)
             else:
-                _check_tokens("ids", ids, x)
+                check_tokens("ids", ids, x, kind=Tensor)
             needed["ids"] = ids.reshape(groups, options.tokens)
         if choices is not None:
-            _check_tokens("choices", choices, x, "choices")
+            check_tokens("choices", choices, x, "choices", kind=Tensor)
             needed["choices"] = choices.reshape(groups, options.tokens, choices.shape[-1])
         metrics: Any = None
         if mask is None and not torch.compiler.is_compiling() and not is_observed(tokens):
@@ -288,10 +288,3 @@ def _tree(layer: Layer, part: str, device: _Device, dtype: torch.dtype) -> Param
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _check_tokens(name: str, array: Tensor, x: Tensor, *more: str) -> None:
-    """Raises ShapeError unless the axes of `array` are the token axes of `x`, followed by axes with the names `more`."""
-    if array.shape[: x.ndim - 1] != x.shape[:-1] or array.ndim != x.ndim - 1 + len(more):
-        expected = ", ".join(map(str, (*x.shape[:-1], *more)))
-        raise ShapeError(f"{name}: expected the shape ({expected}) of the tokens, got {tuple(array.shape)}")
