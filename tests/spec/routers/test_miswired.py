@@ -49,7 +49,7 @@ WRONG = [
 
 
 def test_vectors_of_the_right_text_pass():
-    """Of one router; `nox -s conformance` has those of all."""
+    """Checks one router. `nox -s conformance` checks all."""
     cases = of("switch", kinds=("value", "overflow", "degenerate", "gradient"))
     assert {result.state for result in results_of(COMPOSED, cases)} == {"pass"}
 
