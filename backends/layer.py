@@ -297,7 +297,7 @@ def _others(layer: Layer, generator: np.random.Generator) -> Iterator[tuple[str,
 
 def check_tokens(name: str, array: Array, x: Array, *more: str, kind: type = object) -> None:
     """Raises DtypeError unless `array` is an array, of this kind, and ShapeError unless it has the token axes of `x`, then axes `more`."""
-    if not isinstance(array, kind) or not hasattr(array, "dtype"):
+    if not (isinstance(array, kind) and hasattr(array, "dtype") and hasattr(array, "shape")):
         raise DtypeError(f"{name}: expected {'an array' if kind is object else 'a tensor'}, got {type(array).__name__}")
     shape, tokens = tuple(array.shape), tuple(x.shape[:-1])
     if shape[: len(tokens)] != tokens or len(shape) != len(tokens) + len(more):
