@@ -130,20 +130,15 @@ def sinkhorn_affinity(
 
 def sinkhorn_plan(xp: Namespace[Array], logits: Array, iterations: int, tolerance: float | None = None) -> Array:
     """The Sinkhorn plan (G, T, E) of logits in float32 or better."""
-    groups, tokens, experts = logits.shape
-    column_mass = tokens / experts
+    column_mass = logits.shape[1] / logits.shape[2]
 
-    def update(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        row, column, error = state
-        new_column = math.log(column_mass) - xp.logsumexp(logits + row, 1, keepdims=True)
-        new_row = -xp.logsumexp(logits + new_column, 2, keepdims=True)
+    # The softmax of `logits + column` is the plan after the update of the rows. Its column sums give the next update.
+    def update(_: int, column: Array) -> Array:
+        sums = xp.sum(xp.softmax(logits + column, 2), 1, keepdims=True)
+        new_column = column + xp.log(column_mass / sums)
         if tolerance is None:
-            return new_row, new_column, error
-        done = error <= tolerance
-        row, column = xp.where(done, row, new_row), xp.where(done, column, new_column)
-        sums = xp.sum(xp.exp(logits + row + column), 1, keepdims=True)
-        return row, column, xp.max(xp.abs(sums - column_mass), 2, keepdims=True)
+            return new_column
+        return xp.where(xp.max(xp.abs(sums - column_mass), 2, keepdims=True) <= tolerance, column, new_column)
 
-    row, column = xp.full((groups, tokens, 1), 0.0, logits), xp.full((groups, 1, experts), 0.0, logits)
-    row, column, _ = xp.loop(iterations, update, (row, column, xp.full((groups, 1, 1), math.inf, logits)))
-    return xp.exp(logits + row + column)
+    first = math.log(column_mass) - xp.logsumexp(logits, 1, keepdims=True)
+    return xp.softmax(logits + xp.loop(iterations - 1, update, first), 2)

@@ -143,11 +143,15 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor],
 def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     """`(rows * x) (columns * slots)`: (G, T, D), (D, E, C), (G, T, 1), (1, E, C) -> (G, T, E, C).
 
-    Computes a single product `x slots`, then scales the rows and columns of the product.
+    16-bit tokens stay exact: instead of the tokens, this function scales the rows of their product.
     """
-    logits = products.product(tokens, slots.flatten(1), x)
-    logits = logits if rows is None else logits * rows
-    logits = logits if columns is None else logits * columns.flatten(1)
+    slots = slots if columns is None else slots * columns
+    if rows is None:
+        logits = products.product(tokens, slots.flatten(1), x)
+    elif tokens.dtype == x.dtype:
+        logits = products.product(x * rows, slots.flatten(1))
+    else:
+        logits = products.product(tokens, slots.flatten(1), x) * rows
     return logits.reshape(*x.shape[:2], *slots.shape[1:])
 
 

@@ -144,7 +144,8 @@ def _dispatch_dense(tokens: Tensor, dispatch: Any) -> Tensor:
     """(G, T, D) to (G, E, C, D)."""
     groups, _, experts, capacity = dispatch.shape
     weights: Tensor = dispatch.reshape(groups, tokens.shape[1], -1).to(tokens.dtype)
-    return (weights.mT @ tokens).reshape(groups, experts, capacity, -1)
+    # In this order, the gradient of `weights` has the layout of `weights`, so no copy of it is made.
+    return (tokens.mT @ weights).mT.reshape(groups, experts, capacity, -1)
 
 
 def _combine_dense(outputs: Tensor, combine: Any) -> Tensor:
