@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import wide
-from moespec.backends.torch.operators import differentiable, mapped, operator, uses_kernel
+from moespec.backends.torch.operators import differentiable, direct, mapped, operator, uses_kernel
+
+SMALL = 2**15
+"""The maximum size of rows that are copied, with a row of zeros, before a gather. Larger rows are gathered, then masked."""
 
 
 @operator
@@ -37,6 +40,8 @@ def _gather(rows: Tensor, index: Tensor) -> Tensor:
         return kernels.add_rows(rows, index[:, None], dtype=rows.dtype)
     if not len(rows):
         return rows.new_zeros(len(index), rows.shape[1])
+    if rows.numel() <= SMALL:
+        return torch.cat([rows, rows.new_zeros(1, rows.shape[1])]).index_select(0, index)
     taken = rows.index_select(0, index.clamp(max=len(rows) - 1))
     missing = index == len(rows)
     if rows.device.type == "cpu":  # on a GPU, `nonzero` would make the host wait
@@ -254,6 +259,7 @@ def _put_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     return take_scores(gradient.contiguous(), ctx.saved_tensors[0]), None, None
 
 
+invert_index = direct(invert_index)
 gather_rows = differentiable(gather_rows, _gather_backward, _gather_setup)
 sum_rows = differentiable(sum_rows, _sum_backward, _sum_setup)
 combine_rows = differentiable(combine_rows, _combine_backward, _combine_setup)

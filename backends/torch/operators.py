@@ -75,6 +75,17 @@ def differentiable(
     return call
 
 
+def direct(operator: CustomOpDef) -> Callable[..., Any]:
+    """Returns a function that calls the operator only if a compiler, a transform or a mode must see it. torch's operators are slow to call."""
+    run = SIGNED[operator]
+
+    def call(first: Tensor, *others: Any) -> Any:
+        observed = torch.compiler.is_compiling() or is_observed(first)
+        return operator(first, *others) if observed else run(first, *others)
+
+    return call
+
+
 def _no_tangents(*_: Any) -> None:
     raise ConfigError(
         "routers with discrete choices have no forward-mode derivatives (torch.func.jvp, jacfwd): use grad or jacrev"

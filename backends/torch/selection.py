@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.operators import mapped, operator
+from moespec.backends.torch.operators import direct, mapped, operator
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:
@@ -11,7 +11,7 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 
     Among equal entries, the lower index comes first. NaN is larger than any number and equal to NaN; 0.0 and -0.0 are equal.
     """
-    indices: Tensor = _top_indices(scores.detach(), count)
+    indices: Tensor = _select(scores.detach(), count)
     return indices
 
 
@@ -38,6 +38,9 @@ def _top_indices(scores: Tensor, count: int) -> Tensor:
 @_top_indices.register_fake
 def _(scores: Tensor, count: int) -> Tensor:
     return scores.new_empty((*scores.shape[:-1], count), dtype=torch.int32)
+
+
+_select = direct(_top_indices)
 
 
 def _sorted(scores: Tensor) -> Tensor:

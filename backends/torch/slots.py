@@ -66,7 +66,8 @@ def moe_layer(
     check_scores("tokens", tokens, "groups tokens width")
     if isinstance(routing, SlotRouting):
         check_slots(tokens, routing)
-        inputs = _dispatch_slots(tokens, routing)
+        rows = token_rows(routing), slot_rows(routing)
+        inputs = _dispatch_slots(tokens, routing, *rows)
     else:
         _check_dense(tokens, routing.dispatch, routing.combine)
         inputs = _dispatch_dense(tokens, routing.dispatch)
@@ -75,7 +76,7 @@ def moe_layer(
     for axis in range(3):
         check_size("experts", outputs, axis, inputs.shape[axis], "the slots it was given")
     if isinstance(routing, SlotRouting):
-        return _combine_slots(outputs, routing, tokens.dtype)
+        return _combine_slots(outputs, routing, *rows, tokens.dtype)
     return _combine_dense(outputs, routing.combine).to(tokens.dtype)
 
 
@@ -100,21 +101,22 @@ def _check_dense(tokens: Tensor, dispatch: Any, combine: Any) -> None:
 # therefore contiguous, and the matrix products of the experts need no further copy.
 
 
-def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
+def _dispatch_slots(tokens: Tensor, routing: SlotRouting, token: Tensor, slot: Tensor | None) -> Tensor:
     """(G, T, D) to (G, E, C, D), zeros in empty slots."""
     groups, experts, capacity = routing.token.shape
-    rows = tokens.reshape(-1, tokens.shape[2])
-    inputs: Tensor = gather_rows(rows, token_rows(routing), slot_rows(routing))
+    inputs: Tensor = gather_rows(tokens.reshape(-1, tokens.shape[2]), token, slot)
     return inputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 
-def _combine_slots(outputs: Tensor, routing: SlotRouting, dtype: torch.dtype) -> Tensor:
+def _combine_slots(
+    outputs: Tensor, routing: SlotRouting, token: Tensor, slot: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     """(G, E, C, D) to (G, T, D), summed in float32 or better."""
     groups, experts, capacity, width = outputs.shape
     rows = outputs.transpose(0, 1).reshape(experts * groups * capacity, width)
     weight = routing.weight.transpose(0, 1).reshape(-1)
     count = groups * routing.tokens
-    result: Tensor = combine_rows(rows, weight, token_rows(routing), count, slot_rows(routing), dtype)
+    result: Tensor = combine_rows(rows, weight, token, count, slot, dtype)
     return result.reshape(groups, routing.tokens, width)
 
 
@@ -131,10 +133,10 @@ def slot_rows(routing: SlotRouting) -> Tensor | None:
     if routing.slot is None:
         return None
     groups, experts, capacity = routing.token.shape
-    group = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None]
-    expert, place = routing.slot // capacity, routing.slot % capacity
-    rows = (expert * groups + group) * capacity + place
-    return torch.where(routing.slot < experts * capacity, rows, experts * groups * capacity).flatten(0, 1)
+    first = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None] * capacity
+    # The slot e * C + c of group g has the row e * G * C + g * C + c. For a dropped choice, e is E.
+    rows = routing.slot + routing.slot // capacity * ((groups - 1) * capacity) + first
+    return rows.clamp(max=experts * groups * capacity).flatten(0, 1)
 
 
 # Dense.
