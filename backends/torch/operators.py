@@ -83,6 +83,7 @@ def direct(operator: CustomOpDef) -> Callable[..., Any]:
         observed = torch.compiler.is_compiling() or is_observed(first)
         return operator(first, *others) if observed else run(first, *others)
 
+    call.operator = operator  # type: ignore[attr-defined]  # torch.library accepts only the operator
     return call
 
 
