@@ -6,7 +6,8 @@
 A pass computes the output of a layer and the gradients of all parameters and of the tokens. All passes take turns on one core, in
 one process. `cpu_seconds` is the minimum CPU time over the rounds, and `spread` is the median divided by the minimum. `times_dense`
 is the ratio of `cpu_seconds` to the `cpu_seconds` of the dense MLP. `work` is the number of rows that the experts process per token.
-If only experts took time, `times_dense` would equal `work`. torch flushes denormals to zero, like XLA, and uses huge pages, as in training.
+If only experts took time, `times_dense` would equal `work`. Memory has large pages, as in training, and torch
+flushes denormals to zero, like XLA.
 
 The other projects, if installed, are soft-moe-pytorch and st-moe-pytorch for torch, and google-research/vmoe for JAX. vmoe needs
 flax and checkouts of google-research/vmoe and google-research/vision_transformer on PYTHONPATH.
@@ -21,10 +22,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from moespec.__main__ import use_large_pages
+
+use_large_pages()  # restarts the process
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 if hasattr(os, "sched_setaffinity"):  # pins the process before JAX and torch count the cores
     os.sched_setaffinity(0, {CORE})
-os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", THP_MEM_ALLOC_ENABLE="1")
+os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false")
 
 import numpy as np  # noqa: E402
 import record  # noqa: E402

@@ -114,3 +114,27 @@ def test_a_reader_that_leaves_is_no_error(arguments):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("word", "program", "before", "after"),
+    [
+        ("train", "/bin/moespec", None, "glibc.malloc.hugetlb=1"),
+        ("launch", "moespec/__main__.py", "glibc.malloc.check=1", "glibc.malloc.check=1:glibc.malloc.hugetlb=1"),
+        ("train", "/bin/moespec", "glibc.malloc.hugetlb=0", None),
+        ("train", "/bin/their_program", None, None),
+        ("count", "/bin/moespec", None, None),
+    ],
+)
+def test_training_restarts_once_with_large_pages(word, program, before, after, monkeypatch):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda *arguments: started.append((*arguments, os.environ["GLIBC_TUNABLES"])))
+    monkeypatch.setattr(cli, "main", lambda arguments: 0)
+    monkeypatch.setattr(sys, "argv", [program, word])
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if before is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", before)
+    assert main() == 0
+    expected = [] if after is None else [(sys.executable, [sys.executable, *sys.orig_argv[1:]], after)]
+    assert started == expected

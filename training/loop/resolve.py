@@ -55,9 +55,6 @@ def load_backend(name: str) -> Backend:
         # OpenMP reads this variable when torch loads OpenMP. By default, threads of OpenMP spin while they wait for each other. On a
         # machine with other load, spinning makes a small model ten times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # The C library frees blocks over 32 MiB immediately, so gradients of many experts use new pages at each step.
-        # Large pages reduce the number of pages a hundredfold. torch reads this variable at its first allocation.
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         loaded = cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
         if name == "jax":
