@@ -368,7 +368,7 @@ def bench(session: nox.Session, backend: str) -> None:
 def gpu(session: nox.Session, backend: str) -> None:
     """Check a backend on this machine's GPU in every dtype and time a ViT training step.
 
-    Writes `conformance/reports/gpu-*.json` and `benchmarks/results/gpu-*.json`. Accepts the options of
+    Writes `conformance/reports/gpu-*.json` and `benchmarks/results/{gpu,kernels}-*.json`. Accepts the options of
     `benchmarks/gpu.py`. To try it on a CPU, pass small sizes.
     """
     folder = Path("conformance/reports") if shutil.which("nvidia-smi") else REPORTS
@@ -379,6 +379,9 @@ def gpu(session: nox.Session, backend: str) -> None:
         "--dtype", "f64,f32,bf16", "--report", str(folder / f"gpu-{backend}.json"),
     )  # fmt: skip
     session.run("python", "benchmarks/gpu.py", "--backend", backend, *session.posargs, env=CACHE)
+    if backend == "torch" and shutil.which("nvidia-smi"):
+        session.run("python", "benchmarks/gpu.py", "--backend", backend, "--cuda-graph", *session.posargs, env=CACHE)
+        session.run("python", "benchmarks/kernels.py", env=CACHE)
 
 
 MESHED = ("softmax_expert_choice", "soft_moe")

@@ -5,7 +5,9 @@ this module sets environment variables that JAX reads at import.
 """
 
 import json
+import math
 import os
+import re
 import sys
 import time
 from dataclasses import replace
@@ -37,6 +39,11 @@ from moespec.models.parameters import shaped  # noqa: E402
 from moespec.training.configuration.config import Config as Run  # noqa: E402
 from moespec.training.objectives.table import draws, objective_of, shapes_of  # noqa: E402
 from moespec.version import version  # noqa: E402
+
+INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\((.*)", re.M)
+"""The name, types, operation and operands of an instruction in the text of a compiled program."""
+WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
+TYPE = re.compile(rf"\b({'|'.join(WIDTHS)})\[([\d,]*)\]")
 
 
 def devices(name: str) -> Any:
@@ -97,6 +104,25 @@ def compiled(lowered: Any) -> tuple[Any, dict[str, Any]]:
     program = lowered.compile()
     seconds = round(time.perf_counter() - start, 1)
     return program, {"temporary_mib": mib(program.memory_analysis().temp_size_in_bytes), "compile_seconds": seconds}
+
+
+def bytes_of_buffers(program: Any) -> int:
+    """Return the bytes that a compiled program reads and writes if each instruction reads its operands once and writes its results.
+
+    The compiler's own count has a whole tile for each gathered row, and the estimates that kernels report for themselves. This
+    function counts the buffers between instructions, and a kernel or loop as a single instruction.
+    """
+    _, _, entry = program.as_text().partition("ENTRY")
+    sizes: dict[str, int] = {}
+    total = 0
+    for name, types, operation, rest in INSTRUCTION.findall(entry):
+        sizes[name] = sum(
+            WIDTHS[dtype] * math.prod(map(int, filter(None, shape.split(",")))) for dtype, shape in TYPE.findall(types)
+        )
+        if operation not in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast"):
+            operands = re.findall(r"%([\w.-]+)", rest.partition("), ")[0])
+            total += sizes[name] + sum(sizes[operand] for operand in operands)
+    return total
 
 
 def mib(size: float) -> float:

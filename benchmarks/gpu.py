@@ -24,7 +24,7 @@ from tqdm import tqdm
 from moespec.models import counts, vit
 from moespec.training.objectives.classification import make_loss
 
-ROUTERS = list(vits.ROUTERS)[:-1]
+ROUTERS = [*list(vits.ROUTERS)[:-1], "sigmoid_token_choice"]
 
 
 def main() -> None:
@@ -33,8 +33,9 @@ def main() -> None:
     parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=ROUTERS, help="default: all")
     parser.add_argument("--recompute", action="store_true", help="compute blocks anew in the backward pass")
     parser.add_argument("--plain", action="store_true", help="torch without its Triton kernels, to compare with")
+    parser.add_argument("--cuda-graph", action="store_true", help="torch: record and replay each step as a CUDA graph")
     options = parser.parse_args()
-    result = f"gpu-{options.backend}"
+    result = f"gpu-{options.backend}{'-graph' * options.cuda_graph}"
     if options.plain:
         result += "-plain"
         for name in ("operators", "products"):
@@ -64,7 +65,8 @@ def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, An
     loss = make_loss(B, config, "softmax", recompute=options.recompute)
     seconds = {"pass": timed(B, a_pass(B, loss, B.from_numpy(params), arrays), options.rounds)}
     optimizer = B.OptimizerConfig("adamw", clip=1.0)
-    update, state = B.make_step(loss, optimizer), [B.init_state(params, optimizer)]
+    graph = {"cuda_graph": True} if options.cuda_graph else {}
+    update, state = B.make_step(loss, optimizer, **graph), [B.init_state(params, optimizer)]
 
     def one_step() -> Any:
         state[0], metrics = update(state[0], arrays, 1e-3)

@@ -12,7 +12,7 @@ import importlib
 from layers import measure, passes  # isort: skip  # this import comes first, because it pins the process to one core
 import record
 
-ROUTERS = ["softmax_token_choice", "softmax_expert_choice", "soft_moe"]
+ROUTERS = ["softmax_token_choice", "softmax_expert_choice", "sinkhorn_token_choice", "soft_moe"]
 WIDTH, HIDDEN = 64, 256
 SIZES = [(2048, experts) for experts in (8, 32, 128, 512, 2048)]
 SIZES += [(tokens, 32) for tokens in (128, 512, 2048, 8192)]

@@ -26,6 +26,7 @@ def main() -> None:
     tpu, tpu_steps = read("layers-tpu"), read("steps-tpu")
     tables = {
         "cpu": page.table(summary.HEAD, list(summary.cpu_rows(layers, larger, steps))),
+        "own process": of_own_process(read("own-process-torch-cpu")),
         "tpu": page.table(summary.HEAD_TPU, list(summary.tpu_rows(tpu, tpu_steps))),
         "layers": of_layers(layers),
         "larger layers": of_layers(larger),
@@ -74,6 +75,16 @@ def of_layers(results: dict[str, Any], part: str = "layers") -> str:
         dense = 1e3 * figures[name]["dense"]["cpu_seconds"]
         text.append(f"{name}: {sizes}; dense takes {dense:.0f} ms; {machine(result)}.")
     return "\n\n".join(text)
+
+
+def of_own_process(result: Any) -> str:
+    figures = result["figures"]
+    tiny, large = (
+        (", ".join(f"{n} {name}" for name, n in figures[size]["sizes"].items())) for size in ("tiny", "large")
+    )
+    agree = max(figures[size]["layers"]["agree"] for size in ("tiny", "large"))
+    note = f"tiny: {tiny}; large: {large}; two measurements of the same layer differ by at most {agree - 1:.0%}; {machine(result)}."
+    return "\n\n".join([page.table(summary.HEAD_PROCESS, list(summary.process_rows(figures))), note])
 
 
 def of_growth(growth: dict[str, Any]) -> str:
@@ -137,7 +148,8 @@ def of_gpu(paths: list[Path]) -> str:
             seconds = [f"{1e3 * row[kind]:.1f}" for kind in ("pass", "step")]
             over = [(row[f"{kind}_over_dense"], row[f"{kind}_per_operation"]) for kind in ("pass", "step")]
             ratios = [f"{one:.2f} ({other:.2f})" for one, other in over]
-            case = [f"{backend}, {gpu}", f"`{row['model']}`", str(row.get("experts", ""))]
+            graph = ", CUDA graph" * result["figures"]["config"].get("cuda_graph", False)
+            case = [f"{backend}, {gpu}{graph}", f"`{row['model']}`", str(row.get("experts", ""))]
             rows.append([*case, *seconds, *ratios, f"{row['most_mib']:,.0f}"])
         made[f"{backend}: {versions(result['versions'])}"] = None
     head = ["on", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]

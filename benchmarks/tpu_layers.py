@@ -57,6 +57,7 @@ def gradient_of(device: Any, layer: Any, params: Any, batch: Any) -> tuple[Any, 
     program, row = ahead.compiled(gradient.lower(*ahead.on(device, (params, batch))))
     cost = program.cost_analysis()
     row |= {"gigaflops": round(cost["flops"] / 1e9, 3), "gigabytes_accessed": round(cost["bytes accessed"] / 1e9, 3)}
+    row["gigabytes_of_buffers"] = round(ahead.bytes_of_buffers(program) / 1e9, 3)
     return cost["flops"], row, jax.make_jaxpr(gradient)(params, batch).jaxpr
 
 

@@ -75,7 +75,7 @@ def differentiable(
     return call
 
 
-def direct(operator: CustomOpDef) -> Callable[..., Any]:
+def direct(operator: CustomOpDef) -> Any:
     """Returns a function that calls the operator only if a compiler, a transform or a mode must see it. torch's operators are slow to call."""
     run = SIGNED[operator]
 
