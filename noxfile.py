@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -256,6 +257,8 @@ def integrations(session: nox.Session) -> None:
 
 # Sessions that need both frameworks or few packages, and their common dependencies, which CI installs once.
 CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests", "environments")
+SERIAL = ("types", "tpu")
+"""Checks that use one core. They run one after the other, beside the other checks."""
 EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface", "text")
 PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning")
 
@@ -270,9 +273,19 @@ def checks(session: nox.Session) -> None:
     """Run CI's checks besides conformance in one environment.
     The checks are lint, types, golden --check, docs, tpu, cuda, integrations, tests and environments."""
     _install_everything(session)
-    for name in session.posargs or CHECKS:
+    names = session.posargs or CHECKS
+
+    def check(name: str) -> None:
         arguments = ("--", "--check") if name == "golden" else ()
         session.run("nox", "--no-venv", "--no-install", "-s", name, *arguments)
+
+    with ThreadPoolExecutor(max_workers=1) as aside:
+        beside = [aside.submit(check, name) for name in names if name in SERIAL]
+        for name in names:
+            if name not in SERIAL:
+                check(name)
+        for each in beside:
+            each.result()
 
 
 @nox.session(default=False)

@@ -101,10 +101,10 @@ def of_growth(growth: dict[str, Any]) -> str:
 
 
 def of_tpu_layers(tpu: Any) -> str:
-    keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
+    keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "gigabytes_of_buffers", "temporary_mib")
     rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
-    head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
+    head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "GB of buffers", "temporary MiB"]
     return "\n\n".join([page.table(head, rows), f"{shape}; {tpu['topology']}, {versions(tpu['versions'])}."])
 
 

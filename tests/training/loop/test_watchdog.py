@@ -82,7 +82,8 @@ def test_the_others_are_told_of_an_error(index):
     processes = [start(each, port, fails=30 * (each == index)) for each in range(2)]
     errors = ended(processes[1 - index], 2)
     assert f"process {index} of 2 on {socket.gethostname()} failed: a fault of its own; --resume" in errors
-    assert ended(processes[index], 4) == ""
+    said = ended(processes[index], 4).splitlines()
+    assert not [line for line in said if ": waiting for process" not in line]  # a busy machine starts processes slowly
 
 
 @pytest.mark.parametrize(("index", "missing"), [(0, "processes 1, 2 of 3"), (1, "process 0 of 3")])
