@@ -29,7 +29,15 @@ from moespec.backends.torch.nn import MoE
 
 TINY = {"groups": 2, "tokens": 16, "width": 32, "hidden": 64, "experts": 4}
 LARGE = {"groups": 4, "tokens": 784, "width": 384, "hidden": 1536, "experts": 32}
-ROUTERS = ("softmax_token_choice", "sigmoid_token_choice", "switch", "softmax_expert_choice", "soft_moe")
+CASES: dict[str, dict[str, float]] = {
+    "softmax_token_choice": {},
+    "softmax_token_choice, without losses": {"importance_weight": 0.0, "load_weight": 0.0},
+    "sigmoid_token_choice": {},
+    "switch": {},
+    "softmax_expert_choice": {},
+    "soft_moe": {},
+}
+"""Options of the layers. The name of a case begins with the name of the router."""
 OTHER = "soft-moe-pytorch"
 NN = "import moespec.backends.torch.nn"
 STARTS = {
@@ -43,18 +51,19 @@ STARTS = {
 def main() -> None:
     options = record.parser(__doc__, rounds=9).parse_args()
     figures = {
-        "tiny": {"sizes": TINY, "layers": layers(TINY, ROUTERS, options.rounds * 5, calls=20)},
-        "large": {"sizes": LARGE, "layers": layers(LARGE, ["soft_moe"], options.rounds, calls=1)},
+        "tiny": {"sizes": TINY, "layers": layers(TINY, CASES, options.rounds * 10, calls=3)},
+        "large": {"sizes": LARGE, "layers": layers(LARGE, {"soft_moe": {}}, options.rounds, calls=1)},
         "starts": starts(options.rounds),
     }
     print(record.write("own-process-torch", figures))
 
 
-def layers(sizes: dict[str, int], routers: tuple[str, ...] | list[str], rounds: int, calls: int) -> dict[str, object]:
+def layers(sizes: dict[str, int], cases: dict[str, dict[str, float]], rounds: int, calls: int) -> dict[str, object]:
     width, tokens, experts = sizes["width"], sizes["tokens"], sizes["experts"]
-    each: dict[str, Callable[[], object]] = {
-        router: step(MoE(width, sizes["hidden"], experts, tokens=tokens, router=router), sizes) for router in routers
-    }
+    each: dict[str, Callable[[], object]] = {}
+    for case, options in cases.items():
+        router = case.partition(",")[0]
+        each[case] = step(MoE(width, sizes["hidden"], experts, tokens=tokens, router=router, **options), sizes)
     slots = {"num_slots": tokens // experts, "expert_mult": sizes["hidden"] // width}
     alone = {"is_distributed": False, "offload_unused_experts_to_cpu": False}
     each |= dict.fromkeys(
