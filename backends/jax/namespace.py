@@ -138,7 +138,8 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
     rows = jnp.ones((*x.shape[:2], 1), x.dtype) if rows is None else rows
     if jnp.result_type(tokens) == jnp.bfloat16 and slots.dtype == jnp.float32:
         return products.scaled_product(x, rows, slots)
-    return jnp.einsum("gtd,dec->gtec", rows * x, slots, precision=lax.Precision.HIGHEST)
+    logits = jnp.einsum("gtd,dec->gtec", rows * x, slots, precision=lax.Precision.HIGHEST)
+    return lax.optimization_barrier(logits)  # XLA on a CPU would compute the logits again for each softmax
 
 
 def invert_index(index: Array, count: int) -> Array:
