@@ -22,13 +22,14 @@ def main() -> None:
     layers, larger, steps, growth = (
         {name: read(f"{kind}-{name}-cpu") for name in BACKENDS} for kind in ("layers", "layers-32", "steps", "growth")
     )
+    newest = read("layers-newest-jax-cpu")
     picture(layers, page.DOCS / "_static" / "speed.png")
     tpu, tpu_steps = read("layers-tpu"), read("steps-tpu")
     tables = {
         "cpu": page.table(summary.HEAD, list(summary.cpu_rows(layers, larger, steps))),
         "own process": of_own_process(read("own-process-torch-cpu")),
         "tpu": page.table(summary.HEAD_TPU, list(summary.tpu_rows(tpu, tpu_steps))),
-        "layers": of_layers(layers),
+        "layers": of_layers({"jax": layers["jax"], "newest jax": newest, "torch": layers["torch"]}),
         "larger layers": of_layers(larger),
         "models": of_layers(steps, "steps"),
         "growth": of_growth(growth),
@@ -97,7 +98,21 @@ def of_growth(growth: dict[str, Any]) -> str:
         times = [f"{row['times_dense'][router]:.2f}" for row in each for router in routers]
         rows.append([str(first[i]["tokens"]), str(first[i]["experts"]), *times])
     sizes = f"{first[0]['width']} width, {first[0]['hidden']} hidden, one group"
-    return "\n\n".join([page.table(head, rows), f"{sizes}; {machine(next(iter(growth.values())))}."])
+    of_jax, of_torch = ([seconds(row) for row in result["figures"]["rows"]] for result in growth.values())
+    ratios = {
+        router: [b[router] / a[router] for a, b in zip(of_jax, of_torch, strict=True)] for router in ["dense", *routers]
+    }
+    told = ", ".join(f"`{router}` {min(each):.2f} to {max(each):.2f}" for router, each in ratios.items())
+    made = "; ".join(f"{name}: {machine(result)}" for name, result in growth.items())
+    return "\n\n".join(
+        [page.table(head, rows), f"Times of torch divided by times of jax: {told}.", f"{sizes}; {made}."]
+    )
+
+
+def seconds(row: dict[str, Any]) -> dict[str, float]:
+    """Return the CPU seconds of the dense MLP and of each router in a row of growth."""
+    dense: float = row["dense_cpu_seconds"]
+    return {"dense": dense, **{router: dense * times for router, times in row["times_dense"].items()}}
 
 
 def of_tpu_layers(tpu: Any) -> str:
