@@ -118,6 +118,7 @@ def _batched(flat: Arrays, axes: Arrays, *, jaxpr: Any, transpose: Function, cou
 
 
 _linear.def_impl(_result)
+_linear.to_lojax = _result  # JAX 0.12 calls this function instead of the primitive if `jaxpr` has operations that it lowers in a first step
 _linear.def_abstract_eval(lambda *_, jaxpr, **__: jaxpr.out_avals)
 ad.primitive_jvps[_linear] = _tangent
 ad.primitive_transposes[_linear] = _transposed

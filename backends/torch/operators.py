@@ -76,7 +76,7 @@ def differentiable(
 
 
 def direct(operator: CustomOpDef) -> Any:
-    """Returns a function that calls the operator only if a compiler, a transform or a mode must see it. torch's operators are slow to call."""
+    """Returns a function that calls torch's operator, which is slow, only if a compiler, a transform or a mode must see it."""
     run = SIGNED[operator]
 
     def call(first: Tensor, *others: Any) -> Any:

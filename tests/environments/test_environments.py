@@ -27,7 +27,7 @@ ROWS = {
     "torch, standard output closed": ("torch", {}, (), (), ">&-"),
     "torch, standard output and error closed": ("torch", {}, (), (), ">&- 2>&-"),
     "jax, two compiled processes, python -O": ("jax", OPTIMIZED, TWO, (), ""),
-    "newest Python, jax": ("newest", {}, (), (), ""),
+    "newest Python, jax, experts without a capacity": ("newest", {}, (), ("--router", "sigmoid_token_choice"), ""),
     "newest Python, jax, two compiled processes": ("newest", {}, TWO, (), ""),
 }
 """Framework, environment variables, how it is launched, options, and what becomes of the streams."""
