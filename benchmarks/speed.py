@@ -75,7 +75,15 @@ def of_layers(results: dict[str, Any], part: str = "layers") -> str:
         sizes = ", ".join(f"{key} {value}" for key, value in config if key not in ("backend", "rounds", "routers"))
         dense = 1e3 * figures[name]["dense"]["cpu_seconds"]
         text.append(f"{name}: {sizes}; dense takes {dense:.0f} ms; {machine(result)}.")
+    if "newest jax" in results:
+        of_jax, of_torch = (times_of(figures[name]) for name in ("newest jax", "torch"))
+        ratios = [of_torch[name] / seconds for name, seconds in of_jax.items()]
+        text.append(f"Times of torch divided by times of the newest jax: {min(ratios):.2f} to {max(ratios):.2f}.")
     return "\n\n".join(text)
+
+
+def times_of(rows: dict[str, dict[str, float]]) -> dict[str, float]:
+    return {name: row["cpu_seconds"] for name, row in rows.items()}
 
 
 def of_own_process(result: Any) -> str:
@@ -103,6 +111,8 @@ def of_growth(growth: dict[str, Any]) -> str:
         router: [b[router] / a[router] for a, b in zip(of_jax, of_torch, strict=True)] for router in ["dense", *routers]
     }
     told = ", ".join(f"`{router}` {min(each):.2f} to {max(each):.2f}" for router, each in ratios.items())
+    most = max(range(len(first)), key=lambda n: first[n]["experts"])
+    told += f"; `sinkhorn_token_choice` with the most experts {ratios['sinkhorn_token_choice'][most]:.2f} (goal: 1.2)"
     made = "; ".join(f"{name}: {machine(result)}" for name, result in growth.items())
     return "\n\n".join(
         [page.table(head, rows), f"Times of torch divided by times of jax: {told}.", f"{sizes}; {made}."]

@@ -61,7 +61,8 @@ def process_rows(figures: dict[str, Any]) -> Iterator[list[str]]:
     for size in ("tiny", "large"):
         for name, row in figures[size]["layers"]["rows"].items():
             goal, ratio = goals.get(name), row["times_other"]
-            missed = goal is not None and ratio > goal + 0.03
+            # A ratio within the spread of two measurements of the other layer is no miss.
+            missed = goal is not None and ratio > goal + 0.03 and ratio > figures[size]["layers"]["agree"]
             told = "" if goal is None else f"{goal:g} (+ 3 %)"
             yield [
                 f"{size} layer, `{name}`",
