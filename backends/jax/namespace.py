@@ -139,7 +139,9 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
     if jnp.result_type(tokens) == jnp.bfloat16 and slots.dtype == jnp.float32:
         return products.scaled_product(x, rows, slots)
     logits = jnp.einsum("gtd,dec->gtec", rows * x, slots, precision=lax.Precision.HIGHEST)
-    return lax.optimization_barrier(logits)  # XLA on a CPU would compute the logits again for each softmax
+    # Otherwise XLA on a CPU computes the logits again for each softmax.
+    kept: Array = lax.optimization_barrier(logits)  # type: ignore[no-untyped-call]
+    return kept
 
 
 def invert_index(index: Array, count: int) -> Array:
