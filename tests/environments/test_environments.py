@@ -45,7 +45,7 @@ def start(kind, environment, *words, streams=""):
 
 def ends(process, status=0, lines=1):
     """What the process says, besides progress, when it has ended with this status; of several processes each a line, and the launcher."""
-    _, said = process.communicate(timeout=240)
+    _, said = process.communicate(timeout=480)
     told = [
         line
         for line in re.split(r"[\r\n]+", said)
