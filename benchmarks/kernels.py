@@ -2,8 +2,8 @@
 
     python benchmarks/kernels.py
 
-The default sizes are those of a layer of ViT-B/16 with 256 images, k = 1 and bfloat16 tokens. `times_plain` is the median time with the
-kernel divided by the median time without: a kernel does not pay if `times_plain` is 1 or more. To try the script without a GPU:
+The default sizes are those of a layer of ViT-B/16 for 256 images, with k = 1 and tokens in bfloat16. The script divides the median time
+with the kernel by the median time without it (`times_plain`). If `times_plain` is 1 or more, the kernel is not worth having. Without a GPU:
 TRITON_INTERPRET=1 python benchmarks/kernels.py --groups 2 --tokens 16 --width 32 --experts 4.
 """
 

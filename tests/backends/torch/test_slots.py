@@ -35,7 +35,10 @@ def test_both_ways_to_count_give_the_same_integers(experts, generator):
 INDEX = torch.tensor([[3, 0, 4], [4, 1, 4]], dtype=torch.int32)  # token 2 is in no slot, 4 marks an empty slot
 
 
-def test_gradients_of_the_operators(generator):
+@pytest.mark.parametrize("small", [0, rows.SMALL])
+def test_gradients_of_the_operators(small, generator, monkeypatch):
+    monkeypatch.setattr(rows, "SMALL", small)  # both ways of a gather: masked, and with a row of zeros
+
     def draw(*shape):
         return torch.rand(shape, generator=generator, dtype=torch.float64, requires_grad=True)
 
