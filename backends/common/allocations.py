@@ -4,6 +4,8 @@ all tokens or only the most important tokens.
 Selected indices are integers without gradients, and weights carry gradients. Ties go to the lower index.
 """
 
+from typing import Any
+
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.backends.contract import filled_alone
 from moespec.spec.algorithms.importance_score import surviving_tokens
@@ -203,7 +205,7 @@ def _slots_in_stages(
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # requests of earlier stages per expert (index E: no expert)
+    earlier: Any = 0  # requests of earlier stages per expert, (groups, experts + 1); the index E means no expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]

@@ -23,9 +23,17 @@ from moespec.backends.common.expert_kinds import Kinds, weighted_inputs, with_ki
 from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, second_factor
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.gathers import combine_rows, gather_rows, invert_index
-from moespec.backends.torch.network import activate, expert_mlp
+from moespec.backends.torch.network import activate, expert_mlp, linear_of_experts
 from moespec.backends.torch.operators import differentiable, operator
-from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
+from moespec.backends.torch.slots import (
+    SlotRouting,
+    SoftRouting,
+    check_slots,
+    moe_layer,
+    slot_rows,
+    sparse_layer,
+    token_rows,
+)
 from moespec.spec.checks import check_scores
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Routing
@@ -79,14 +87,15 @@ def _of_experts(
     def experts(inputs: Tensor) -> Tensor:
         return expert_mlp(inputs, params, **options)
 
-    if isinstance(routing, SlotRouting) and mostly_empty(routing):
+    if isinstance(routing, SlotRouting):
         check_slots(tokens, routing)
         weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
-        if can_group(tokens, *weights["w1"].shape[1:], weights["w2"].shape[2]):
-            of: Any = activate(options["gelu"], options["activation"]), second_factor(xp, options["activation"])
-            run: Any = lambda rows, linear: perceptron(rows, weights, linear, *of)  # noqa: E731  # annotated, it would not compile
-            y: Tensor = grouped_layer(tokens, routing, run, weigh_inputs=weigh_inputs)
-            return y
+        of: Any = activate(options["gelu"], options["activation"]), second_factor(xp, options["activation"])
+        run: Any = lambda rows, linear: perceptron(rows, weights, linear, *of)  # noqa: E731  # annotated, it would not compile
+        if mostly_empty(routing) and can_group(tokens, *weights["w1"].shape[1:], weights["w2"].shape[2]):
+            return grouped_layer(tokens, routing, run, weigh_inputs=weigh_inputs)
+        if not weigh_inputs:
+            return sparse_layer(tokens, routing, lambda rows: run(rows, linear_of_experts))
     weighted = weighted_inputs(xp, routing, experts) if weigh_inputs else (routing, experts)
     result: Tensor = moe_layer(tokens, *weighted)
     return result
@@ -96,14 +105,7 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
     """Computes a layer whose expert e returns `x @ kernel[e] + bias[e]`: tokens (G, T, D), kernel (E, D, H), bias (E, H) -> (G, T, H)."""
     if can_group(tokens, *kernel.shape[1:]):
         return grouped_layer(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
-
-    def experts(inputs: Tensor) -> Tensor:
-        groups, experts, capacity, width = inputs.shape
-        rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
-        outputs = torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
-        return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
-
-    return moe_layer(tokens, routing, experts)
+    return sparse_layer(tokens, routing, lambda rows: linear_of_experts(rows, kernel, bias))
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:

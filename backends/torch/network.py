@@ -57,11 +57,11 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
     weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
     rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
     of: Any = activate(gelu, activation), second_factor(xp, activation)
-    outputs: Tensor = perceptron(rows, weights, _linear_of_experts, *of)
+    outputs: Tensor = perceptron(rows, weights, linear_of_experts, *of)
     return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 
-def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+def linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return torch.bmm(rows, kernel.to(rows.dtype))
     if on_gpu(rows) and rows.dtype == torch.bfloat16:  # baddbmm would copy the bias to every row

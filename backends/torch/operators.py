@@ -69,7 +69,9 @@ def differentiable(
             return operator(*arguments)
         if is_observed(arguments[0]):
             return function.apply(*arguments)
-        return direct.apply(*arguments, *defaults[len(arguments) :])  # without the overhead of torch's operators
+        # Without the overhead of torch's operators and, in a backward pass, of autograd.
+        unobserved = direct.apply if torch.is_grad_enabled() else run
+        return unobserved(*arguments, *defaults[len(arguments) :])
 
     call.operator = operator  # type: ignore[attr-defined]  # torch.library accepts only the operator
     return call

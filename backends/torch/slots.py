@@ -66,18 +66,24 @@ def moe_layer(
     check_scores("tokens", tokens, "groups tokens width")
     if isinstance(routing, SlotRouting):
         check_slots(tokens, routing)
-        rows = token_rows(routing), slot_rows(routing)
-        inputs = _dispatch_slots(tokens, routing, *rows)
-    else:
-        _check_dense(tokens, routing.dispatch, routing.combine)
-        inputs = _dispatch_dense(tokens, routing.dispatch)
-    outputs = experts(inputs)
+        groups, number, capacity = routing.token.shape
+
+        def run(rows: Tensor) -> Tensor:
+            inputs = rows.reshape(number, groups, capacity, -1).transpose(0, 1)
+            return _checked(experts(inputs), inputs).transpose(0, 1).reshape(number, groups * capacity, -1)
+
+        return sparse_layer(tokens, routing, run)
+    _check_dense(tokens, routing.dispatch, routing.combine)
+    inputs = _dispatch_dense(tokens, routing.dispatch)
+    return _combine_dense(_checked(experts(inputs), inputs), routing.combine).to(tokens.dtype)
+
+
+def _checked(outputs: Tensor, inputs: Tensor) -> Tensor:
+    """Returns the outputs of the experts. Raises ShapeError unless they have the slots of the inputs."""
     check_rank("experts", outputs, "groups experts capacity width")
     for axis in range(3):
         check_size("experts", outputs, axis, inputs.shape[axis], "the slots it was given")
-    if isinstance(routing, SlotRouting):
-        return _combine_slots(outputs, routing, *rows, tokens.dtype)
-    return _combine_dense(outputs, routing.combine).to(tokens.dtype)
+    return outputs
 
 
 def check_slots(tokens: Tensor, routing: SlotRouting) -> None:
@@ -101,31 +107,29 @@ def _check_dense(tokens: Tensor, dispatch: Any, combine: Any) -> None:
 # therefore contiguous, and the matrix products of the experts need no further copy.
 
 
-def _dispatch_slots(tokens: Tensor, routing: SlotRouting, token: Tensor, slot: Tensor | None) -> Tensor:
-    """(G, T, D) to (G, E, C, D), zeros in empty slots."""
-    groups, experts, capacity = routing.token.shape
-    inputs: Tensor = gather_rows(tokens.reshape(-1, tokens.shape[2]), token, slot)
-    return inputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
-
-
-def _combine_slots(
-    outputs: Tensor, routing: SlotRouting, token: Tensor, slot: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """(G, E, C, D) to (G, T, D), summed in float32 or better."""
-    groups, experts, capacity, width = outputs.shape
-    rows = outputs.transpose(0, 1).reshape(experts * groups * capacity, width)
+def sparse_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """Computes a layer with a checked routing, where `run` maps the rows of each expert: (E, G * C, D) -> (E, G * C, D')."""
+    (groups, experts, capacity), width = routing.token.shape, tokens.shape[2]
+    token, slot = token_rows(routing), slot_rows(routing)
+    rows = gather_rows(tokens.reshape(-1, width), token, slot)
+    outputs = run(rows.reshape(experts, groups * capacity, width))
     weight = routing.weight.transpose(0, 1).reshape(-1)
-    count = groups * routing.tokens
-    result: Tensor = combine_rows(rows, weight, token, count, slot, dtype)
-    return result.reshape(groups, routing.tokens, width)
+    rows = outputs.reshape(len(weight), -1)
+    result: Tensor = combine_rows(rows, weight, token, groups * routing.tokens, slot, tokens.dtype)
+    return result.reshape(groups, routing.tokens, -1)
 
 
 def token_rows(routing: SlotRouting) -> Tensor:
     """(E * G * C,): the row of the token in each slot, or the number of rows for an empty slot."""
     groups = routing.token.shape[0]
-    first = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None] * routing.tokens
+    first = _first(groups, routing.tokens, routing.token)
     rows = torch.where(routing.token < routing.tokens, routing.token + first, groups * routing.tokens)
     return rows.transpose(0, 1).reshape(-1)
+
+
+def _first(groups: int, size: int, like: Tensor) -> Tensor:
+    """(G, 1, 1): the first row of each group, for groups of `size` rows."""
+    return torch.arange(0, groups * size, size, device=like.device, dtype=torch.int32)[:, None, None]
 
 
 def slot_rows(routing: SlotRouting) -> Tensor | None:
@@ -133,7 +137,7 @@ def slot_rows(routing: SlotRouting) -> Tensor | None:
     if routing.slot is None:
         return None
     groups, experts, capacity = routing.token.shape
-    first = torch.arange(groups, device=routing.token.device, dtype=torch.int32)[:, None, None] * capacity
+    first = _first(groups, capacity, routing.token)
     # The slot e * C + c of group g has the row e * G * C + g * C + c. For a dropped choice, e is E.
     rows = routing.slot + routing.slot // capacity * ((groups - 1) * capacity) + first
     return rows.clamp(max=experts * groups * capacity).flatten(0, 1)
