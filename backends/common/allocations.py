@@ -175,7 +175,7 @@ def _serve(
         slot = xp.take_rows(slot, xp.argsort(order))
     # Request k * T + t is choice k of token t. Request K * T marks an empty slot.
     request = xp.invert_index(xp.swapaxes(slot, 1, 2).reshape(groups, -1), slots).reshape(groups, experts, capacity)
-    token = xp.where(request < choices * tokens, request % tokens, tokens)
+    token = request if choices == 1 else xp.where(request < choices * tokens, request % tokens, tokens)
 
     # Weights. A choice without a slot has the expert index E.
     if normalize is not None:

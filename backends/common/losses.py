@@ -76,7 +76,7 @@ def _entropy(xp: Namespace[Array], p: Array) -> Array:
 def squared_variation(xp: Namespace[Array], values: Array) -> Array:
     """Computes variance / mean^2 over the experts, and returns the mean over the groups. The gradient is 0 for a group of equal values."""
     mean = xp.mean(values, 1, keepdims=True)
-    return xp.mean(xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean))
+    return xp.mean(xp.square(values - mean) / xp.square(mean))
 
 
 def upper_tail(xp: Namespace[Array], x: Array, std: float = 1.0) -> Array:

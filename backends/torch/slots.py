@@ -129,7 +129,7 @@ def token_rows(routing: SlotRouting) -> Tensor:
 
 def _first(groups: int, size: int, like: Tensor) -> Tensor:
     """(G, 1, 1): the first row of each group, for groups of `size` rows."""
-    return torch.arange(0, groups * size, size, device=like.device, dtype=torch.int32)[:, None, None]
+    return torch.arange(0, groups * size, size, device=like.device, dtype=torch.int32).reshape(-1, 1, 1)
 
 
 def slot_rows(routing: SlotRouting) -> Tensor | None:
