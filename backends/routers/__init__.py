@@ -7,7 +7,7 @@ from `moespec.spec.routers`, so a composition that confuses two scores, drops a 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,11 @@ def composed(B: Any) -> Routers:
     """Returns the routers by name, bound to `B`, which is a backend or a module with the functions of a backend."""
 
     def bound(router: Router[Any], compose: Any, update: Any) -> Router[Any]:
-        return replace(router, route=partial(compose, B), update=partial(update, B) if update else router.update)
+        made = copy(router)  # `replace` would check all functions again, which takes long
+        vars(made)["route"] = router._checked_route(partial(compose, B))
+        if update:
+            vars(made)["update"] = router._checked_update(partial(update, B))
+        return made
 
     def own(_: str, router: Router[Any]) -> Router[Any]:
         if router.compose is None or (router.stateful and router.compose_update is None):

@@ -8,12 +8,19 @@ import numpy as np
 import moespec.backends.torch as B
 from moespec.backends.pytrees import tree_map
 from moespec.backends.torch import nn
-from moespec.backends.torch.nn.hub import HubMixin
 from moespec.models.families import family
 from moespec.spec.errors import ConfigError
 from moespec.training.weights import hub
 from moespec.training.weights.formats import Given
 from moespec.training.weights.record import Weights
+
+try:
+    from huggingface_hub import PyTorchModelHubMixin as HubMixin
+except ImportError:  # an extra: pip install 'moespec[huggingface]'
+
+    class HubMixin:  # type: ignore[no-redef]
+        """An empty class. Without `huggingface_hub`, save the weights with `moespec convert`."""
+
 
 __all__ = ["PretrainedModel"]
 

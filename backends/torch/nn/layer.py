@@ -14,7 +14,7 @@ from moespec.backends.optimizer import STATE
 from moespec.backends.routers import composed
 from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts, Perceptrons
-from moespec.backends.torch.nn.hub import HubMixin
+from moespec.backends.torch.nn.hub import OnHub
 from moespec.backends.torch.nn.padding import without_padding
 from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import TORCHSCRIPT, Reporting
@@ -37,7 +37,7 @@ OF_MLP |= {"latent_width", "latent_norm", "constant_experts"}
 
 
 @documented
-class MoE(Reporting, HubMixin):
+class MoE(Reporting, OnHub):
     """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
     All axes except the first and the last are token axes: (images, tokens, width) as in a ViT, or
@@ -88,8 +88,6 @@ class MoE(Reporting, HubMixin):
         start |= {"constant_experts": constant_experts, "copy_experts": copy_experts, "zero_experts": zero_experts}
         start["weights_on"] = weights_on
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
-        if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
-            saved["router"] = layer.router  # Stores the name of the router, even if a `Router` was passed.
         # `_layer` looks up the layer by its `repr`, because torch.compile treats strings as constants. If the layer were an attribute,
         # torch.compile would replace numbers that differ between layers with symbols, but a capacity needs concrete values.
         self._text = repr(layer)
@@ -191,6 +189,13 @@ class MoE(Reporting, HubMixin):
     @property
     def _layer(self) -> Layer:
         return self._layers[self._text]
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        layer = self._layer
+        values = {each.name: getattr(of, each.name) for of in (layer, layer.options) for each in fields(of)}
+        del values["options"]
+        return {**values, "tokens": layer.options.tokens // layer.group_images}
 
     @property
     def options(self) -> Any:

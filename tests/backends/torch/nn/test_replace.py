@@ -1,7 +1,11 @@
 """`MoE` in place of the MLPs of models as others write them, with their weights; devices, shapes and weight decay."""
 
 import importlib
+import math
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 from moespec.spec import ConfigError, ShapeError
@@ -252,15 +256,24 @@ def test_weight_decay_by_the_rules_of_others():
 
 
 def test_a_saved_layer_comes_back(tmp_path):
-    """By the mixin of the hub where that is installed, with the arguments of the router."""
+    """By the mixin of the hub where that is installed, with the arguments of the layer and of the router, in NumPy's numbers too."""
     pytest.importorskip("huggingface_hub", reason="the hub's package is an extra")
-    layer = modules.MoE.from_mlp(Mlp(), 2, tokens=TOKENS, router="softmax_token_choice", choices=2)
-    layer.save_pretrained(tmp_path)
-    again = modules.MoE.from_pretrained(tmp_path)
+    options = {"choices": np.int64(2), "capacity_factor": math.inf, "group_images": 2}
+    layer = again = modules.MoE.from_mlp(Mlp(), 2, tokens=TOKENS, router="softmax_token_choice", noise=0.1, **options)
+    for folder in ("once", "twice"):
+        again.save_pretrained(tmp_path / folder)
+        again = modules.MoE.from_pretrained(tmp_path / folder)
+    assert type(again) is modules.MoE
+    assert again._layer == layer._layer
     assert again.options == layer.options
     assert again.experts.gelu == "erf"
     for a, b in zip(again.state_dict().values(), layer.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_library_of_the_hub_is_imported_on_use():
+    program = "import sys, moespec.backends.torch.nn; sys.exit('huggingface_hub' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_base_names_the_way_out_of_an_odd_number_of_tokens():
