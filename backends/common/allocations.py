@@ -62,12 +62,15 @@ def normalize_selected(
     return _divided(xp, weights, xp.top_indices(xp.promote(scores), choices), norm, epsilon)
 
 
-def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """Divides each token's weights (G, T, E) by the sum or norm of its chosen weights, plus epsilon. In `chosen`, E means no expert."""
+def _divided(
+    xp: Namespace[Array], weights: Array, chosen: Array, norm: str, epsilon: float = 0.0, *, after: bool = False
+) -> Array:
+    """Divides each token's weights (G, T, E) by the sum or norm of its chosen weights, plus epsilon. If `after`, E means no expert."""
     is_chosen = xp.is_chosen(chosen, weights)
     of_them = xp.where(is_chosen, weights, 0.0)
     total = xp.sum(of_them if norm == "sum" else xp.square(of_them), 2, keepdims=True)
-    total = xp.where(xp.max(xp.cast(is_chosen, weights.dtype), 2, keepdims=True) > 0, total, 1.0)
+    if after:  # the slots of all choices of a token may be taken
+        total = xp.where(xp.max(xp.cast(is_chosen, weights.dtype), 2, keepdims=True) > 0, total, 1.0)
     total = total if norm == "sum" else xp.sqrt(total)
     if not epsilon:
         return weights / total
@@ -180,7 +183,7 @@ def _serve(
     # Weights. A choice without a slot has the expert index E.
     if normalize is not None:
         check_option("normalize", normalize, NORMS)
-        combine_scores = _divided(xp, combine_scores, slot // capacity, normalize)
+        combine_scores = _divided(xp, combine_scores, slot // capacity, normalize, after=True)
     return xp.SlotRouting(token, xp.slot_weights(combine_scores, token, slot), slot, tokens)
 
 

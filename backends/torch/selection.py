@@ -29,8 +29,9 @@ def _top_indices(scores: Tensor, count: int) -> Tensor:
         return _sorted(scores)[..., :count].int().contiguous()
     best, index = torch.topk(scores.contiguous(), count + 1, dim=-1)
     index = index[..., :count].int().contiguous()
-    unclear = ~(best[..., :-1] > best[..., 1:]).all(dim=-1)
-    if unclear.any():
+    falls = best[..., :-1] > best[..., 1:]
+    if not falls.all():
+        unclear = ~falls.all(dim=-1)
         index[unclear] = _sorted(scores[unclear])[:, :count].int()
     return index
 
