@@ -11,6 +11,7 @@ No sum uses a scatter. Each sum has a fixed order, so the same input gives the s
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +25,14 @@ Ends = tuple[Array, Array | None]
 
 
 @program
-def take_rows(rows: Array, index: Array) -> Array:
-    """Returns `rows[g, index[g, ...]]`, or 0 where the index is N, for rows (G, N, ...) and index (G, ...).
+def take_rows(rows: Array, index: Array, fill: bool = True) -> Array:
+    """Returns `rows[g, index[g, ...]]`, or 0 where the index is N (without `fill`, any row), for rows (G, N, ...) and index (G, ...).
 
     The index of each group is flattened to one axis, because a TPU pads a last axis of length 2 to length 128.
     """
     flat = index.reshape(len(index), math.prod(index.shape[1:]))
-    taken: Array = jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=0))(rows, flat)
+    how: Any = {"mode": "fill", "fill_value": 0} if fill else {"mode": "clip"}
+    taken: Array = jax.vmap(lambda row, i: row.at[i].get(**how))(rows, flat)
     return taken.reshape(*index.shape, *rows.shape[2:])
 
 
@@ -67,30 +69,36 @@ def _slot_weights_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple
     return (values_by_expert(tokens, cotangent, *ends),)
 
 
-def dispatch_rows(tokens: int, rows: Array, token: Array, slot: Array | None) -> Array:
-    """The row of each slot's token, or 0 for an empty slot, (G, T, D) -> (G, S, D)."""
-    return linear(_dispatch, partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
+def dispatch_rows(tokens: int, rows: Array, token: Array, slot: Array | None, *, fill: bool = True) -> Array:
+    """The row of each slot's token, or 0 (without `fill`, any row) for an empty slot, (G, T, D) -> (G, S, D)."""
+    return linear(partial(_dispatch, fill), partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
 
 
-def _dispatch(ends: Ends, rows: Array) -> tuple[Array]:
-    return (take_rows(rows, ends[0]),)
+def _dispatch(fill: bool, ends: Ends, rows: Array) -> tuple[Array]:
+    return (take_rows(rows, ends[0], fill),)
 
 
 def _dispatch_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple[Array]:
     return (sum_by_token(tokens, cotangent, None, *ends),)
 
 
-def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
-    """The weighted sum of the rows of each token's slots, (G, S, D) and (G, S) -> (G, T, D)."""
-    return bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
+def combine_rows(
+    tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None, *, fill: bool = True
+) -> Array:
+    """The weighted sum of the rows of each token's slots, (G, S, D) and (G, S) -> (G, T, D).
+
+    Without `fill`, the gradient of an empty slot is undefined: nothing may read it.
+    """
+    transposed = partial(_combine_transposed, fill)
+    return bilinear(partial(_combine, tokens), transposed, (token, slot), rows, weight)[0]
 
 
 def _combine(tokens: int, ends: Ends, rows: Array, weight: Array) -> tuple[Array]:
     return (sum_by_token(tokens, rows, weight, *ends),)
 
 
-def _combine_transposed(ends: Ends, rows: Array, weight: Array, cotangent: Array) -> tuple[Array, Array]:
-    incoming = wide(take_rows(cotangent, ends[0]))
+def _combine_transposed(fill: bool, ends: Ends, rows: Array, weight: Array, cotangent: Array) -> tuple[Array, Array]:
+    incoming = wide(take_rows(cotangent, ends[0], fill))
     to_rows = (incoming * weight[..., None].astype(incoming.dtype)).astype(rows.dtype)
     return to_rows, jnp.sum(incoming * wide(rows), axis=2).astype(weight.dtype)
 

@@ -94,18 +94,20 @@ def layer_of_rows(
     groups, count, width = tokens.shape
     check_size("tokens", tokens, 0, len(routing.token), "the groups of routing")
     check_size("tokens", tokens, 1, routing.tokens, "the tokens of routing")
-    slots, linear = rows_of_slots(routing), batched_linear
-    if mostly_empty(routing):
+    slots, linear, grouped = rows_of_slots(routing), batched_linear, mostly_empty(routing)
+    if grouped:
         slots, ends = filled_rows(slots, len(tokens) * count, routing.token.shape[1])
         linear = partial(grouped_linear, ends=ends)
     elif one_hot.pays(tokens, routing.token) and not weigh_inputs:
         outputs = run(one_hot.dispatch(tokens, routing.token, slots), linear)
         return one_hot.combine(count, outputs, slots.weight, routing.token, slots).astype(tokens.dtype)
-    inputs = dispatch_rows(groups * count, tokens.reshape(1, groups * count, width), slots.token, slots.row)
+    places = slots.token, slots.row
+    inputs = dispatch_rows(groups * count, tokens.reshape(1, groups * count, width), *places, fill=not grouped)
     rows, weight = inputs[0], slots.weight
     if weigh_inputs:
         rows, weight = (wide(rows) * weight[0, :, None]).astype(rows.dtype), jnp.ones_like(weight)
-    result = combine_rows(groups * count, run(rows, linear)[None], weight, slots.token, slots.row)
+    # No product reads a row without an expert, so these rows need not be 0.
+    result = combine_rows(groups * count, run(rows, linear)[None], weight, *places, fill=not grouped)
     return result.reshape(groups, count, -1).astype(tokens.dtype)
 
 

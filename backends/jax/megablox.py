@@ -47,19 +47,18 @@ def products(
 ) -> Array:
     """Computes `rows @ kernel[e] + bias[e]`, or `rows @ kernel[e]^T` if `turned`: rows (R, D), kernel (E, D, H), bias (E, H) -> (R, H).
 
-    The rows of expert e end at `ends[e]`, for ends (E,). R is a multiple of TILE. The results for rows without an expert are 0.
+    The rows of expert e end at `ends[e]`, for ends (E,). R is a multiple of TILE. The results for rows without an expert are undefined.
     """
     width = kernel.shape[1 if turned else 2]
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(width, rows.dtype))
-    own = partial(
+    product = partial(
         _kernels().gmm, preferred_element_type=rows.dtype, tiling=tiling, transpose_rhs=turned, interpret=interpret
     )
-    y = _whole(own, "r d, e h d, e -> r h" if turned else "r d, e d h, e -> r h")(rows, kernel, _sizes(ends))
-    row = jnp.arange(len(rows))[:, None]
-    if bias is not None:
-        own_bias = jnp.dot(_expert(row, ends).astype(bias.dtype), bias, precision=lax.Precision.HIGHEST)
-        y = y + own_bias.astype(y.dtype)
-    return jnp.where(row < ends[-1], y, 0)
+    y = _whole(product, "r d, e h d, e -> r h" if turned else "r d, e d h, e -> r h")(rows, kernel, _sizes(ends))
+    if bias is None:
+        return y
+    own = _expert(jnp.arange(len(rows))[:, None], ends)
+    return y + jnp.dot(own.astype(bias.dtype), bias, precision=lax.Precision.HIGHEST).astype(y.dtype)
 
 
 def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bool = False) -> tuple[Array, Array]:
