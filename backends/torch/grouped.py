@@ -116,11 +116,7 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
 
 
 def grouped_layer(
-    tokens: Tensor,
-    routing: SlotRouting,
-    run: Callable[[Tensor, Linear[Tensor]], Tensor],
-    *,
-    weigh_inputs: bool = False,
+    tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor], *, weigh_inputs: bool = False
 ) -> Tensor:
     """Computes a layer in which `run(rows, linear)` applies the experts: (N, D) -> (N, D') for the N = G T K choices.
 

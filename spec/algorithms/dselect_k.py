@@ -39,11 +39,7 @@ from moespec.spec.numerics import Array, Leading, softmax
 from moespec.spec.routing import Routing
 from moespec.spec.values import as_array, even
 
-__all__ = [
-    "dselect_k_gate",
-    "dselect_k_routing",
-    "dselect_k_selectors",
-]
+__all__ = ["dselect_k_gate", "dselect_k_routing", "dselect_k_selectors"]
 
 ALGORITHMS = (
     Algorithm(

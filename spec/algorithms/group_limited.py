@@ -58,10 +58,7 @@ __all__ = ["group_limited_scores"]
 
 ALGORITHMS = (
     Algorithm(
-        "group_limited_scores",
-        "DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2",
-        1,
-        ("group_limited_scores",),
+        "group_limited_scores", "DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2", 1, ("group_limited_scores",)
     ),
 )
 

@@ -38,13 +38,7 @@ from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, Shared, stable_order
 from moespec.spec.values import as_array, as_ids, even
 
-__all__ = [
-    "hash_scores",
-    "hash_table_balanced",
-    "hash_table_clustered",
-    "hash_table_dispersed",
-    "hash_table_random",
-]
+__all__ = ["hash_scores", "hash_table_balanced", "hash_table_clustered", "hash_table_dispersed", "hash_table_random"]
 
 ALGORITHMS = (
     Algorithm(

@@ -95,12 +95,7 @@ def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[n
 
 
 def importance_score_choice(
-    scores: ArrayLike,
-    *,
-    choices: int,
-    capacity: int,
-    drop: float = 0.1,
-    combine_scores: ArrayLike | None = None,
+    scores: ArrayLike, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: ArrayLike | None = None
 ) -> Routing:
     """Routes the remaining tokens by Token Choice, in order of importance.
 

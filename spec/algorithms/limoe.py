@@ -37,12 +37,7 @@ from moespec.spec.values import as_array
 __all__ = ["global_entropy_loss", "local_entropy_loss"]
 
 ALGORITHMS = (
-    Algorithm(
-        "limoe",
-        "Mustafa et al. 2022 (arXiv 2206.02770)",
-        1,
-        ("global_entropy_loss", "local_entropy_loss"),
-    ),
+    Algorithm("limoe", "Mustafa et al. 2022 (arXiv 2206.02770)", 1, ("global_entropy_loss", "local_entropy_loss")),
 )
 
 

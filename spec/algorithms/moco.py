@@ -57,10 +57,7 @@ __all__ = ["batch_norm", "moco_loss", "momentum_update"]
 
 ALGORITHMS = (
     Algorithm(
-        "moco",
-        "Chen et al. 2021 (arXiv 2104.02057), Algorithm 1",
-        2,
-        ("batch_norm", "moco_loss", "momentum_update"),
+        "moco", "Chen et al. 2021 (arXiv 2104.02057), Algorithm 1", 2, ("batch_norm", "moco_loss", "momentum_update")
     ),
 )
 

@@ -39,12 +39,7 @@ NORMS = ("sum", "euclidean")
 
 
 def normalize_selected(
-    scores: ArrayLike,
-    combine_scores: ArrayLike | None = None,
-    *,
-    choices: int,
-    norm: str = "sum",
-    epsilon: float = 0.0,
+    scores: ArrayLike, combine_scores: ArrayLike | None = None, *, choices: int, norm: str = "sum", epsilon: float = 0.0
 ) -> Array:
     """Divides the combine scores of each token by their sum (or another norm) over the K experts that the token chooses:
 

@@ -64,10 +64,7 @@ __all__ = ["soft_routing"]
 
 ALGORITHMS = (
     Algorithm(
-        "soft_routing",
-        "Puigcerver et al. 2023 (arXiv 2308.00951), Algorithms 1 and 2, Table 2",
-        3,
-        ("soft_routing",),
+        "soft_routing", "Puigcerver et al. 2023 (arXiv 2308.00951), Algorithms 1 and 2, Table 2", 3, ("soft_routing",)
     ),
 )
 

@@ -76,10 +76,7 @@ __all__ = ["add_gating_noise", "router_logits", "softmax_affinity"]
 
 ALGORITHMS = (
     Algorithm(
-        "softmax_affinity",
-        "Liu et al. 2024 (arXiv 2401.15969), eq. (1)",
-        2,
-        ("router_logits", "softmax_affinity"),
+        "softmax_affinity", "Liu et al. 2024 (arXiv 2401.15969), eq. (1)", 2, ("router_logits", "softmax_affinity")
     ),
     Algorithm("gating_noise", "Riquelme et al. 2021 (arXiv 2106.05974)", 1, ("add_gating_noise",)),
 )

@@ -66,12 +66,7 @@ __all__ = ["rescale"]
 
 ALGORITHMS = (Algorithm("sparse_mlp", "Lou et al. 2021 (arXiv 2109.02008), eqs. (4)-(9)", 3, ("rescale",)),)
 
-AXES = {
-    "token_kernel": "tokens new",
-    "token_bias": "new",
-    "channel_kernel": "channels new",
-    "channel_bias": "new",
-}
+AXES = {"token_kernel": "tokens new", "token_bias": "new", "channel_kernel": "channels new", "channel_bias": "new"}
 """Axes of the parameters of `rescale`."""
 
 

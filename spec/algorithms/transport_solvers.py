@@ -81,10 +81,6 @@ def solve_lbfgs(problem: Problem) -> Array:
         return -float(value), -gradient
 
     result = minimize(
-        negative,
-        start(problem),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 500, "gtol": 1e-10, "ftol": 0.0},
+        negative, start(problem), jac=True, method="L-BFGS-B", options={"maxiter": 500, "gtol": 1e-10, "ftol": 0.0}
     )
     return np.asarray(result.x)

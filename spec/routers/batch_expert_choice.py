@@ -91,13 +91,7 @@ def state(options: Options) -> dict[str, StateSpec]:
 
 
 def route(
-    params: Params,
-    tokens: Array,
-    options: Options,
-    *,
-    state: State,
-    noise: Array | None = None,
-    train: bool = False,
+    params: Params, tokens: Array, options: Options, *, state: State, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice based on the softmax, which also provides the combine weights. This router uses no noise.
 

@@ -56,10 +56,7 @@ def route(
 
     # Slots.
     routing = importance_score_choice(
-        softmax_affinity(noisy),
-        choices=options.choices,
-        capacity=options.capacity(train=train),
-        drop=options.drop,
+        softmax_affinity(noisy), choices=options.choices, capacity=options.capacity(train=train), drop=options.drop
     )
 
     # Losses.

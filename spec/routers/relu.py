@@ -64,13 +64,7 @@ def state(options: Options) -> dict[str, StateSpec]:
 
 
 def route(
-    params: Params,
-    tokens: Array,
-    options: Options,
-    *,
-    state: State,
-    noise: Array | None = None,
-    train: bool = False,
+    params: Params, tokens: Array, options: Options, *, state: State, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """An expert takes all tokens with a gate above 0. The combine weights are the gates. This router uses no noise.
 

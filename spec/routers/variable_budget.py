@@ -113,13 +113,7 @@ def state(options: Options) -> dict[str, StateSpec]:
 
 
 def route(
-    params: Params,
-    tokens: Array,
-    options: Options,
-    *,
-    state: State,
-    noise: Array | None = None,
-    train: bool = False,
+    params: Params, tokens: Array, options: Options, *, state: State, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """An expert takes the tokens in its column of the mask, up to its capacity. This router uses no noise.
 

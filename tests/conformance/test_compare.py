@@ -15,16 +15,7 @@ from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.files import check, expected
 from moespec.conformance.check.results import CaseResult, Report, counts
 from moespec.conformance.check.run import verdict
-from moespec.conformance.compare import (
-    ALL_DTYPES,
-    CONSTANTS,
-    DTYPES,
-    certified,
-    compare,
-    exact,
-    precision,
-    tolerance,
-)
+from moespec.conformance.compare import ALL_DTYPES, CONSTANTS, DTYPES, certified, compare, exact, precision, tolerance
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
 from moespec.conformance.functions import FUNCTIONS

@@ -12,18 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from generator import (
-    citations,
-    docstrings,
-    examples,
-    heads,
-    names,
-    practice,
-    reference,
-    revisions,
-    sources,
-    write,
-)
+from generator import citations, docstrings, examples, heads, names, practice, reference, revisions, sources, write
 from generator.catalogue import ROOT, SiteError, home, pages
 from sphinx.cmd.build import build_main
 

@@ -179,10 +179,7 @@ STEM = vit.named("vit_tiny", image_size=16, patch_size=8, stem=2, channels=3, de
 
 @pytest.mark.parametrize(
     ("fields", "features", "kernel"),
-    [
-        ({"stem": 3}, (3, 16, 32, 64), (1, 1, 64, 64)),
-        ({"stem_depth": 2}, (3, 32, 32, 64, 64), (2, 2, 64, 64)),
-    ],
+    [({"stem": 3}, (3, 16, 32, 64), (1, 1, 64, 64)), ({"stem_depth": 2}, (3, 32, 32, 64, 64), (2, 2, 64, 64))],
 )
 def test_features_double_from_resolution_to_resolution_up_to_the_width_of_a_token(fields, features, kernel):
     shapes = vit.parameter_shapes(replace(STEM, **fields))

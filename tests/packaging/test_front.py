@@ -103,10 +103,7 @@ def test_an_interrupted_check_says_nothing_of_training(monkeypatch, capsys):
     assert capsys.readouterr().err == "moespec: interrupted\n"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["moespec --help", "moespec ledger", "moespec.conformance list"],
-)
+@pytest.mark.parametrize("arguments", ["moespec --help", "moespec ledger", "moespec.conformance list"])
 def test_a_reader_that_leaves_is_no_error(arguments):
     """As `moespec ... | head` does."""
     command = [sys.executable, "-m", *arguments.split()]

@@ -9,7 +9,7 @@ from moespec import spec
 
 FUNCTIONS = sorted(name for name in spec.__all__ if inspect.isfunction(getattr(spec, name)))
 WITHOUT_SOURCE = {  # ours, or no mathematics
-    *("mean", "routing_metrics", "slot_tokens", "stop_gradient"),
+    *("mean", "routing_metrics", "slot_tokens", "stop_gradient")
 }
 
 

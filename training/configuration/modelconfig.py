@@ -17,7 +17,7 @@ from moespec.spec.ranges import option_types
 from moespec.spec.routers import ROUTERS, router_name
 
 __all__ = [
-    *("SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection", "model_config"),
+    *("SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection", "model_config")
 ]
 
 VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}

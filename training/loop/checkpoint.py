@@ -38,9 +38,7 @@ from moespec.models.pytrees import flatten, nested
 from moespec.spec.errors import ConfigError
 from moespec.training.loop.shards import ArrayFile, digest, named_pieces, stored
 
-__all__ = [
-    *("Checkpoint", "Saver", "amend", "latest", "read", "read_record", "set_aside", "steps", "write"),
-]
+__all__ = [*("Checkpoint", "Saver", "amend", "latest", "read", "read_record", "set_aside", "steps", "write")]
 
 FORMATS = (1, 2, 3)
 """Formats that can be read. Format 2 has one file of arrays, format 3 one per process."""

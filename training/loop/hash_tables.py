@@ -15,11 +15,7 @@ from moespec.models import families, vit
 from moespec.models.errors import CheckpointError
 from moespec.models.hashing import token_ids
 from moespec.spec.algorithms.clustering import k_means
-from moespec.spec.algorithms.hash_tables import (
-    hash_table_balanced,
-    hash_table_clustered,
-    hash_table_dispersed,
-)
+from moespec.spec.algorithms.hash_tables import hash_table_balanced, hash_table_clustered, hash_table_dispersed
 from moespec.spec.algorithms.token_ids import normalized_patches
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers.hash import Options, random_tables

@@ -15,8 +15,7 @@ TARGET = "from moespec.backends.numpy import from_numpy, to_numpy, z_loss\n"
 
 
 @pytest.mark.parametrize(
-    ("claims", "told"),
-    [(INSTALLED.rpartition(".")[0], False), (f"{INSTALLED}.1", True), (None, False)],
+    ("claims", "told"), [(INSTALLED.rpartition(".")[0], False), (f"{INSTALLED}.1", True), (None, False)]
 )
 def test_another_version_is_told_in_the_terminal_and_in_the_report(run, target, tmp_path, claims, told):
     text = "" if claims is None else f"__moespec_version__ = {claims!r}\n"

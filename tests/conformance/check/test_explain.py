@@ -105,11 +105,7 @@ WRONG = [
     ("softmax_affinity", HALVED, "it is the expected result with logits divided by 2"),
     ("z_loss", z_loss(lambda x: x / np.log(2) ** 2), "it is 2.081 times the expected value (1/(ln 2)^2 here)"),
     ("z_loss", z_loss(lambda x: 2 * x - x.real), "z_loss/loss right; gradient/logits wrong: it is 2 times the"),
-    (
-        "z_loss",
-        z_loss(np.real),
-        "z_loss/loss right; gradient/logits wrong: no gradient reaches logits",
-    ),
+    ("z_loss", z_loss(np.real), "z_loss/loss right; gradient/logits wrong: no gradient reaches logits"),
     ("z_loss/values", z_loss(lambda x: 1.37 * x), "it is too large by 37 % of the expected value"),
     ("balance_loss", BALANCE, "it is 1/experts times the expected value"),
     ("balance_loss", after("balance_loss", lambda x: x - 1), "it is the expected value minus 1"),

@@ -209,10 +209,7 @@ SLOTS, WEIGHTS = (value.array for value in BY_ID["token_choice/tied"].stages[0].
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        (
-            {"slot": SLOTS},
-            "first at token_choice/slot\n    unexpected tensor; expected token_choice/slots, ",
-        ),
+        ({"slot": SLOTS}, "first at token_choice/slot\n    unexpected tensor; expected token_choice/slots, "),
         ({"slots": SLOTS[:1]}, "shape (1, 3, 2), expected (2, 3, 2)"),
         ({"slots": SLOTS.astype(bool)}, "dtype bool, expected integers"),
         ({"weights": WEIGHTS.astype(np.float16)}, "has dtype F16, expected one of "),

@@ -85,10 +85,7 @@ def test_the_citation_counts_each_dtype_and_mode_and_names_what_was_run():
         ({"passed": 2}, "passed is 2, but its cases give 1"),
         ({"citation": "my.router passes 2 of 2 cases"}, "but its cases give 'my.router passes 1 of 2 cases"),
         ({"problems": ["x"]}, "failed is 1, but its cases give 2"),
-        (
-            {"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]},
-            "unknown algorithm 'hashing'",
-        ),
+        ({"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]}, "unknown algorithm 'hashing'"),
         ({"left_out": {"z_loss/none": "values"}}, "left_out: 'z_loss/none' is unknown or was run"),
         ({"left_out": {"z_loss/large": "values"}}, "left_out: 'z_loss/large'"),
         ({"left_out": {}}, "cases_in_all is 3, but its cases give 2"),

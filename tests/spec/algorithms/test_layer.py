@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 from router_inputs import perceptrons
 
-from moespec.spec import (
-    ConfigError,
-    ShapeError,
-    expert_choice,
-    expert_mlp,
-    moe_layer,
-    moe_mlp,
-    softmax_affinity,
-)
+from moespec.spec import ConfigError, ShapeError, expert_choice, expert_mlp, moe_layer, moe_mlp, softmax_affinity
 from moespec.spec.examples import LOGITS
 
 RANDOM = np.random.default_rng(0)

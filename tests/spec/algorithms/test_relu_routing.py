@@ -18,11 +18,7 @@ def trained(B, kernel, x, penalty, choices):
     return {"weights": output.routing.dense().combine.sum(-1), "loss": output.losses["relu"], **new}
 
 
-@holds(
-    wrong="loss_without_load",
-    seed=seeds,
-    choices=st.integers(1, EXPERTS),
-)
+@holds(wrong="loss_without_load", seed=seeds, choices=st.integers(1, EXPERTS))
 def test_the_equations_of_the_paper(B, seed, choices):
     random = np.random.default_rng(seed)
     x, kernel = random.normal(size=(2, TOKENS, WIDTH)), random.normal(size=(WIDTH, EXPERTS))

@@ -18,12 +18,7 @@ def routing(B, kernel, x, choices, pool):
     return router.route({"kernel": kernel}, x, router.options(**sizes, choices=choices, pool=pool)).routing
 
 
-@holds(
-    wrong="class_token_always",
-    seed=seeds,
-    choices=st.integers(1, EXPERTS),
-    pool=one_of("mean", "first"),
-)
+@holds(wrong="class_token_always", seed=seeds, choices=st.integers(1, EXPERTS), pool=one_of("mean", "first"))
 def test_the_words_of_the_paper(B, seed, choices, pool):
     random = np.random.default_rng(seed)
     x, kernel = random.normal(size=(2, IMAGES, EACH, WIDTH)), random.normal(size=(WIDTH, EXPERTS))

@@ -71,8 +71,7 @@ def test_the_index_is_written_once_and_made_again_when_a_shard_changes(tars: Pat
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("shard", 2), ("offset", -9), ("size", 2**62), ("label", -1), ("label", 0.5), ("name", b"x")],
+    ("key", "value"), [("shard", 2), ("offset", -9), ("size", 2**62), ("label", -1), ("label", 0.5), ("name", b"x")]
 )
 def test_an_index_is_of_places_in_its_shards(tars: Path, monkeypatch: Any, key: str, value: Any) -> None:
     """Whoever wrote it: with another number, and the checksum made anew, it is not taken."""

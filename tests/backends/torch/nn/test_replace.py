@@ -239,9 +239,7 @@ def test_weight_decay_of_a_model():
     groups = modules.parameter_groups(model, 0.1)
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     with_decay, without = decayed(groups, model)
-    assert with_decay == {
-        *("0.mlp.fc2.weight", "2.router.scale", "2.experts.fc1.weight", "2.experts.fc2.weight"),
-    }
+    assert with_decay == {*("0.mlp.fc2.weight", "2.router.scale", "2.experts.fc1.weight", "2.experts.fc2.weight")}
     assert without >= {"pos_embed", "2.router.slots", "2.experts.fc1.bias", "1.weight", "0.mlp.fc1.bias"}
 
 
