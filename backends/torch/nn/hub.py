@@ -1,6 +1,5 @@
 """The methods of the Hugging Face hub. They import `huggingface_hub` when called, because the import takes a tenth of `import torch`."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,7 +46,6 @@ class OnHub(nn.Module):
         return module
 
 
-@cache
 def _with_mixin(kind: type[OnHub]) -> Any:
     """Derives a class from `kind` and from the mixin of the library."""
     try:
