@@ -152,9 +152,9 @@ def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
 
 
 def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
-    """The rate of the first step is 0, and that of the second so large that it is worse."""
+    """The rate of the first step is 0, and that of the second so large that it is worse. No step was logged by then."""
     train = ["train", "--run", run := str(tmp_path / "run"), *runs.flags, "--training.evaluate-every", "1"]
-    train += ["--schedule.peak", "10"]
+    train += ["--schedule.peak", "10", "--training.log-every", "12"]
     alone, odd = (said([*train, f"--training.{wrong}"], 2) for wrong in ("patience=1", "keep-best=f1"))
     assert "patience=1 has no effect here: training.keep_best is not set" in alone
     assert "='f1': expected one of accuracy, balanced_accuracy, loss, top5" in odd
