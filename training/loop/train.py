@@ -93,14 +93,19 @@ def train(
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
 
         def log(after: AfterStep) -> None:
+            after.logged = progress.trained(after.done, after.rate, after.metrics)
+
+        def dispatched(after: AfterStep) -> None:
             progress.step()
             if after.logs:
-                after.logged = progress.trained(after.done, after.rate, after.metrics)
+                log(after)
 
         def follow(after: AfterStep) -> None:
-            """Records whether the step is the best so far. If the run stops early, runs all evaluations for the last step."""
+            """Records whether the step is the best so far. If the run stops early, logs the last step and runs all its evaluations."""
             before, after.best = after.best, updated(B, config, after.best, after.done, after.evaluations)
             if after.best != before and ended(config, after.best):
+                if after.measured and not after.logged:
+                    log(after)
                 due = evaluate.pending(after.done)
                 after.pending += [name for name in evaluate.pending(settings.total) if name not in due]
                 evaluate(after)
@@ -115,7 +120,7 @@ def train(
                 record = record_of(B, config, after.done, seconds=progress.seconds, stamp=stamp, overrides=overrides)
                 saver.save(after.exported, {**record, "logged": progress.logged, **noted(after)})
 
-        each: list[Hook] = [tell, stop, finite, log, evaluate, follow, *hooks, save, stop.end]
+        each: list[Hook] = [tell, stop, finite, dispatched, evaluate, follow, *hooks, save, stop.end]
         best = directory.best(settings.keep_best)
         after = AfterStep(B, config, state, start, pending=pending, best=best)
         if pending:

@@ -167,8 +167,6 @@ def in_order(block: str) -> tuple[int, str]:
 
 
 def _blocks(training: Records) -> list[str]:
-    if not training:  # the run ended before its first logged step
-        return []
     return sorted(training[-1].get("moe", ()), key=in_order)  # lacks "moe" if a locked tower has cached features
 
 

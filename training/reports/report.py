@@ -72,7 +72,7 @@ def write_report(
     devices: the number of devices of the run, or None if unknown. From this number, the report computes device-days, including evaluations.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
-    training, evaluations = read_log(run, "train"), read_log(run, "evaluation", some=True)
+    training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     measure, mixes = objective_of(config).measure, bool(config.data.mixup or config.data.cutmix)
     steps, last, held = config.training, evaluations[-1], len(dataset.validation)
     routed = bool(family(model).moe_layers(model, steps.batch))
@@ -85,8 +85,7 @@ def write_report(
         spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days (number of devices: {devices})"
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # the first value includes compilation
-    if rates:
-        facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
+    facts["training speed"] = f"{statistics.median(rates):.4g} images per second"
     if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
         facts["best checkpoint"] = "; ".join(found)
     facts |= _machine(B.name)

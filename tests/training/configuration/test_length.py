@@ -152,7 +152,7 @@ def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
 
 
 def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
-    """The rate of the first step is 0, and that of the second so large that it is worse. No step was logged by then."""
+    """The rate of the first step is 0, and that of the second so large that it is worse. Only the last step is logged."""
     train = ["train", "--run", run := str(tmp_path / "run"), *runs.flags, "--training.evaluate-every", "1"]
     train += ["--schedule.peak", "10", "--training.log-every", "12"]
     alone, odd = (said([*train, f"--training.{wrong}"], 2) for wrong in ("patience=1", "keep-best=f1"))
@@ -163,6 +163,7 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
     for finished in ("finished", "finished already"):
         assert re.search(f"{finished}, 2 steps .*\n{early}\nbest loss 2.3026 at step 1\n", said(train))
     assert re.search(f"n\\^-1 in a class (?s:.*){early}; best loss 2.3026", Path(run, "report.html").read_text())
+    assert [line["step"] for line in read_log(tmp_path / "run", "train")] == [2]
     assert ": step 1 of 12" in said(["evaluate", run, "--step", "best"])
     assert "finished, 12 steps" in said(["train", "--run", run, "--resume", "--training.patience", "12"])
     assert "but no best step, as training.keep_best is not set" in said(
