@@ -114,7 +114,7 @@ def sparse_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor], T
     rows = gather_rows(tokens.reshape(-1, width), token, slot)
     outputs = run(rows.reshape(experts, groups * capacity, width))
     weight = routing.weight.transpose(0, 1).reshape(-1)
-    rows = outputs.reshape(len(weight), -1)
+    rows = outputs.reshape(experts * groups * capacity, -1)
     result: Tensor = combine_rows(rows, weight, token, groups * routing.tokens, slot, tokens.dtype)
     return result.reshape(groups, routing.tokens, -1)
 
@@ -129,7 +129,7 @@ def token_rows(routing: SlotRouting) -> Tensor:
 
 def _first(groups: int, size: int, like: Tensor) -> Tensor:
     """(G, 1, 1): the first row of each group, for groups of `size` rows."""
-    return torch.arange(0, groups * size, size, device=like.device, dtype=torch.int32).reshape(-1, 1, 1)
+    return torch.arange(groups, device=like.device, dtype=torch.int32)[:, None, None] * size
 
 
 def slot_rows(routing: SlotRouting) -> Tensor | None:
