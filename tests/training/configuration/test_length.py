@@ -152,7 +152,7 @@ def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
 
 
 def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
-    """The rate of the first step is 0, and that of the second so large that it is worse. Only the last step is logged."""
+    """The first step has a learning rate of 0. The second has such a high rate that the loss rises. Only the second step is logged."""
     train = ["train", "--run", run := str(tmp_path / "run"), *runs.flags, "--training.evaluate-every", "1"]
     train += ["--schedule.peak", "10", "--training.log-every", "12"]
     alone, odd = (said([*train, f"--training.{wrong}"], 2) for wrong in ("patience=1", "keep-best=f1"))
