@@ -92,3 +92,16 @@ def test_gradients_of_zeros_are_finite(name):
     certain = np.eye(4)[None, [0, 1, 1]]
     _, slopes = value_and_gradients(name, None, total, first, second, certain, np.ones((3, 2)), np.array(2.0))
     assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+@pytest.mark.parametrize("norm", ["sum", "euclidean"])
+@BOTH
+def test_tokens_whose_choices_were_all_dropped(name, norm):
+    """Their weights have no sum to be divided by, and their scores have the gradient 0 instead of NaN."""
+
+    def weights(B, scores):
+        return B.sum(B.token_choice(scores, choices=1, capacity=1, normalize=norm).weight)
+
+    value, (slopes,) = value_and_gradients(name, "float64", weights, np.array([[[0.7, 0.3], [0.8, 0.2], [0.9, 0.1]]]))
+    assert (value, slopes.shape) == (1.0, (1, 3, 2))
+    assert not slopes[0, 1:].any()
